@@ -1,0 +1,62 @@
+# Everyday commands. The first one that needs it builds .venv; later ones start at once.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Most tests wait for processes and servers more than they compute.
+TEST_PROCESSES ?= 3
+ARGS ?=
+
+.PHONY: help dev test lint check format bench chaos clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
+	@exec $(BIN)/holdfast dev $(ARGS)
+
+test: $(STAMP) ## Run the tests (ARGS="-k cancel")
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+
+lint: $(STAMP) ## Run the linter, the format check and the type checker
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/pyright
+
+check: lint test ## Run all that a change must pass
+
+format: $(STAMP) ## Sort imports and format the code
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(STAMP) ## Measure (ARGS are given to bench/run.py)
+	@$(BIN)/python -m bench.run $(ARGS)
+
+chaos: $(STAMP) ## Break a deployment for two minutes and check every promise (ARGS="--seed 7")
+	@$(BIN)/python -m bench.chaos $(ARGS)
+
+clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
+	@rm -rf $(VENV) .venv-contract build *.egg-info .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter behind it, so each is tried.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if ! $(BIN)/python -c pass 2>/dev/null; then \
+	  for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	    if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$name"; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "Holdfast needs Python 3.11 or newer. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	  fi; \
+	  if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "$$found cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Installing into $(VENV) with $$("$$found" -V); this happens once" >&2; \
+	  rm -rf $(VENV); \
+	  "$$found" -m venv $(VENV); \
+	fi; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	touch $(STAMP)
