@@ -1,0 +1,46 @@
+"""Approval requests, as stored: one row per tool call that waits for a person or for the client."""
+
+import hashlib
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from shared.domain.ids import AgentId, ApprovalId, MessageId, ProjectId, RunId, ThreadId
+from shared.domain.messages import Decision
+
+DENIAL = "Error: request to call tool denied. User reason: {reason}"
+DENIED_BY_CANCEL = "The user cancelled the request, so the tool call was denied."
+DENIED_BY_EXPIRY = "Nobody decided in time, so the tool call was denied."
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call that waits, or how it was decided."""
+
+    id: ApprovalId
+    project_id: ProjectId
+    agent_id: AgentId
+    thread_id: ThreadId
+    run_id: RunId
+    message_id: MessageId
+    """The assistant's message that asks, as the wire shows it."""
+    tool_call_id: str
+    tool_name: str
+    arguments: str
+    arguments_hash: str
+    """SHA-256 of the arguments as shown: a decision holds for these and no others."""
+    client_side: bool
+    """The client runs the tool and brings its result."""
+    asked_at: datetime
+    expires_at: datetime | None = None
+    on_expiry: Literal["keep", "deny", "cancel"] = "keep"
+    decision: Decision | None = None
+    decided_at: datetime | None = None
+    decided_by: str | None = None
+    continued_by: RunId | None = None
+    """The run that carries the decision out."""
+
+
+def hash_of(arguments: str) -> str:
+    """SHA-256 of a call's arguments, hexadecimal."""
+    return hashlib.sha256(arguments.encode()).hexdigest()

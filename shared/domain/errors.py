@@ -1,0 +1,205 @@
+"""Every error that Holdfast raises on purpose. The docstring is the default message; nothing here knows HTTP.
+
+HoldfastError
+├── NotFound                    an id that this project does not have
+├── InvalidRequest              the request cannot be understood or makes no sense
+│   ├── InvalidToolSource       a tool's source cannot be turned into a schema
+│   ├── NoPendingApproval       a decision, but nothing waits for one
+│   └── WrongToolCalls          a decision that does not cover exactly the waiting calls
+├── Conflict                    true request, wrong moment
+│   ├── NothingToCancel
+│   ├── PendingApproval         a person must decide before this history can go on
+│   └── Busy                    another run of this conversation is active
+├── LifecycleError
+│   ├── IllegalTransition       the table has no such move
+│   └── StaleFence              somebody else has claimed the run since
+├── RunInterrupted              raised inside a run by what ends it from outside
+│   ├── CancelRequested
+│   ├── LeaseLost
+│   ├── RunTimeout
+│   ├── BudgetExceeded
+│   └── ShutdownRequested
+├── ModelError                  a model call that failed; carries the error type of the wire
+└── Unavailable                 a service that we need does not answer
+"""
+
+from enum import StrEnum
+from typing import Any
+
+
+class HoldfastError(Exception):
+    """Something went wrong in Holdfast."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0])
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class NotFound(HoldfastError):
+    """There is nothing with this id."""
+
+
+class InvalidRequest(HoldfastError):
+    """The request is not valid."""
+
+
+class InvalidToolSource(InvalidRequest):
+    """The tool's source cannot be turned into a schema."""
+
+
+class NoPendingApproval(InvalidRequest):
+    """A decision was sent, but no tool call waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Cannot process approval response: No tool call is currently awaiting approval. "
+            "Please send a regular message to interact with the agent."
+        )
+
+
+class WrongToolCalls(InvalidRequest):
+    """The decision does not cover exactly the tool calls that wait for one."""
+
+    def __init__(self, expected: list[str], received: list[str]) -> None:
+        super().__init__(f"Invalid tool call IDs. Expected '{expected}', but received '{received}'.")
+
+
+class Conflict(HoldfastError):
+    """The request does not fit the present state."""
+
+
+class NothingToCancel(Conflict):
+    """There is no active run to cancel."""
+
+
+class PendingApproval(Conflict):
+    """A tool call waits for approval: decide it before sending a new message."""
+
+    def __init__(
+        self, *, run_id: str, agent_id: str, message_id: str, tool_call_ids: list[str], approval_ids: list[str]
+    ) -> None:
+        super().__init__(
+            "Cannot send a new message: The agent is waiting for approval on a tool call. "
+            "Please approve or deny the pending request before continuing."
+        )
+        self.run_id = run_id
+        self.agent_id = agent_id
+        self.message_id = message_id
+        self.tool_call_ids = tool_call_ids
+        self.approval_ids = approval_ids
+
+
+class AlreadyDecided(Conflict):
+    """These tool calls were decided before; nothing was started again."""
+
+
+class Busy(Conflict):
+    """Another run of this conversation is active."""
+
+    def __init__(self, *, run_id: str) -> None:
+        super().__init__(
+            f"Another request is being processed for this conversation (run {run_id}). Wait for it to end, cancel it, "
+            "or say what to do with `if_busy`: enqueue, interrupt, rollback or inject."
+        )
+        self.run_id = run_id
+
+
+class LifecycleError(HoldfastError):
+    """A run cannot be moved like that."""
+
+
+class IllegalTransition(LifecycleError):
+    """The run's status does not allow this."""
+
+    def __init__(self, status: str, trigger: str) -> None:
+        super().__init__(f"a run that is {status} cannot {trigger}")
+        self.status = status
+        self.trigger = trigger
+
+
+class StaleFence(LifecycleError):
+    """Somebody else has claimed the run since."""
+
+    def __init__(self, run_id: str, held: int, current: int | None) -> None:
+        super().__init__(f"{run_id} was claimed again: this worker holds fence {held}, the run has {current}")
+
+
+class RunInterrupted(HoldfastError):
+    """The run was stopped from outside."""
+
+
+class CancelMode(StrEnum):
+    """What a cancel does with the work in hand."""
+
+    INTERRUPT = "interrupt"
+    """Stop now; what was streamed is kept, marked partial."""
+    AFTER_STEP = "after_step"
+    """Let the step in hand end, then stop."""
+    ROLLBACK = "rollback"
+    """Stop now, and take the run's messages out of the conversation."""
+
+
+class CancelRequested(RunInterrupted):
+    """Somebody asked for the run to be cancelled."""
+
+    def __init__(self, mode: CancelMode = CancelMode.INTERRUPT) -> None:
+        super().__init__()
+        self.mode = mode
+
+
+class LeaseLost(RunInterrupted):
+    """Another worker may own the run now: nothing more may be written for it."""
+
+
+class RunTimeout(RunInterrupted):
+    """The run took longer than it may."""
+
+
+class BudgetExceeded(RunInterrupted):
+    """The run has used up its budget."""
+
+
+class ShutdownRequested(RunInterrupted):
+    """This worker is going away: the run goes on elsewhere."""
+
+
+class ModelErrorType(StrEnum):
+    """The error types of the wire, for a model call that failed."""
+
+    RATE_LIMIT = "llm_rate_limit"
+    AUTHENTICATION = "llm_authentication"
+    TIMEOUT = "llm_timeout"
+    BAD_REQUEST = "llm_bad_request"
+    CONTEXT_WINDOW = "context_window_exceeded"
+    ERROR = "llm_error"
+
+
+class ModelError(HoldfastError):
+    """A model call failed."""
+
+    def __init__(
+        self,
+        error_type: ModelErrorType,
+        detail: str,
+        *,
+        retryable: bool = False,
+        retry_after: float | None = None,
+        status: int | None = None,
+    ) -> None:
+        """`detail` is the provider's own text; `retry_after` is in seconds; `status` is the provider's HTTP status."""
+        super().__init__(detail)
+        self.error_type = error_type
+        self.retryable = retryable
+        self.retry_after = retry_after
+        self.status = status
+
+
+class Unavailable(HoldfastError):
+    """A service that Holdfast needs does not answer."""
+
+    def __init__(self, message: str | None = None, **context: Any) -> None:
+        super().__init__(message)
+        self.context = context

@@ -1,0 +1,67 @@
+"""Identifiers. An id is a prefix that names its noun, a dash and a UUID4, as on the Letta wire."""
+
+import re
+from collections.abc import Callable
+from typing import NewType
+from uuid import UUID, uuid4
+
+AgentId = NewType("AgentId", str)
+ApprovalId = NewType("ApprovalId", str)
+BlockId = NewType("BlockId", str)
+ConversationId = NewType("ConversationId", str)
+MessageId = NewType("MessageId", str)
+ProjectId = NewType("ProjectId", str)
+RunId = NewType("RunId", str)
+StepId = NewType("StepId", str)
+ToolId = NewType("ToolId", str)
+
+ThreadId = NewType("ThreadId", str)
+"""The history that a run reads and extends: a conversation's id, or the agent's own id for its default history."""
+
+Fence = NewType("Fence", int)
+"""Grows with every claim of a run; a write that carries an old one is refused."""
+
+Seq = NewType("Seq", int)
+"""Number of an event in its run's log: 1, 2, 3 … without gaps. A reader's cursor is the last one it has seen."""
+
+UUID4_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_UUID4 = re.compile(f"[a-z]+-{UUID4_PATTERN}")
+
+
+def is_id(text: str, prefix: str) -> bool:
+    """Whether `text` is `<prefix>-<uuid4>`."""
+    return text.startswith(f"{prefix}-") and _UUID4.fullmatch(text) is not None
+
+
+class IdMaker:
+    """Makes new ids. Tests give it a counted `make_uuid`; the product uses `uuid4`."""
+
+    def __init__(self, make_uuid: Callable[[], UUID] = uuid4) -> None:
+        self._make_uuid = make_uuid
+
+    def agent(self) -> AgentId:
+        return AgentId(self._make("agent"))
+
+    def approval(self) -> ApprovalId:
+        return ApprovalId(self._make("approval"))
+
+    def block(self) -> BlockId:
+        return BlockId(self._make("block"))
+
+    def conversation(self) -> ConversationId:
+        return ConversationId(self._make("conv"))
+
+    def message(self) -> MessageId:
+        return MessageId(self._make("message"))
+
+    def run(self) -> RunId:
+        return RunId(self._make("run"))
+
+    def step(self) -> StepId:
+        return StepId(self._make("step"))
+
+    def tool(self) -> ToolId:
+        return ToolId(self._make("tool"))
+
+    def _make(self, prefix: str) -> str:
+        return f"{prefix}-{self._make_uuid()}"

@@ -1,0 +1,77 @@
+"""The life of a run: THE state machine. Nothing else in Holdfast decides a status.
+
+Theory of operation
+-------------------
+A run is *created* by the API and *claimed* by a worker, which then runs its steps. Claiming a run that is already
+running is legal: its last owner died, was told to hand over, or lost its lease; the fence grows, and what the last
+owner still writes is refused. From `running` a run ends in exactly one of three ways (completed, failed, cancelled) or
+is *parked*: it waits for a person to decide a tool call, and no worker holds it. The decision closes the parked run
+as completed (its stream ended when it was parked) and starts a new run that carries the decision out.
+
+A request to cancel is not a status. It is a fact on the run (`cancel_requested_at`), recorded before anybody is told;
+CANCEL is applied once, by whoever owns the run at that moment.
+
+Terminal statuses have no way out. `run_store.apply` compiles this table into `WHERE status IN (…) AND fence = …`, so
+two owners cannot both win and a late one is told so (`StaleFence`, `IllegalTransition`).
+"""
+
+from enum import StrEnum
+
+from shared.domain.errors import IllegalTransition
+
+
+class RunStatus(StrEnum):
+    """Where a run is in its life."""
+
+    CREATED = "created"
+    """Accepted and stored; no worker has begun."""
+    RUNNING = "running"
+    """A worker runs its steps, or the sweeper is about to find it a new one."""
+    AWAITING_APPROVAL = "awaiting_approval"
+    """Parked: a person must decide a tool call, or the client must run one."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RunTrigger(StrEnum):
+    """What moves a run from one status to the next."""
+
+    CLAIM = "claim"
+    PARK = "park"
+    DECIDE = "decide"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+TRANSITIONS: dict[tuple[RunStatus, RunTrigger], RunStatus] = {
+    (RunStatus.CREATED, RunTrigger.CLAIM): RunStatus.RUNNING,
+    (RunStatus.CREATED, RunTrigger.FAIL): RunStatus.FAILED,
+    (RunStatus.CREATED, RunTrigger.CANCEL): RunStatus.CANCELLED,
+    (RunStatus.RUNNING, RunTrigger.CLAIM): RunStatus.RUNNING,
+    (RunStatus.RUNNING, RunTrigger.PARK): RunStatus.AWAITING_APPROVAL,
+    (RunStatus.RUNNING, RunTrigger.COMPLETE): RunStatus.COMPLETED,
+    (RunStatus.RUNNING, RunTrigger.FAIL): RunStatus.FAILED,
+    (RunStatus.RUNNING, RunTrigger.CANCEL): RunStatus.CANCELLED,
+    (RunStatus.AWAITING_APPROVAL, RunTrigger.DECIDE): RunStatus.COMPLETED,
+    (RunStatus.AWAITING_APPROVAL, RunTrigger.CANCEL): RunStatus.CANCELLED,
+}
+
+TERMINAL = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
+ACTIVE = frozenset(RunStatus) - TERMINAL
+STREAM_ENDED = TERMINAL | {RunStatus.AWAITING_APPROVAL}
+"""Statuses in which the run's stream has ended: a parked run says `requires_approval` and its stream is over."""
+
+
+def next_status(status: RunStatus, trigger: RunTrigger) -> RunStatus:
+    """The status that `trigger` leads to. Raises `IllegalTransition` when the table has no such move."""
+    try:
+        return TRANSITIONS[status, trigger]
+    except KeyError:
+        raise IllegalTransition(status, trigger) from None
+
+
+def sources_of(trigger: RunTrigger) -> dict[RunStatus, RunStatus]:
+    """From which statuses `trigger` may be applied, and where it leads from each."""
+    return {source: target for (source, moved_by), target in TRANSITIONS.items() if moved_by is trigger}

@@ -1,0 +1,187 @@
+"""What a conversation is made of. Provider-neutral: `worker/models` turns these into a provider's request, and
+`api/letta` into the wire's messages.
+
+One answer of the model is one `AssistantMessage`, whatever it holds: reasoning, text, calls that may start and calls
+that wait for a person.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from shared.domain.ids import AgentId, ConversationId, MessageId, RunId, StepId, ThreadId
+
+
+class TextContent(msgspec.Struct, frozen=True, tag="text"):
+    """A piece of text in a user's message."""
+
+    text: str
+
+
+class ImageContent(msgspec.Struct, frozen=True, tag="image"):
+    """An image in a user's message: either a URL or base64 data with its media type."""
+
+    url: str | None = None
+    data: str | None = None
+    media_type: str | None = None
+
+
+ContentPart = TextContent | ImageContent
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call that the model asked for. `arguments` is the JSON text exactly as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+    needs_approval: bool = False
+    """A person decides it, or the client runs it."""
+
+
+class ToolReturn(msgspec.Struct, frozen=True):
+    """What a tool call came to."""
+
+    tool_call_id: str
+    tool_name: str
+    status: Literal["success", "error"]
+    text: str
+    stdout: list[str] | None = None
+    """Lines that the tool printed; None when no tool ran here (denied, or run by the client)."""
+    stderr: list[str] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """What the model thought aloud. The signature goes back to the provider unchanged."""
+
+    text: str
+    signature: str | None = None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a person (or a client that ran the tool itself) said about one waiting tool call."""
+
+    tool_call_id: str
+    kind: Literal["approval", "tool"] = "approval"
+    approve: bool = False
+    reason: str | None = None
+    tool_return: str | None = None
+    """For kind `tool`: the result that the client brings."""
+    status: Literal["success", "error"] = "success"
+    stdout: list[str] | None = None
+    stderr: list[str] | None = None
+    edited_arguments: str | None = None
+    """For an approval: JSON arguments to run instead of those asked for."""
+
+
+class SystemMessage(msgspec.Struct, frozen=True, tag="system"):
+    """The agent's instructions, as they stood when the history began."""
+
+    text: str
+
+
+class UserMessage(msgspec.Struct, frozen=True, tag="user"):
+    """What a user (or, with role `system`, the application) sent."""
+
+    content: str | list[ContentPart]
+    role: Literal["user", "system", "assistant"] = "user"
+    otid: str | None = None
+    """The client's own id for this message."""
+    name: str | None = None
+    sender_id: str | None = None
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
+    """One answer of the model."""
+
+    text: str = ""
+    reasoning: Reasoning | None = None
+    tool_calls: list[ToolCall] = []
+    partial: bool = False
+    """The answer was cut off: cancelled, failed, or its worker died. What is here is what was streamed."""
+    cut_by: Literal["cancel", "error"] | None = None
+    """Why a partial answer ended; the model is told with the next turn."""
+    unfinished_calls: list[ToolCall] = []
+    """Calls whose arguments were still being written when the answer was cut off. Kept, never run, never sent back."""
+    model: str | None = None
+    """Handle of the model that spoke."""
+    provider_response: str | None = None
+    """JSON of the provider-neutral response: the signatures and ids that must go back unchanged. None if partial."""
+    sibling_id: MessageId | None = None
+    """A second id for the part that the wire shows as a message of its own, when only some of the calls wait."""
+    sibling_holds: Literal["calls", "approvals"] | None = None
+
+
+class ApprovalResponse(msgspec.Struct, frozen=True, tag="approval_response"):
+    """The decisions on the calls of the answer before it."""
+
+    decisions: list[Decision]
+
+
+class ToolReturns(msgspec.Struct, frozen=True, tag="tool_returns"):
+    """The results of every call of one answer."""
+
+    returns: list[ToolReturn]
+
+
+class CompactionStats(msgspec.Struct, frozen=True):
+    """What a compaction has come to. The instructions count as one of the messages, as in the model's request."""
+
+    messages_before: int
+    messages_after: int
+    context_window: int
+    """Tokens that the model can take in."""
+
+
+class Summary(msgspec.Struct, frozen=True, tag="summary"):
+    """Stands for messages that have left the context."""
+
+    text: str
+    stats: CompactionStats | None = None
+
+
+MessageBody = SystemMessage | UserMessage | AssistantMessage | ApprovalResponse | ToolReturns | Summary
+
+
+class ContextState(msgspec.Struct, frozen=True):
+    """Where a message stands towards the model's context."""
+
+    inside: bool = True
+    because: Literal["compacted", "rolled_back", "reset"] | None = None
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One stored message with its place in the history."""
+
+    id: MessageId
+    agent_id: AgentId
+    thread_id: ThreadId
+    conversation_id: ConversationId | None
+    run_id: RunId | None
+    step_id: StepId | None
+    created_at: datetime
+    body: MessageBody
+    turn: int = 0
+    """The run's place in its thread; messages are ordered by (turn, position)."""
+    position: int = 0
+    """Order within the turn; given by the store."""
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to be stored with a run; the store adds the run's agent, thread and turn."""
+
+    id: MessageId
+    created_at: datetime
+    body: MessageBody
+    step_id: StepId | None = None
+
+
+def text_of(content: str | list[ContentPart]) -> str:
+    """The text of a user's message, images left out."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content if isinstance(part, TextContent))
+
+
+JsonObject = dict[str, Any]

@@ -1,0 +1,165 @@
+"""Runs and their steps, as stored."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from shared.domain.agents import ModelOptions
+from shared.domain.compaction import CompactionOptions
+from shared.domain.errors import CancelMode
+from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import NewMessage
+from shared.domain.tools import ClientTool
+
+Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
+"""What ended a run that did not end by itself. Recorded where it happens, never guessed afterwards."""
+
+
+OTIDS = "otids:"
+"""A submission key that begins so holds the otids of all messages of a submission, sorted, with commas between."""
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens, as the provider reported them; `estimated` when a call was cut off and we counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_input_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    context_tokens: int = 0
+    """Tokens of the last call, in and out: what the context holds now."""
+    estimated: bool = False
+
+    def plus(self, call: "Usage") -> "Usage":
+        """The sum after one more model call."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens + call.prompt_tokens,
+            completion_tokens=self.completion_tokens + call.completion_tokens,
+            cached_input_tokens=self.cached_input_tokens + call.cached_input_tokens,
+            cache_write_tokens=self.cache_write_tokens + call.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens + call.reasoning_tokens,
+            context_tokens=call.context_tokens or call.prompt_tokens + call.completion_tokens,
+            estimated=self.estimated or call.estimated,
+        )
+
+
+class RunError(msgspec.Struct, frozen=True):
+    """Why a run failed, in the wire's terms."""
+
+    error_type: str
+    message: str
+    detail: str | None = None
+
+
+class CancelRequest(msgspec.Struct, frozen=True):
+    """That somebody asked for a cancel: a fact on the run, not a status."""
+
+    requested_at: datetime
+    actor: str
+    reason: str | None = None
+    mode: CancelMode = CancelMode.INTERRUPT
+    acknowledged_at: datetime | None = None
+    """When the run's owner began to stop it."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the submission asked for."""
+
+    streamed: bool = False
+    """The answer to the submission was a stream."""
+    stream_tokens: bool = False
+    status_events: bool = False
+    """The log says when the status changes. Off by default, so that every number of the log is a frame of the wire."""
+    background: bool = False
+    max_steps: int = 50
+    run_type: str = "send_message"
+    client_tools: list[ClientTool] = []
+    override_model: str | None = None
+    override_system: str | None = None
+    model_options: ModelOptions | None = None
+    """How the model is asked, where the conversation says so itself. None: as the agent has it."""
+    compaction: CompactionOptions | None = None
+    """The run answers nobody: it compacts its thread's context."""
+    include_return_message_types: list[str] | None = None
+    request_config: dict[str, Any] = {}
+    """What the wire shows again as `request_config`."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution of an agent on a submission."""
+
+    id: RunId
+    project_id: ProjectId
+    agent_id: AgentId
+    thread_id: ThreadId
+    conversation_id: ConversationId | None = None
+    number: int = 0
+    """Order of submission; given by the store."""
+    status: RunStatus = RunStatus.CREATED
+    stop_reason: str | None = None
+    cause: Cause | None = None
+    error: RunError | None = None
+    options: RunOptions = RunOptions()
+    input: list[NewMessage] = []
+    """The messages of the submission. They enter the history when the run begins."""
+    continues: RunId | None = None
+    """The parked run whose decision this run carries out."""
+    turn: int | None = None
+    """The run's place in its thread's history, given when it begins. A run that carries out a decision has the turn of
+    the run that asked."""
+    ring: int = 0
+    """Number of the newest ring; an older one can no longer claim the run."""
+    fence: Fence = Fence(0)
+    stalled_claims: int = 0
+    """Claims since the last checkpoint. Three that came to nothing end the run."""
+    cancel: CancelRequest | None = None
+    usage: Usage = Usage()
+    step_count: int = 0
+    last_seq: Seq = Seq(1)
+    """The last event that SQL holds."""
+    checkpoint_seq: Seq = Seq(1)
+    """The last event whose messages are stored. What came after belongs to a step that is not finished."""
+    reserved_seq: Seq = Seq(1)
+    """Events up to here may have been shown, whoever knows of them still. Never less than what was shown."""
+    callback_url: str | None = None
+    callback_sent_at: datetime | None = None
+    callback_status_code: int | None = None
+    callback_error: str | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    """When the run reached its terminal status, or was parked."""
+
+
+StepStatus = Literal["pending", "success", "failed", "cancelled"]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One model call and the tool calls that it asked for."""
+
+    id: StepId
+    run_id: RunId
+    agent_id: AgentId
+    number: int
+    model: str
+    status: StepStatus = "pending"
+    stop_reason: str | None = None
+    usage: Usage = Usage()
+    error: RunError | None = None
+    created_at: datetime
+
+
+IntentState = Literal["started", "finished", "unknown"]
+
+
+class ToolIntent(msgspec.Struct, frozen=True, kw_only=True):
+    """That a tool call was about to start. Written before it does, so that a crash never starts it twice."""
+
+    run_id: RunId
+    tool_call_id: str
+    tool_name: str
+    state: IntentState
+    started_at: datetime
