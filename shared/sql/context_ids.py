@@ -1,0 +1,38 @@
+"""The ids of the messages in a context, derived from the rows: a list stored beside them could disagree."""
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import MessageId
+from shared.domain.messages import AssistantMessage
+from shared.sql.columns import from_json
+from shared.sql.tables import messages
+
+
+async def ids_in_context(connection: AsyncConnection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
+    """Per thread, in the order of the messages on the wire, which shows some rows as two messages."""
+    place = (messages.c.thread_id, messages.c.turn, messages.c.position)
+    found = await connection.execute(
+        sa.select(
+            messages.c.thread_id,
+            messages.c.id,
+            messages.c.sibling_id,
+            sa.case((messages.c.sibling_id.is_not(None), messages.c.body)),
+        )
+        .where(messages.c.thread_id.in_(thread_ids), messages.c.in_context)
+        .order_by(*place)
+    )
+    ids: dict[str, list[MessageId]] = {}
+    for thread_id, message_id, sibling_id, body in found:
+        shown = [message_id] if sibling_id is None else [message_id, sibling_id]
+        if body is not None and _begins_with_sibling(from_json(body, AssistantMessage)):
+            shown.reverse()
+        ids.setdefault(thread_id, []).extend(shown)
+    return ids
+
+
+def _begins_with_sibling(body: AssistantMessage) -> bool:
+    """Calls are shown before approval requests, and the sibling's id is for the kind that the model named second."""
+    return body.sibling_holds == "calls" and not body.text and body.reasoning is None

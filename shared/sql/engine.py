@@ -1,0 +1,147 @@
+"""Connections and transactions, on SQLite and on Postgres. The only file that commits."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from shared.crash_points import DurableWrite, reach
+from shared.domain.errors import InvalidRequest, Unavailable
+from shared.sql.database_errors import database_answers
+
+_PRAGMAS = (
+    "PRAGMA journal_mode=WAL",
+    # A crashed process loses nothing with NORMAL; only a power cut may take the last commits.
+    "PRAGMA synchronous=NORMAL",
+    "PRAGMA busy_timeout=10000",
+)
+
+MIGRATION_LOCK = 4_819_203_311
+"""Any number that no other program on the database locks by."""
+
+WAIT_S = 3.0
+"""Seconds to wait for a connection: for a new one, or for one of the pool when all are in use. Then it is a 503."""
+
+ANSWER_S = 10.0
+"""After so many seconds without an answer to a statement, the database counts as gone."""
+
+_DRIVERS = {"postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
+_SCHEMES = frozenset(_DRIVERS.values())
+
+
+def database_url(text: str) -> URL:
+    """The URL with our drivers in it. Raises `InvalidRequest` when it names neither Postgres nor a SQLite file."""
+    try:
+        url = make_url(text)
+    except ArgumentError as error:
+        raise InvalidRequest(
+            f"HOLDFAST_DATABASE_URL is not a database URL: {text!r}. Use postgresql://… or sqlite:///path"
+        ) from error
+    backend = url.drivername.partition("+")[0]
+    if backend not in _DRIVERS:
+        raise InvalidRequest(
+            f"HOLDFAST_DATABASE_URL names {backend!r}; Holdfast runs on postgresql://… or sqlite:///path"
+        )
+    return url.set(drivername=_DRIVERS[backend])
+
+
+class Database:
+    """One process's way to its database.
+
+    SQLite has one writer at a time: a lock keeps the writers of this process from meeting in SQLite's busy handler,
+    which sleeps, and `BEGIN IMMEDIATE` takes the write lock before anything is read, so that a transaction never has
+    to be repeated.
+
+    `connections` is the most that it opens, each kept once it was needed, and `wait_s` is how long to wait for one when
+    all are in use. `answer_s` is how long a statement may take before the database counts as gone; None for work that
+    takes its time.
+    """
+
+    def __init__(
+        self, url: str, *, connections: int = 20, answer_s: float | None = ANSWER_S, wait_s: float = WAIT_S
+    ) -> None:
+        self.url = database_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite and self.url.database:
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+        waits = {"timeout": WAIT_S, "command_timeout": answer_s}
+        self._engine: AsyncEngine = create_async_engine(
+            self.url,
+            # No overflow: it would be closed after use, and a burst would spend its time on opening connections.
+            pool_size=connections,
+            max_overflow=0,
+            # The connection that was used last has the statements prepared.
+            pool_use_lifo=True,
+            pool_timeout=wait_s,
+            pool_pre_ping=not self.is_sqlite,
+            # Documents hold secrets; an error that is logged must not show them.
+            hide_parameters=True,
+            **({"isolation_level": "AUTOCOMMIT"} if self.is_sqlite else {"connect_args": waits}),
+        )
+        # On SQLite, setting the level on each checkout would wait for the driver's thread, and a task that is
+        # cancelled there leaves its connection to the garbage collector. So the whole engine has it; `write` begins.
+        self._reading = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._one_writer = asyncio.Lock()
+        if self.is_sqlite:
+            event.listen(self._engine.sync_engine, "connect", _set_pragmas)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection for reading: each statement sees what is committed when it starts."""
+        async with database_answers(), self._reading.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self, write: DurableWrite | None = None) -> AsyncGenerator[AsyncConnection]:
+        """A transaction. Commits at the end of the block, rolls back when it raises."""
+        if not self.is_sqlite:
+            async with database_answers(), self._engine.begin() as connection:
+                yield connection
+                reach(write, "before")
+            reach(write, "after")
+            return
+        async with database_answers(), self._one_writer, self._reading.connect() as connection:
+            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                await connection.exec_driver_sql("ROLLBACK")
+                raise
+            reach(write, "before")
+            await connection.exec_driver_sql("COMMIT")
+            reach(write, "after")
+
+    @asynccontextmanager
+    async def migrating(self) -> AsyncGenerator[AsyncConnection]:
+        """A transaction for changing the schema; on Postgres only one process at a time has it."""
+        async with self.write() as connection:
+            if not self.is_sqlite:
+                await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            yield connection
+
+    async def is_reachable(self) -> bool:
+        """Whether the database answers."""
+        try:
+            async with self.read() as connection:
+                await connection.execute(sa.text("SELECT 1"))
+        except Unavailable:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        await self._engine.dispose()
+
+
+def _set_pragmas(connection: Any, _entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    for pragma in _PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
