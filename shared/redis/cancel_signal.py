@@ -1,0 +1,92 @@
+"""Tells the workers that somebody wants a run cancelled.
+
+The request is already recorded in SQL when it is announced here. The publish makes it quick (a millisecond); the flag
+makes it certain, because a worker looks at the flags of its runs whenever it may have missed a publish.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from arq.connections import ArqRedis
+
+from shared.crash_points import DurableWrite, durable
+from shared.domain.errors import CancelMode
+from shared.domain.ids import RunId
+from shared.redis import keys
+from shared.redis.channel_listener import ChannelListener
+from shared.redis.connection import redis_answers
+
+MAX_WAITING = 1000
+"""Announcements that may wait for the worker before it is told to look at the flags instead."""
+
+
+class Announcements:
+    """What a worker hears, in order: run and mode of a cancel, or None when announcements may have been missed and the
+    flags of all runs in hand have to be looked at (`raised`). An async iterator without an end.
+    """
+
+    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
+        self._waiting: asyncio.Queue[tuple[RunId, CancelMode] | None] = asyncio.Queue(max_waiting)
+
+    def __aiter__(self) -> "Announcements":
+        return self
+
+    async def __anext__(self) -> tuple[RunId, CancelMode] | None:
+        return await self._waiting.get()
+
+    def put(self, announced: tuple[RunId, CancelMode] | None) -> None:
+        """Keeps an announcement; when too many wait, all of them become one None."""
+        if self._waiting.full():
+            while not self._waiting.empty():
+                self._waiting.get_nowait()
+            announced = None
+        self._waiting.put_nowait(announced)
+
+
+class CancelSignal:
+    """Announces cancels and hears them. Raises `Unavailable` when Redis does not answer; listening goes on trying."""
+
+    def __init__(self, redis: ArqRedis) -> None:
+        self._redis = redis
+
+    async def announce(self, run_id: RunId, mode: CancelMode) -> None:
+        """Raises the run's flag and tells every worker."""
+        async with redis_answers(), cast("Any", self._redis).pipeline(transaction=False) as pipe:
+            pipe.set(keys.cancel_flag(run_id), mode.value, ex=keys.CANCEL_FLAG_TTL_S)
+            pipe.publish(keys.CANCELS_CHANNEL, f"{run_id} {mode.value}")
+            with durable(DurableWrite.ANNOUNCE_CANCEL):
+                await pipe.execute()
+
+    async def raised(self, run_ids: Sequence[RunId]) -> dict[RunId, CancelMode]:
+        """Those of `run_ids` whose flag is raised."""
+        if not run_ids:
+            return {}
+        async with redis_answers():
+            flags: Any = await self._redis.mget([keys.cancel_flag(run_id) for run_id in run_ids])
+        return {run_id: CancelMode(flag.decode()) for run_id, flag in zip(run_ids, flags, strict=True) if flag}
+
+    async def clear(self, run_id: RunId) -> None:
+        """Takes the flag down. For the run's owner, when the run has ended."""
+        async with redis_answers():
+            await self._redis.delete(keys.cancel_flag(run_id))
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncGenerator[Announcements]:
+        """Listens while the body runs. The first is None, as after every reconnect."""
+        heard = Announcements()
+
+        def on_message(_channel: bytes, payload: bytes) -> None:
+            run_id, _, mode = payload.decode().partition(" ")
+            heard.put((RunId(run_id), CancelMode(mode)))
+
+        def on_subscribed(_channel: bytes) -> None:
+            heard.put(None)
+
+        listener = ChannelListener(
+            self._redis, name="cancel listener", on_message=on_message, on_subscribed=on_subscribed
+        )
+        listener.add(keys.CANCELS_CHANNEL)
+        async with listener.running():
+            yield heard

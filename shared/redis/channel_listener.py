@@ -1,0 +1,119 @@
+"""One pub/sub connection that stays subscribed.
+
+Pub/sub forgets: what is published while the connection is away is never seen. So the listener tells when it is
+subscribed, at first and after every reconnect; whoever needs certainty looks at the lasting state at that moment. The
+feed of events, the cancels and the workers' wake channel are all built like this.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from arq.connections import ArqRedis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from shared.background import background
+from shared.redis.connection import Connection, dedicated_connection
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 1.0
+
+
+class ChannelListener:
+    """Hands each message of the channels that are wanted to `on_message(channel, payload)`.
+
+    `on_subscribed(channel)` says that messages flow from here on and that those before may have been missed. Both are
+    called on the event loop, in the order in which Redis sent them; they must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        redis: ArqRedis,
+        *,
+        name: str,
+        on_message: Callable[[bytes, bytes], None],
+        on_subscribed: Callable[[bytes], None],
+    ) -> None:
+        self._redis = redis
+        self._name = name
+        self._on_message = on_message
+        self._on_subscribed = on_subscribed
+        self._wanted: set[str] = set()
+        self._touched: set[str] = set()
+        self._changed = asyncio.Event()
+        self._retry_s = FIRST_RETRY_S
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Listens while the body runs."""
+        return background(self._listen(), name=self._name)
+
+    def add(self, channel: str) -> None:
+        """Wants the channel. `on_subscribed` follows, unless it was wanted already."""
+        self._wanted.add(channel)
+        self._touch(channel)
+
+    def remove(self, channel: str) -> None:
+        """No longer wants the channel. A message that is on its way may still arrive."""
+        self._wanted.discard(channel)
+        self._touch(channel)
+
+    def _touch(self, channel: str) -> None:
+        self._touched.add(channel)
+        self._changed.set()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await self._listen_until_it_breaks()
+            except (RedisError, OSError) as error:
+                logger.warning("%s lost its connection, next try in %.2f s: %s", self._name, self._retry_s, error)
+            await asyncio.sleep(self._retry_s)
+            self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+
+    async def _listen_until_it_breaks(self) -> None:
+        async with self._connected() as connection:
+            self._touched = set(self._wanted)
+            async with background(self._subscribe(connection), name=f"{self._name} subscriptions"):
+                await self._receive(connection)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Connection]:
+        connection = dedicated_connection(self._redis)
+        try:
+            await connection.connect()
+            yield connection
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _subscribe(self, connection: Connection) -> None:
+        """Brings the connection's subscriptions to what is wanted, again and again. Changes of one moment go together,
+        and a channel that left and came back meanwhile costs nothing."""
+        subscribed: set[str] = set()
+        while True:
+            self._changed.clear()
+            touched, self._touched = self._touched, set()
+            joined = (touched & self._wanted) - subscribed
+            left = (touched & subscribed) - self._wanted
+            subscribed |= joined
+            subscribed -= left
+            if joined:
+                await connection.send_command("SUBSCRIBE", *joined)
+            if left:
+                await connection.send_command("UNSUBSCRIBE", *left)
+            await self._changed.wait()
+
+    async def _receive(self, connection: Connection) -> None:
+        while True:
+            reply = await connection.read_response(disable_decoding=True)
+            if not reply:
+                raise RedisConnectionError("the connection was closed")
+            self._retry_s = FIRST_RETRY_S
+            kind, channel, payload = reply
+            if kind == b"message":
+                self._on_message(channel, payload)
+            elif kind == b"subscribe":
+                self._on_subscribed(channel)

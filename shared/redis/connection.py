@@ -1,0 +1,142 @@
+"""How Holdfast connects to Redis, and the one place where Redis' errors become ours.
+
+`connect` and `connect_embedded` give the same client, so nothing else knows which one it has. Clients are lazy: the
+first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, cast
+
+import msgspec
+from arq.connections import ArqRedis
+from fakeredis import FakeServer
+from fakeredis.aioredis import FakeRedis
+from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.domain.errors import Unavailable
+from shared.redis import keys
+
+Redis = ArqRedis
+"""The client that the rest of the product is handed; what is behind it is known here only."""
+
+MAX_CONNECTIONS = 64
+"""Commands of one process that are under way at once; more of them wait for a free connection."""
+
+ANSWER_S = 5.0
+"""After so many seconds without an answer, Redis counts as gone."""
+
+
+class Connection(Protocol):
+    """One connection of its own, outside the pool, as pub/sub needs it."""
+
+    async def connect(self) -> None: ...
+
+    async def disconnect(self, nowait: bool = False) -> None: ...
+
+    async def send_command(self, *command: str) -> None: ...
+
+    async def read_response(self, disable_decoding: bool = False) -> Any: ...
+
+
+def connect(url: str) -> ArqRedis:
+    """A client of the Redis server at `url`."""
+    pool = cast("Any", BlockingConnectionPool).from_url(
+        url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=ANSWER_S,
+        socket_connect_timeout=1.0,
+        # Waiting is bounded by `redis_answers` instead: a socket timeout costs redis-py a task per command.
+        socket_timeout=None,
+        socket_keepalive=True,
+        socket_keepalive_options=_keepalive_options(),
+        protocol=2,
+        # redis-py raises a bare OSError when the server's port is closed, which it does not retry unless told to.
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=2),
+        retry_on_error=[RedisConnectionError, RedisTimeoutError, OSError],
+    )
+    return _client(pool)
+
+
+def connect_embedded(server: FakeServer | None = None) -> ArqRedis:
+    """A client of a Redis inside this process. Clients of one `server` share its data; nothing outlives the process."""
+    return _client(cast("ConnectionPool", FakeRedis(server=server or FakeServer()).connection_pool))
+
+
+def is_embedded(redis: ArqRedis) -> bool:
+    """Whether this Redis lives inside the process, on the event loop that uses it."""
+    return not isinstance(redis.connection_pool, BlockingConnectionPool)
+
+
+@asynccontextmanager
+async def own_client(redis: ArqRedis) -> AsyncGenerator[ArqRedis]:
+    """For the block, another client of the server of `redis`, for an event loop of its own."""
+    pool = cast("Any", redis.connection_pool)
+    settings: dict[str, Any] = {**pool.connection_kwargs, "connection_class": pool.connection_class}
+    client = _client(cast("Any", BlockingConnectionPool)(max_connections=2, timeout=ANSWER_S, **settings))
+    try:
+        yield client
+    finally:
+        await client.aclose(close_connection_pool=True)
+
+
+def dedicated_connection(redis: ArqRedis) -> Connection:
+    """A connection to the server of `redis`, not yet open. It never reconnects by itself: its owner has to know."""
+    pool = cast("Any", redis.connection_pool)
+    settings: dict[str, Any] = {**pool.connection_kwargs, "socket_timeout": None, "retry": None, "retry_on_error": []}
+    return cast("Connection", pool.connection_class(**settings))
+
+
+@asynccontextmanager
+async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
+    """Maps every way in which Redis can fail to `Unavailable`, silence for `within` seconds included."""
+    try:
+        async with asyncio.timeout(within):
+            yield
+    except (RedisError, OSError) as error:
+        raise Unavailable(f"Redis does not answer: {error or type(error).__name__}") from error
+
+
+def encode_job(job: dict[str, Any]) -> bytes:
+    """arq's job as JSON. Never pickle: who can write to Redis must not be able to run code in a worker."""
+    return msgspec.json.encode(job, enc_hook=repr)
+
+
+def decode_job(data: bytes) -> dict[str, Any]:
+    """The job that `encode_job` wrote."""
+    return msgspec.json.decode(data, type=dict[str, Any])
+
+
+def _client(pool: ConnectionPool) -> ArqRedis:
+    return ArqRedis(
+        pool,
+        job_serializer=encode_job,
+        job_deserializer=decode_job,
+        default_queue_name=keys.QUEUE,
+        expires_extra_ms=keys.JOB_TTL_S * 1000,
+    )
+
+
+def _keepalive_options() -> dict[int, int]:
+    """Notice within half a minute that the other machine is gone, also on a connection that only listens."""
+    if sys.platform != "linux":
+        return {}
+    return {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+
+
+async def is_reachable(redis: ArqRedis) -> bool:
+    """Whether Redis answers."""
+    try:
+        async with redis_answers():
+            await cast("Any", redis).ping()
+    except Unavailable:
+        return False
+    return True

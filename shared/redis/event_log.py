@@ -1,0 +1,102 @@
+"""The log of a run's events in Redis: numbered, fenced, and a cache of what SQL will hold.
+
+Whoever claims a run opens its log first, which shuts out all owners before it, and then appends. Readers need no
+permission. Redis may lose all of this at any moment: the owner is told so by `LogBehind`, and a reader sees that the
+first entry which it gets does not follow the last one that it had.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from arq.connections import ArqRedis
+
+from shared.crash_points import DurableWrite, durable
+from shared.domain.errors import HoldfastError, LeaseLost
+from shared.domain.ids import Fence, RunId, Seq
+from shared.redis import keys
+from shared.redis.connection import redis_answers
+from shared.redis.lua_script import LuaScript
+
+
+class LogBehind(HoldfastError):
+    """Redis has lost a part of the log: append again what SQL does not hold yet, with `restoring`."""
+
+    def __init__(self, last: Seq) -> None:
+        super().__init__(f"the log in Redis ends at {last}")
+        self.last = last
+
+
+class Opened(NamedTuple):
+    """A log that was taken."""
+
+    last: Seq
+    """The last seq in it, 0 when Redis has none."""
+    is_remembered: bool
+    """Whether Redis knew an owner before. If the log had one, and Redis does not know, its entries are lost."""
+
+
+class EventLog:
+    """The logs of all runs.
+
+    `ttl_s` is how long a log stays after its end. `owner` names this process among those that might hold the same
+    fence after a database was set back; by default it is made up.
+
+    Every method raises `Unavailable` when Redis does not answer. An append that ended like that may have been written:
+    repeat it as it was.
+    """
+
+    def __init__(self, redis: ArqRedis, *, ttl_s: int, owner: str | None = None) -> None:
+        self._redis = redis
+        self._ended_ms = ttl_s * 1000
+        self._live_ms = max(ttl_s, keys.LIVE_LOG_TTL_S) * 1000
+        self._owner = owner or uuid4().hex
+        self._open = LuaScript(redis, "open")
+        self._append = LuaScript(redis, "append")
+
+    async def open(self, run_id: RunId, fence: Fence) -> Opened:
+        """Takes the log for `fence`. Raises `LeaseLost` when a newer owner has it."""
+        async with redis_answers():
+            with durable(DurableWrite.OPEN_LOG):
+                last, is_remembered = await self._open(
+                    keys=[keys.fence(run_id), keys.events(run_id)], args=[self._holder(fence), self._live_ms]
+                )
+        if last < 0:
+            raise LeaseLost
+        return Opened(Seq(last), bool(is_remembered))
+
+    async def append(
+        self, run_id: RunId, fence: Fence, first: Seq, entries: Sequence[bytes], *, restoring: bool = False
+    ) -> None:
+        """Appends `entries` (each without a line break) as `first`, `first` + 1, … and publishes them.
+
+        Entries that are there already are left alone, so a repetition is harmless. Raises `LeaseLost` when a newer
+        owner has the log, and `LogBehind` when the log ends before `first` - 1 or has forgotten its owner. The answer
+        to `LogBehind` is to append everything since the last checkpoint with `restoring`, which accepts both.
+        """
+        async with redis_answers():
+            with durable(DurableWrite.APPEND):
+                outcome, last = await self._append(
+                    keys=[keys.events(run_id), keys.fence(run_id)],
+                    args=[self._holder(fence), first, self._live_ms, keys.feed(run_id), int(restoring), *entries],
+                )
+        if outcome == b"lost":
+            raise LeaseLost
+        if outcome == b"behind":
+            raise LogBehind(Seq(last))
+
+    async def read(self, run_id: RunId, after: Seq, limit: int = 1000) -> list[tuple[Seq, bytes]]:
+        """The first `limit` entries after `after`. They need not begin at `after` + 1: Redis may have lost some."""
+        async with redis_answers():
+            found: Any = await self._redis.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
+        return [(Seq(int(entry_id[:-2])), fields[b"e"]) for entry_id, fields in found]
+
+    async def expire(self, run_id: RunId) -> None:
+        """Lets the log go, `ttl_s` from now. Call it after the end was appended."""
+        async with redis_answers(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.pexpire(keys.events(run_id), self._ended_ms)
+            pipe.pexpire(keys.fence(run_id), self._ended_ms)
+            await pipe.execute()
+
+    def _holder(self, fence: Fence) -> str:
+        return f"{fence} {self._owner}"

@@ -1,0 +1,92 @@
+"""Every key, channel and lifetime that Holdfast uses in Redis. Nowhere else is one spelled.
+
+The keys of one run share a hash tag, so that the scripts that touch them also work on a cluster.
+"""
+
+from arq.constants import in_progress_key_prefix, job_key_prefix, retry_key_prefix
+
+from shared.domain.ids import RunId
+
+_DAY_S = 24 * 3600
+
+LIVE_LOG_TTL_S = _DAY_S
+"""A log that is still written. Refreshed by every append: an expired stream would forget its last id."""
+
+CANCEL_FLAG_TTL_S = _DAY_S
+"""Longer than any run; the request itself is in SQL."""
+
+JOB_TTL_S = 30 * _DAY_S
+"""How long a run may wait in the queue before arq forgets what to run."""
+
+QUEUE = "holdfast:runs"
+"""Sorted set, job id → score. Written by `ring` (the enqueuer's clock) and the lease scripts. No expiry.
+
+A job that waits has the millisecond of its ring as score; one that is leased has the end of its lease, moved into the
+future by `SCORE_SLACK_MS`, so that leased jobs are out of the claim's sight.
+"""
+
+SCORE_SLACK_MS = 60_000
+"""By how much an enqueuer's clock may run ahead of Redis' own before its rings are found late."""
+
+WAKE_CHANNEL = "holdfast:wake"
+"""Published by `ring` and by a release, heard by every worker: there may be a job to claim. The payload is empty."""
+
+CANCELS_CHANNEL = "holdfast:cancels"
+"""Published by the API, heard by every worker: `<run_id> <mode>`."""
+
+WORKER_ALIVE = "holdfast:worker-alive"
+"""String, the name of the worker that wrote it last. Written by every worker with its renewals. Lives for a lease."""
+
+LEASE_PREFIX = in_progress_key_prefix
+"""arq's own prefix, see `lease`. The lease scripts complete it with the ids that they find in the queue."""
+
+
+def events(run_id: RunId) -> str:
+    """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes.
+
+    Written by `append.lua`. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
+    """
+    return f"run:{{{run_id}}}:events"
+
+
+def fence(run_id: RunId) -> str:
+    """String `<fence> <owner>`: who may append to the run's log. Written by `open.lua` and `append.lua`. Lives as long
+    as the stream.
+    """
+    return f"run:{{{run_id}}}:fence"
+
+
+def cancel_flag(run_id: RunId) -> str:
+    """String, the cancel's mode. Written by the API, deleted by the run's owner. `CANCEL_FLAG_TTL_S`."""
+    return f"run:{{{run_id}}}:cancel"
+
+
+def feed(run_id: RunId) -> str:
+    """Channel of the run's events: `<first seq> ` and the entries, one per line. Published by `append.lua`."""
+    return f"run:{{{run_id}}}:feed"
+
+
+def job_id(run_id: RunId, ring: int) -> str:
+    """Member of `QUEUE`: one ring of a run. Not a key of its own."""
+    return f"{run_id}:{ring}"
+
+
+def parse_job_id(text: str) -> tuple[RunId, int]:
+    """The run and the number of the ring in a job id."""
+    run_id, _, ring = text.rpartition(":")
+    return RunId(run_id), int(ring)
+
+
+def job(job_id: str) -> str:
+    """String, arq's description of the job as JSON. Written by `ring` and `retake.lua`. `JOB_TTL_S`."""
+    return job_key_prefix + job_id
+
+
+def lease(job_id: str) -> str:
+    """String, the worker that runs the job. Written by the lease scripts. Lives as long as the lease."""
+    return in_progress_key_prefix + job_id
+
+
+def attempts(job_id: str) -> str:
+    """String, arq's counter of starts. Written by arq, deleted with the job. About a day (arq's choice)."""
+    return retry_key_prefix + job_id
