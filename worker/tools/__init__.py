@@ -1,0 +1,1 @@
+"""Running tools: one isolated process per call."""

@@ -1,0 +1,269 @@
+"""Runs one tool function in the process that `child.py` has set aside for it, and writes its result as one frame.
+
+Loaded by path into an interpreter that has nothing but the standard library. The frame has its own descriptor: four
+bytes of length, big-endian, then JSON `{"status", "text", "truncated"}`. Never pickles, never pastes an argument into
+code, and believes nothing that the tool leaves behind: results are made text while the tool can still be blamed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import types
+
+TYPE_CHECKING = False  # typing takes milliseconds to load
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+OPEN_FILES = 128
+FILE_BYTES = 64 << 20
+PROCESSES = 1024
+"""Counts every thread of the user on this machine, so it can only stop a runaway, not ration a tool."""
+NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client")
+"""Parameters that the API leaves out of a tool's schema; a function that insists on one is given None."""
+
+
+class ToolCancelled(BaseException):
+    """The call was cancelled or timed out: clean up now, the process is killed when the grace is over."""
+
+
+ToolCancelled.__module__ = "builtins"
+
+
+class Cancellation:
+    """Turns SIGTERM into ToolCancelled, once, at the place where the tool's code stands."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._asked = False
+        self._asyncio: Any = None
+        self._task: Any = None
+
+    def on_signal(self, _signal: int, _frame: object) -> None:
+        if self._asked or self.over:
+            return
+        self._asked = True
+        if self._task is None:
+            raise ToolCancelled
+        loop = self._task.get_loop()
+        running = self._asyncio.current_task(loop)
+        if running is not self._task:
+            loop.call_soon_threadsafe(self._task.cancel)
+        if running is not None:
+            raise self.named(self._asyncio.CancelledError())
+
+    def named(self, error: BaseException) -> BaseException:
+        """A task's cancellation as something that `except ToolCancelled` and `except CancelledError` both catch."""
+        if not self._asked or not isinstance(error, self._asyncio.CancelledError):
+            return error
+        return type("ToolCancelled", (ToolCancelled, self._asyncio.CancelledError), {"__module__": "builtins"})()
+
+    def run(self, awaitable: Any) -> Any:
+        """Runs an async tool. asyncio takes longer to load than the interpreter itself, so it is loaded only here."""
+        self._asyncio = importlib.import_module("asyncio")
+
+        async def unwrapped() -> Any:
+            return await awaitable
+
+        async def tool() -> Any:
+            self._task = self._asyncio.current_task()
+            return await Relay(unwrapped(), self)
+
+        return self._asyncio.run(tool())
+
+
+class Relay:
+    """Passes everything on to a coroutine, but gives a cancellation its name on the way in."""
+
+    def __init__(self, coroutine: Any, cancellation: Cancellation) -> None:
+        self._coroutine = coroutine
+        self._cancellation = cancellation
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return self._coroutine.send(None)
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, error: BaseException) -> Any:
+        return self._coroutine.throw(self._cancellation.named(error))
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
+def run(result_fd: int, blocked: Iterable[int]) -> None:
+    """The whole life of the tool's process, from the first answerable signal on. Never returns."""
+    cancellation = Cancellation()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, cancellation.on_signal)
+    _, error = attempt(lambda: answer(result_fd, blocked, cancellation))
+    cancellation.over = True
+    if error is not None and not isinstance(error, ToolCancelled):
+        attempt(lambda: show_traceback(error))
+    os._exit(0 if error is None else 1)
+
+
+def attempt(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """The tool boundary: whatever foreign code raises becomes a value."""
+    try:
+        return action(), None
+    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a tool are its outcome too
+        return None, error
+
+
+def answer(result_fd: int, blocked: Iterable[int], cancellation: Cancellation) -> None:
+    """Reads the call from standard input, makes it, and writes the frame."""
+    write, dumps, itself = os.write, json.dumps, os.getpid()  # a tool may replace the modules' own
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    call = json.loads(read_all(0))
+    prepare(call)
+    result, failed = attempt(lambda: run_function(call, cancellation))
+    text: str = ""
+    if failed is None:
+        text, failed = attempt(lambda: as_text(result))
+    if os.getpid() != itself:
+        return  # a fork of the tool that came back out of its function: the call has one answer
+    if failed is not None:
+        attempt(lambda: show_traceback(failed))
+        text = describe(call["function"], failed)
+    attempt(sys.stdout.flush)
+    attempt(sys.stderr.flush)
+    cancellation.over = True
+    kept = text[: call["text_limit"]].encode("utf-8", "replace").decode()
+    frame = {"status": "error" if failed else "success", "text": kept, "truncated": len(text) > call["text_limit"]}
+    body = dumps(frame, ensure_ascii=False).encode()
+    rest = memoryview(len(body).to_bytes(4, "big") + body)
+    while rest:
+        rest = rest[write(result_fd, rest) :]
+
+
+def read_all(descriptor: int) -> bytes:
+    parts: list[bytes] = []
+    while part := os.read(descriptor, 1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def prepare(call: dict[str, Any]) -> None:
+    """Limits, environment and names, before any foreign code."""
+    limits = [
+        (resource.RLIMIT_AS, call["memory_bytes"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+    ]
+    if os.getuid() != 0:
+        limits.append((resource.RLIMIT_NPROC, PROCESSES))
+    for kind, wanted in limits:
+        hard = resource.getrlimit(kind)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ.update(call["environment"])
+    sys.argv = ["<tool>"]
+    builtins.__dict__["ToolCancelled"] = ToolCancelled
+
+
+def run_function(call: dict[str, Any], cancellation: Cancellation) -> Any:
+    source, name = call["source"], call["function"]
+    module = types.ModuleType("tool")
+    sys.modules["tool"] = module  # dataclasses and type hints look their module up
+    lines = source.splitlines(keepends=True)
+    importlib.import_module("linecache").cache["<tool>"] = (len(source), None, lines, "<tool>")
+    exec(compile(source, "<tool>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - this is what we are for
+    if name not in module.__dict__:
+        raise NameError(f"the source defines no function {name!r}")
+    function: Any = module.__dict__[name]
+    positional, named = bind(function, call["arguments"])
+    result: Any = function(*positional, **named)
+    return cancellation.run(result) if hasattr(result, "__await__") else result
+
+
+def bind(function: Any, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as this function takes them: positional-only ones by place, values as its annotations want them."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return [], arguments
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    first_default = code.co_argcount - len(function.__defaults__ or ())
+    optional = {*names[first_default : code.co_argcount], *(function.__kwdefaults__ or ())}
+    given: dict[str, Any] = {name: None for name in names if name in NOT_FOR_THE_MODEL and name not in optional}
+    given.update(converted_arguments(function, arguments))
+    leading = [name for name in names[: code.co_posonlyargcount] if name in given]
+    return [given.pop(name) for name in leading], given
+
+
+def converted_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON values as the objects that the schema stood for: a date, an enum's member, a dataclass of the source."""
+    plain = (str, int, float, bool, dict, list, "str", "int", "float", "bool", "dict", "list")
+    if all(function.__annotations__.get(name, str) in plain for name in arguments):
+        return arguments
+    typing = importlib.import_module("typing")
+    hints, unreadable = attempt(lambda: typing.get_type_hints(function))
+    if unreadable is not None:
+        return arguments
+    return {name: converted(hints.get(name), value, typing) for name, value in arguments.items()}
+
+
+def converted(kind: Any, value: Any, typing: Any) -> Any:
+    items: Any = value
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        parts = tuple(part for part in parts if part is not type(None))
+        return converted(parts[0], value, typing) if len(parts) == 1 and value is not None else items
+    if isinstance(value, list) and (origin or kind) in (list, set, frozenset, tuple):
+        return (origin or kind)(converted(parts[0] if parts else None, item, typing) for item in items)
+    if isinstance(value, dict) and origin is dict:
+        return {key: converted(parts[1], item, typing) for key, item in items.items()}
+    if not isinstance(kind, type):
+        return items
+    if isinstance(value, dict) and hasattr(kind, "__dataclass_fields__"):
+        hints = typing.get_type_hints(kind)
+        return kind(**{key: converted(hints.get(key), item, typing) for key, item in items.items()})
+    maker: Any = kind
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, str) and name in ("datetime.datetime", "datetime.date", "datetime.time"):
+        return maker.fromisoformat(value)
+    if hasattr(kind, "__members__") or name in ("decimal.Decimal", "uuid.UUID", "pathlib.Path"):
+        return kind(value)
+    return items
+
+
+def as_text(result: Any) -> str:
+    """A string as it is; everything else as JSON, and what JSON cannot say as Python would print it."""
+    if isinstance(result, str):
+        return str.__str__(result)
+    if result is None:
+        return "None"
+    try:
+        return json.dumps(result, default=repr, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return repr(result)
+
+
+def describe(function: str, error: BaseException) -> str:
+    message, _ = attempt(lambda: str(error))
+    detail = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"Error executing function {function}: {detail}"
+
+
+def show_traceback(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    importlib.import_module("traceback").print_exception(type(error), error, trace)

@@ -1,0 +1,136 @@
+"""One isolated process of one tool call, seen from the worker: started, waited for, stopped, and surely dead.
+
+What the call means is `process_sandbox.py`; what happens on the other side is `child.py`. The end of a call is the end
+of its process, never an end of file. Waiting is by callback, so that nothing is left to cancel or to forget.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import cast
+
+from worker.tools.capped_pipe import CappedPipe, PayloadPipe
+from worker.tools.child import descendants, kill_all, processes
+
+CHILD = str(Path(__file__).with_name("child.py"))
+OUTPUT_BYTES = 256 << 10
+PATIENCE_S = 1.0
+"""Beyond the grace, for the watcher to have killed everything; then the worker does it itself."""
+
+
+class ToolProcess(asyncio.SubprocessProtocol):
+    """A watcher process and the tool below it. `close()` it when it has exited."""
+
+    def __init__(self, *, payload: bytes, result_bytes: int, grace_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._grace_s = grace_s
+        self._exited: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._stopping = False
+        self._last_resort: asyncio.TimerHandle | None = None
+        self._pipes = contextlib.ExitStack()
+        self._payload = PayloadPipe(payload)
+        self.result = CappedPipe(result_bytes)
+        self.stdout = CappedPipe(OUTPUT_BYTES)
+        self.stderr = CappedPipe(OUTPUT_BYTES)
+
+    @property
+    def stopped(self) -> bool:
+        """It was told to stop before it had ended by itself."""
+        return self._stopping
+
+    @property
+    def exit_status(self) -> int:
+        """As the watcher reports it: 128 + n when signal n killed the tool; below zero when one killed the watcher."""
+        status = self._transport.get_returncode() if self._transport else None
+        return -1 if status is None else status
+
+    async def start(self, python: str, directory: str) -> None:
+        """Starts the process. Foreign code runs only once this has returned, for the payload is sent last."""
+        channels = (self._payload, self.result, self.stdout, self.stderr)
+        child_ends: list[int] = []
+        try:
+            for channel in channels:
+                self._pipes.enter_context(channel)
+                child_ends.append(channel.child_end)
+            command = [CHILD, str(self.result.child_end), str(os.getpid()), str(self._grace_s)]
+            await self._loop.subprocess_exec(
+                lambda: self,
+                *(python, "-I", "-S", *command),
+                stdin=self._payload.child_end,
+                stdout=self.stdout.child_end,
+                stderr=self.stderr.child_end,
+                pass_fds=(self.result.child_end,),
+                cwd=directory,
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": directory, "TMPDIR": directory},
+                start_new_session=True,
+            )
+        finally:
+            for end in child_ends:
+                os.close(end)
+        self._payload.send()
+        if self._stopping and self._last_resort is None:
+            self._terminate()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)  # uvloop's is no subclass of asyncio's
+
+    def process_exited(self) -> None:
+        if not self._exited.done():
+            self._exited.set_result(None)
+
+    async def exited(self) -> None:
+        """Waits for the end. To be cancelled does no harm to the process."""
+        await asyncio.wait([self._exited])
+
+    def stop(self) -> None:
+        """Asks the tool to clean up and end; what is left of it after the grace is killed. Does not wait."""
+        if self._stopping or self._exited.done():
+            return
+        self._stopping = True
+        if self._transport is not None:
+            self._terminate()
+
+    async def surely_exited(self) -> None:
+        """Waits for the end whatever happens. A cancellation of the waiting task is raised when the process is dead."""
+        cancellation: asyncio.CancelledError | None = None
+        while self._transport is not None and not self._exited.done():
+            try:
+                await self.exited()
+            except asyncio.CancelledError as error:
+                cancellation = error
+        if cancellation is not None:
+            raise cancellation
+
+    def close(self) -> None:
+        """Takes the last output and gives everything back."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        if self._transport is not None:
+            if self.exit_status < 0:  # killed with no chance to look after what it watched
+                self._kill_session(self._transport.get_pid())
+            self._transport.close()
+        for channel in (self.result, self.stdout, self.stderr):
+            channel.drain()
+        self._pipes.close()
+
+    def _terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+        self._last_resort = self._loop.call_later(self._grace_s + PATIENCE_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._transport is not None and not self._exited.done():
+            pid = self._transport.get_pid()
+            kill_all(descendants(pid))
+            self._kill_session(pid)
+
+    def _kill_session(self, session: int) -> None:
+        kill_all([pid for pid, _, its_session in processes() if its_session == session])
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._transport is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.send_signal(number)
