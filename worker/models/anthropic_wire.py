@@ -1,0 +1,100 @@
+"""Anthropic's Messages API. Imported on first use: the SDK takes more than a second."""
+
+import re
+from collections.abc import Sequence
+
+import anthropic
+import httpx2
+from anthropic.types.beta import BetaThinkingConfigParam
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ThinkingPart, ToolReturnPart
+from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
+from pydantic_ai.profiles import ModelProfile
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.settings import ModelSettings
+
+from worker.models.handles import Route
+from worker.models.provider import ModelCall
+from worker.models.sdk_model import WireModel
+
+DEFAULT_MAX_TOKENS = 16_384
+"""This API insists on a limit."""
+
+DEFAULT_THINKING_TOKENS = 8_192
+LEAST_THINKING_TOKENS = 1_024
+"""The API's own minimum; also what is left for the answer at least."""
+
+_CANNOT_THINK = re.compile(r"claude-(instant|2|3-(5|opus|haiku|sonnet))")
+_UNSAFE_IN_CALL_ID = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
+    """The model at the end of a route, on the shared client."""
+    sdk = anthropic.AsyncAnthropic(
+        api_key=route.api_key,
+        base_url=route.base_url or None,
+        max_retries=0,
+        http_client=client,
+        timeout=client.timeout,
+    )
+    model = AnthropicModel(route.model, provider=AnthropicProvider(anthropic_client=sdk))
+    return WireModel(
+        model,
+        lambda call, messages: _settings(call, messages, route.model, model.profile),
+        safe_call_id=_safe_call_id,
+        errors=(anthropic.AnthropicError,),
+    )
+
+
+def _settings(call: ModelCall, messages: Sequence[ModelMessage], name: str, profile: ModelProfile) -> ModelSettings:
+    options = call.options
+    settings = AnthropicModelSettings(max_tokens=options.max_output_tokens or DEFAULT_MAX_TOKENS)
+    thinking = None
+    if options.reasoning and not _CANNOT_THINK.match(name) and _may_think(messages):
+        thinking = _thinking(call, settings.get("max_tokens", DEFAULT_MAX_TOKENS), profile)
+    if thinking is not None:
+        settings["anthropic_thinking"] = thinking
+    else:
+        settings["thinking"] = False
+    # A thinking model takes no temperature, and the newest take none at all.
+    if (
+        options.temperature is not None
+        and thinking is None
+        and not profile.get("anthropic_disallows_sampling_settings")
+    ):
+        settings["temperature"] = min(options.temperature, 1.0)
+    if call.tools:
+        settings["parallel_tool_calls"] = options.parallel_tool_calls
+    return settings
+
+
+def _thinking(call: ModelCall, max_tokens: int, profile: ModelProfile) -> BetaThinkingConfigParam | None:
+    """How to ask for thinking; None when the answer's limit leaves no room for it."""
+    if profile.get("anthropic_supports_adaptive_thinking"):
+        return {"type": "adaptive", "display": "summarized"}
+    wanted = call.options.max_reasoning_tokens or DEFAULT_THINKING_TOKENS
+    budget = min(max(wanted, LEAST_THINKING_TOKENS), max_tokens - LEAST_THINKING_TOKENS)
+    if budget < LEAST_THINKING_TOKENS:
+        return None
+    return {"type": "enabled", "budget_tokens": budget}
+
+
+def _may_think(messages: Sequence[ModelMessage]) -> bool:
+    """Whether thinking may be on.
+
+    Between a tool's result and the model's next words the API wants the thinking that led to the call; a call made by
+    another model, or by an answer that was rebuilt, has none.
+    """
+    for message in reversed(messages):
+        match message:
+            case ModelRequest(parts=parts) if not any(isinstance(part, ToolReturnPart) for part in parts):
+                break
+            case ModelResponse(parts=parts) if any(isinstance(part, ThinkingPart) and part.signature for part in parts):
+                return True
+            case _:
+                continue
+    return not any(isinstance(part, ToolReturnPart) for part in messages[-1].parts)
+
+
+def _safe_call_id(call_id: str) -> str:
+    """The API takes letters, digits, `_` and `-`; other servers' ids may hold dots and colons."""
+    return _UNSAFE_IN_CALL_ID.sub("_", call_id)

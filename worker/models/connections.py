@@ -1,0 +1,138 @@
+"""The one HTTP client of the process, and the streams that each model call has open on it.
+
+A client costs 20 ms of CPU (its TLS context) and its pool is what makes the second call fast, so all SDKs share one.
+Some SDKs leave a response open when their iterator is abandoned; here every stream that a call opened is closed when
+the call ends, however it ends, so that a provider stops generating the moment nobody listens.
+
+A call is known by a header that it puts on its requests and that never leaves the process.
+"""
+
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import httpx2
+import msgspec
+
+CALL_HEADER = "x-holdfast-call"
+
+_LIMITS = httpx2.Limits(max_connections=2000, max_keepalive_connections=100)
+_TIMEOUT = httpx2.Timeout(3600.0, connect=10.0, pool=30.0)
+"""Silence is limited by `timeouts.py`; this only keeps a forgotten request from living for ever."""
+
+
+class OpenCall:
+    """What one model call has open, and what went over it."""
+
+    def __init__(self, number: str, on_bytes: Callable[[], None]) -> None:
+        self.header = {CALL_HEADER: number}
+        self.garbled = False
+        """The stream held an event that is not JSON. One SDK skips such events without a word."""
+        self.on_bytes = on_bytes
+        self._streams: list[httpx2.AsyncByteStream] = []
+
+    def watch(self, response: httpx2.Response) -> None:
+        """Follow this response until the call ends."""
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _WatchedStream(response.stream, self, _is_plain_event_stream(response))
+            self._streams.append(response.stream)
+
+    async def close(self) -> None:
+        async with AsyncExitStack() as closing:
+            for stream in self._streams:
+                closing.push_async_callback(_close, stream)
+
+
+class Connections:
+    """Owner of the shared client. Closed once, by whoever made it."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._calls: dict[str, OpenCall] = {}
+        self.client = httpx2.AsyncClient(
+            timeout=_TIMEOUT,
+            transport=_WatchingTransport(self._calls),
+            # Events come one by one; compressing each is slower, and a compressed stream could not be checked.
+            headers={"accept-encoding": "identity"},
+        )
+
+    @asynccontextmanager
+    async def call(self, on_bytes: Callable[[], None]) -> AsyncGenerator[OpenCall]:
+        """A call, whose streams are closed at the end of the block. `on_bytes` hears of everything that arrives."""
+        number = str(next(self._numbers))
+        call = self._calls[number] = OpenCall(number, on_bytes)
+        try:
+            yield call
+        finally:
+            del self._calls[number]
+            await call.close()
+
+    async def aclose(self) -> None:
+        await self.client.aclose()
+
+
+class _WatchingTransport(httpx2.AsyncBaseTransport):
+    """Takes the call's header off a request and hands the response to the call."""
+
+    def __init__(self, calls: dict[str, OpenCall]) -> None:
+        self._calls = calls
+        self._transport = httpx2.AsyncHTTPTransport(limits=_LIMITS)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        call = self._calls.get(request.headers.pop(CALL_HEADER, ""))
+        response = await self._transport.handle_async_request(request)
+        if call is not None:
+            call.watch(response)
+        return response
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+class _WatchedStream(httpx2.AsyncByteStream):
+    """A response's bytes, unchanged, with the call told of them."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, call: OpenCall, has_events: bool) -> None:
+        self._stream = stream
+        self._call = call
+        self._has_events = has_events
+        self._rest = b""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._stream:
+            self._call.on_bytes()
+            if self._has_events and not self._call.garbled:
+                self._check(chunk)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def _check(self, chunk: bytes) -> None:
+        """Look for `data:` lines that are not JSON."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data and data != b"[DONE]" and not _is_json(data):
+                self._call.garbled = True
+                return
+
+
+def _is_plain_event_stream(response: httpx2.Response) -> bool:
+    kind = str(response.headers.get("content-type", ""))
+    return kind.startswith("text/event-stream") and "content-encoding" not in response.headers
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+async def _close(stream: httpx2.AsyncByteStream) -> None:
+    with suppress(httpx2.HTTPError, OSError):
+        await stream.aclose()

@@ -1,0 +1,123 @@
+"""What the SDKs raise, as `ModelError`: the only place that knows both. Imported with the first SDK, never before."""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, cast
+
+import httpx2
+from pydantic_ai import exceptions as sdk
+
+from shared.domain.errors import ModelError, ModelErrorType
+
+SDK_ERRORS: tuple[type[Exception], ...] = (
+    sdk.AgentRunError,
+    sdk.UserError,
+    httpx2.HTTPError,
+    httpx2.StreamError,
+    httpx2.InvalidURL,
+    # What parsing an answer that no provider should send comes to: bad JSON (also pydantic's ValidationError), missing
+    # fields, a number where an object belongs.
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    OSError,
+)
+"""Each of these, out of an SDK, means that the call failed. Cancellation is none of them."""
+
+LONGEST_DETAIL = 2000
+
+_CONTEXT_OVERFLOW = re.compile(
+    r"maximum context length|context[ _](length|size|window)[ _]?(is |was )?exceed|exceed\w*[ _](the )?[\w' ]*context"
+    r"|prompt is too long|input is too long|input token count.*exceeds the maximum"
+    r"|input length and .?max_tokens.? exceed",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_Meaning = tuple[ModelErrorType, bool]
+"""The type on the wire, and whether another try may help."""
+
+_BY_CLASS: tuple[tuple[type[sdk.ModelAPIError], _Meaning], ...] = (
+    (sdk.ModelContextWindowExceededError, (ModelErrorType.CONTEXT_WINDOW, False)),
+    (sdk.ModelRateLimitError, (ModelErrorType.RATE_LIMIT, True)),
+    (sdk.ModelQuotaExceededError, (ModelErrorType.RATE_LIMIT, False)),
+    (sdk.ModelAuthenticationError, (ModelErrorType.AUTHENTICATION, False)),
+    (sdk.ModelRequestTimeout, (ModelErrorType.TIMEOUT, False)),
+    (sdk.ModelTimeoutError, (ModelErrorType.TIMEOUT, False)),
+    (sdk.ModelUnavailableError, (ModelErrorType.ERROR, True)),
+    (sdk.ModelServerError, (ModelErrorType.ERROR, True)),
+    (sdk.ModelConnectionError, (ModelErrorType.ERROR, True)),
+    (sdk.ModelRequestRejectedError, (ModelErrorType.BAD_REQUEST, False)),
+)
+"""First match wins; a class stands before those it derives from."""
+
+_NEVER_OVERFLOW = (sdk.ModelRateLimitError, sdk.ModelQuotaExceededError, sdk.ModelAuthenticationError)
+"""Their texts speak of too many tokens as well, but of tokens per minute."""
+
+
+def as_model_error(error: Exception) -> ModelError:
+    """The same failure in our terms, with the provider's own words as its detail."""
+    match error:
+        case sdk.ModelAPIError():
+            return _from_provider(error)
+        case sdk.UserError():
+            return ModelError(ModelErrorType.BAD_REQUEST, str(error)[:LONGEST_DETAIL])
+        case httpx2.TimeoutException():
+            return ModelError(ModelErrorType.TIMEOUT, _named(error))
+        case httpx2.TransportError() | OSError():
+            return ModelError(ModelErrorType.ERROR, _named(error), retryable=True)
+        case _:
+            return ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {_named(error)}")
+
+
+def _from_provider(error: sdk.ModelAPIError) -> ModelError:
+    detail = _detail(error)
+    status = error.status_code if isinstance(error, sdk.ModelHTTPError) else None
+    error_type, retryable = _meaning(error, status)
+    if not isinstance(error, _NEVER_OVERFLOW) and _CONTEXT_OVERFLOW.search(f"{error.provider_error_code} {detail}"):
+        error_type, retryable = ModelErrorType.CONTEXT_WINDOW, False
+    return ModelError(error_type, detail, retryable=retryable, retry_after=error.retry_after, status=status)
+
+
+def _meaning(error: sdk.ModelAPIError, status: int | None) -> _Meaning:
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        return ModelErrorType.TIMEOUT, True
+    if isinstance(error, sdk.ModelTimeoutError) and error.phase in ("pool", "connect"):
+        return ModelErrorType.TIMEOUT, True
+    for error_class, meaning in _BY_CLASS:
+        if isinstance(error, error_class):
+            return meaning
+    if status is not None and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return ModelErrorType.BAD_REQUEST, False
+    # Without a category: a stream that ended early or could not be decoded.
+    return ModelErrorType.ERROR, True
+
+
+def _detail(error: sdk.ModelAPIError) -> str:
+    text = _message_in(error.body) or error.message
+    cause = error.__cause__
+    if isinstance(error, sdk.ModelConnectionError) and cause is not None:
+        # "Connection error." alone helps nobody; the transport's own text is further down.
+        deepest = _named(cause.__cause__ or cause)
+        text = deepest if text in deepest else f"{text} ({deepest})"
+    return text[:LONGEST_DETAIL]
+
+
+def _message_in(body: object) -> str | None:
+    """The text in a provider's error body; its place differs: `message`, or `error.message`, or a list of one such."""
+    if isinstance(body, list) and body:
+        return _message_in(cast("list[object]", body)[0])
+    if not isinstance(body, Mapping):
+        return body.strip() or None if isinstance(body, str) else None
+    fields = cast("Mapping[str, Any]", body)
+    inner = fields.get("error")
+    if isinstance(inner, Mapping | list):
+        return _message_in(cast("object", inner))
+    message = fields.get("message") or inner or fields.get("detail")
+    return message if isinstance(message, str) else None
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:LONGEST_DETAIL]

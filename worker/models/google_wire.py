@@ -1,0 +1,44 @@
+"""Google's Gemini API. Imported on first use."""
+
+import httpx2
+from google.genai import errors
+from google.genai.types import ThinkingConfigDict
+from pydantic_ai.models.google import GoogleModel, GoogleModelSettings
+from pydantic_ai.profiles import ModelProfile
+from pydantic_ai.providers.google import GoogleProvider
+from pydantic_ai.settings import ModelSettings
+
+from worker.models.handles import Route
+from worker.models.provider import ModelCall
+from worker.models.sdk_model import WireModel
+
+
+def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
+    """The model at the end of a route, on the shared client."""
+    provider = GoogleProvider(api_key=route.api_key, base_url=route.base_url or None, http_client=client)
+    model = GoogleModel(route.model, provider=provider)
+    return WireModel(
+        model,
+        lambda call, _messages: _settings(call, model.profile),
+        results_as_objects=True,
+        errors=(errors.APIError,),
+    )
+
+
+def _settings(call: ModelCall, profile: ModelProfile) -> ModelSettings:
+    options = call.options
+    settings = GoogleModelSettings()
+    if options.temperature is not None:
+        settings["temperature"] = options.temperature
+    if options.max_output_tokens is not None:
+        settings["max_tokens"] = options.max_output_tokens
+    if not profile.get("supports_thinking"):
+        return settings
+    if not options.reasoning:
+        settings["thinking"] = False
+        return settings
+    thinking = ThinkingConfigDict(include_thoughts=True)
+    if options.max_reasoning_tokens is not None:
+        thinking["thinking_budget"] = options.max_reasoning_tokens
+    settings["google_thinking_config"] = thinking
+    return settings

@@ -1,0 +1,122 @@
+"""One model behind pydantic-ai, asked through `direct.model_request_stream` and nothing else of it.
+
+Imported with the first SDK, never before. What differs from wire to wire is in `openai_wire.py`, `anthropic_wire.py`
+and `google_wire.py`.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic_ai import direct
+from pydantic_ai.messages import InstructionPart, ModelMessage
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+
+from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.answer_events import AnswerEvents
+from worker.models.connections import Connections, OpenCall
+from worker.models.foreign_errors import SDK_ERRORS, as_model_error
+from worker.models.history_mapping import map_history
+from worker.models.provider import ModelCall, ModelEvent
+from worker.models.timeouts import SilenceLimit
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True)
+class WireModel:
+    """A built SDK model and what this wire wants to know of a call."""
+
+    model: Model
+    settings: Callable[[ModelCall, Sequence[ModelMessage]], ModelSettings]
+    safe_call_id: Callable[[str], str] | None = None
+    """For wires that refuse some characters in a tool call's id."""
+    results_as_objects: bool = False
+    """Whether a tool's result is an object on this wire; on the others it is text."""
+    errors: tuple[type[Exception], ...] = ()
+    """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
+
+
+class SdkModel:
+    """A `ModelProvider` for one handle."""
+
+    def __init__(
+        self, wire: WireModel, connections: Connections, first_event_timeout: float, idle_timeout: float
+    ) -> None:
+        self._wire = wire
+        self._connections = connections
+        self._first_event_timeout = first_event_timeout
+        self._idle_timeout = idle_timeout
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
+        """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
+        # Outside the `except` below: a mistake of ours in the mapping must not look like one of the provider.
+        messages = self._messages(call)
+        limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
+        async with (
+            self._connections.call(limit.bytes_seen) as connection,
+            aclosing(self._answer(call, messages, connection, limit)) as events,
+        ):
+            try:
+                async for event in events:
+                    yield event
+            except (*SDK_ERRORS, *self._wire.errors) as error:
+                raise as_model_error(error) from error
+
+    async def _answer(
+        self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall, limit: SilenceLimit
+    ) -> AsyncGenerator[ModelEvent]:
+        """The answer, with the SDK's own exceptions."""
+        answer = AnswerEvents(call)
+        async with AsyncExitStack() as stack:
+            response = await limit.wait(stack.enter_async_context(self._request(call, messages, connection)))
+            events = aiter(response)
+            if isinstance(response_events := cast("object", events), AsyncGenerator):
+                stack.push_async_callback(cast("AsyncGenerator[object]", response_events).aclose)
+            # `timeouts.py` limits each single wait: a scope around the loop would stay open across our own yields.
+            while (event := await limit.wait(anext(events, None))) is not None and not connection.garbled:
+                limit.event_seen()
+                for ours in answer.translate(event):
+                    yield ours
+            if connection.garbled:
+                raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.")
+            for ours in answer.finish(response):
+                yield ours
+
+    def _messages(self, call: ModelCall) -> list[ModelMessage]:
+        return map_history(
+            call,
+            provider_name=self._wire.model.system,
+            safe_call_id=self._wire.safe_call_id,
+            results_as_objects=self._wire.results_as_objects,
+        )
+
+    def _request(
+        self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
+        settings = self._wire.settings(call, messages)
+        settings["extra_headers"] = connection.header
+        return direct.model_request_stream(
+            self._wire.model, messages, model_settings=settings, model_request_parameters=_parameters(call)
+        )
+
+
+def _parameters(call: ModelCall) -> ModelRequestParameters:
+    tools = [
+        ToolDefinition(
+            name=tool.name,
+            description=tool.description,
+            parameters_json_schema=tool.parameters or _NO_PARAMETERS,
+            strict=None,
+        )
+        for tool in call.tools
+    ]
+    return ModelRequestParameters(
+        function_tools=tools,
+        output_mode="text",
+        allow_text_output=True,
+        instruction_parts=[InstructionPart(content=call.system)] if call.system else [],
+    )

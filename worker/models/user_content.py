@@ -1,0 +1,54 @@
+"""What a user sent, text and images, as pydantic-ai's content."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from pydantic_ai import messages as sdk
+
+from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.messages import ContentPart, ImageContent, TextContent
+from worker.models.sound_text import sound
+
+EMPTY = "[This message is empty.]"
+
+_SIGNATURES = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+)
+
+
+def plain_text(text: str) -> str:
+    """Text that every provider takes: not blank, and sound."""
+    return sound(text) if text.strip() else EMPTY
+
+
+def user_content(content: str | list[ContentPart]) -> str | Sequence[sdk.UserContent]:
+    """The content of a user's message."""
+    if isinstance(content, str):
+        return plain_text(content)
+    parts = [part for part in content if isinstance(part, ImageContent) or part.text.strip()]
+    return [_part(part) for part in parts] or EMPTY
+
+
+def _part(part: ContentPart) -> sdk.UserContent:
+    match part:
+        case TextContent(text=text):
+            return plain_text(text)
+        case ImageContent(data=str(data)):
+            return _image(data, part.media_type)
+        case ImageContent(url=str(url)):
+            return sdk.ImageUrl(url)
+        case ImageContent():
+            raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history has neither a URL nor data.")
+
+
+def _image(data: str, media_type: str | None) -> sdk.BinaryContent:
+    try:
+        content = base64.b64decode(data, validate=False)
+    except binascii.Error as error:
+        raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history is not valid base64.") from error
+    found = next((kind for signature, kind in _SIGNATURES if content.startswith(signature)), "image/png")
+    return sdk.BinaryContent(content, media_type=media_type or found)
