@@ -1,0 +1,1 @@
+"""Lives a run. Imports `shared`, never `api`."""
