@@ -1,0 +1,1 @@
+"""Talks HTTP. Imports `shared`, never `worker` (but for the `dev` command)."""

@@ -1,0 +1,249 @@
+"""The command `holdfast`: run the whole product in one process, or each of its parts.
+
+The only module that imports both the API and the worker, because `dev` runs both.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from api.main import serving
+from shared.clock import SystemClock
+from shared.crash_points import arm
+from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
+from shared.domain.ids import IdMaker
+from shared.logging import configure_logging
+from shared.parts import Parts
+from shared.process_lock import only_process
+from shared.redis.connection import Redis, connect, connect_embedded
+from shared.settings import Settings
+from shared.sql.engine import WAIT_S, Database
+from shared.sql.migrate import is_current, migrate
+from shared.version import VERSION
+from worker.main import working
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+STREAMS_END_S = 5
+"""Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
+
+START_S = 30.0
+"""How long a process that starts waits for a database that is away."""
+
+WORKER_WAIT_S = 15.0
+"""Nobody waits for an answer of a worker's: when it takes up many runs at once, they may queue for connections."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the command line and runs the command."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        settings = _settings(options)
+        configure_logging(settings)
+        if settings.crash_at:
+            arm(settings.crash_at)
+            print(f"holdfast: THIS PROCESS WILL END ITSELF at {settings.crash_at}", file=sys.stderr, flush=True)
+        uvloop.run(options.run(settings, options))
+    except HoldfastError as error:
+        sys.exit(f"holdfast: {error.message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast",
+        description="Background agent runs that survive. Settings are HOLDFAST_… variables: docs/settings.md.",
+    )
+    parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    dev = commands.add_parser("dev", help="run everything in one process, on embedded parts; no key, loopback only")
+    _add_address(dev)
+    dev.add_argument("--data-dir", help="where the database is kept (default: .holdfast)")
+    _add_drain(dev)
+    dev.set_defaults(run=_run_dev)
+    api = commands.add_parser("api", help="serve the API; needs HOLDFAST_DATABASE_URL and HOLDFAST_REDIS_URL")
+    _add_address(api)
+    api.set_defaults(run=_run_api)
+    worker = commands.add_parser("worker", help="execute runs; needs HOLDFAST_DATABASE_URL and HOLDFAST_REDIS_URL")
+    worker.add_argument("--max-runs", type=_positive, help="runs at once (default: 100)")
+    _add_drain(worker)
+    worker.set_defaults(run=_run_worker)
+    migrating = commands.add_parser("migrate", help="bring the database to the shape that this version needs")
+    migrating.set_defaults(run=_run_migrate)
+    return parser
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8283, help="port to listen on (default: 8283)")
+
+
+def _add_drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        help="after SIGTERM, let runs finish for so long before they are handed over (default: 0, at once)",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    fields = {"max_runs": "max_runs", "data_dir": "data_dir", "drain_seconds": "drain_s"}
+    given = {field: getattr(options, option, None) for option, field in fields.items()}
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = [f"HOLDFAST_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors()]
+        raise InvalidRequest("; ".join(wrong)) from error
+
+
+async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
+    _refuse_open_door(settings, options.host)
+    if settings.redis_url or settings.database_url:
+        raise InvalidRequest(
+            "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL and HOLDFAST_DATABASE_URL, or use "
+            "holdfast api and holdfast worker"
+        )
+    with only_process(settings.data_dir):
+        database = Database(f"sqlite:///{settings.data_dir / 'holdfast.db'}")
+        async with _parts(settings, database, connect_embedded()) as parts:
+            await migrate(database)
+            async with working(parts, alone=True), serving(parts) as app:
+                await _serve(app, options)
+
+
+async def _run_api(settings: Settings, options: argparse.Namespace) -> None:
+    _refuse_open_door(settings, options.host)
+    database = await _production_database(settings)
+    async with _parts(settings, database, _production_redis(settings)) as parts, serving(parts) as app:
+        await _serve(app, options)
+
+
+async def _run_worker(settings: Settings, _options: argparse.Namespace) -> None:
+    database = await _production_database(settings, wait_s=WORKER_WAIT_S)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with _parts(settings, database, _production_redis(settings)) as parts, working(parts):
+        print(f"holdfast worker: up to {settings.max_runs} runs at once", flush=True)
+        await stop.wait()
+
+
+async def _run_migrate(settings: Settings, _options: argparse.Namespace) -> None:
+    database = Database(_database_url(settings), answer_s=None)
+    try:
+        revision = await migrate(database)
+    finally:
+        await database.aclose()
+    print(f"holdfast migrate: the database is at revision {revision}")
+
+
+@asynccontextmanager
+async def _parts(settings: Settings, database: Database, redis: Redis) -> AsyncGenerator[Parts]:
+    try:
+        yield Parts(
+            settings=settings,
+            database=database,
+            redis=redis,
+            clock=SystemClock(),
+            ids=IdMaker(),
+            environment=os.environ,
+        )
+    finally:
+        await redis.aclose(close_connection_pool=True)
+        await database.aclose()
+
+
+async def _production_database(settings: Settings, *, wait_s: float = WAIT_S) -> Database:
+    database = Database(_database_url(settings), connections=settings.database_connections, wait_s=wait_s)
+    if not await _is_current(database):
+        await database.aclose()
+        raise InvalidRequest("the database does not have the shape that this version needs: run `holdfast migrate`")
+    return database
+
+
+async def _is_current(database: Database) -> bool:
+    """Whether the database has our shape. Waits for one that is away: it may be starting, too."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return await is_current(database)
+        except Unavailable as error:
+            if time.monotonic() > deadline:
+                await database.aclose()
+                raise
+            print(f"holdfast: waiting for the database: {error}", file=sys.stderr, flush=True)
+        await asyncio.sleep(1)
+
+
+def _database_url(settings: Settings) -> str:
+    if not settings.database_url:
+        raise InvalidRequest("HOLDFAST_DATABASE_URL is not set: use postgresql://user:password@host/database")
+    return settings.database_url
+
+
+def _production_redis(settings: Settings) -> Redis:
+    if not settings.redis_url:
+        raise InvalidRequest(
+            "HOLDFAST_REDIS_URL is not set: use redis://host:6379/0. The embedded Redis lives in one process, so the "
+            "API and the workers cannot share it; `holdfast dev` runs both in one"
+        )
+    return connect(settings.redis_url)
+
+
+def _refuse_open_door(settings: Settings, host: str) -> None:
+    if host not in LOOPBACK and not settings.api_keys.get_secret_value():
+        raise InvalidRequest(
+            f"refusing to listen on {host} without API keys: set HOLDFAST_API_KEYS=project=key, or use --host 127.0.0.1"
+        )
+
+
+async def _serve(app: FastAPI, options: argparse.Namespace) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.
+        signal.signal(number, _heard_already)
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=STREAMS_END_S,
+    )
+    server = _Server(config, app.state.services.streaming.ending)
+    print(f"holdfast: http://{options.host}:{options.port}", flush=True)
+    await server.serve()
+
+
+class _Server(uvicorn.Server):
+    """Tells the open streams when it is told to end: a stream with a silent run would never end by itself."""
+
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self._tell_streams = ending.set
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._tell_streams)  # a signal comes between two steps of the loop
+        super().handle_exit(sig, frame)
+
+
+def _heard_already(_number: int, _frame: object) -> None:
+    """uvicorn has acted on the signal."""

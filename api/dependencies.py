@@ -1,0 +1,75 @@
+"""What routes declare instead of fetching it: services, the caller's project, checked ids, pages."""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from fastapi import Depends, Header, Path, Query, Request
+
+from api.services import Services
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import UUID4_PATTERN, AgentId, BlockId, ConversationId, ProjectId, RunId, StepId, ToolId, is_id
+from shared.sql.paging import Page
+
+
+def services_of(request: Request) -> Services:
+    """The services of the application that answers."""
+    return request.app.state.services
+
+
+ServicesDep = Annotated[Services, Depends(services_of)]
+
+
+def project_of(services: ServicesDep, authorization: Annotated[str | None, Header()] = None) -> ProjectId:
+    """The caller's project."""
+    return services.keys.project_of(authorization)
+
+
+ProjectDep = Annotated[ProjectId, Depends(project_of)]
+
+AgentIdPath = Annotated[AgentId, Path(pattern=f"^agent-{UUID4_PATTERN}$")]
+BlockIdPath = Annotated[BlockId, Path(pattern=f"^block-{UUID4_PATTERN}$")]
+ConversationIdPath = Annotated[ConversationId, Path(pattern=f"^conv-{UUID4_PATTERN}$")]
+StepIdPath = Annotated[StepId, Path(pattern=f"^step-{UUID4_PATTERN}$")]
+ToolIdPath = Annotated[ToolId, Path(pattern=f"^tool-{UUID4_PATTERN}$")]
+
+AgentIdQuery = Annotated[AgentId, Query(pattern=f"^agent-{UUID4_PATTERN}$")]
+OptionalAgentIdQuery = Annotated[AgentId | None, Query(pattern=f"^agent-{UUID4_PATTERN}$")]
+
+
+ThreadName = Annotated[str, Path(pattern=f"^(default|(conv|agent)-{UUID4_PATTERN})$")]
+"""A conversation's id; `default`, with the agent's id beside it; or the agent's id, for the same history."""
+
+
+def run_id_of(run_id: Annotated[str, Path()]) -> RunId:
+    """The run id of the path. The wire answers a malformed one with a 400 of its own, not with a 422."""
+    if not is_id(run_id, "run"):
+        raise InvalidRequest(f"Invalid run ID format: {run_id}. Expected format: 'run-<uuid4>'")
+    return RunId(run_id)
+
+
+RunIdPath = Annotated[RunId, Depends(run_id_of)]
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Order = Literal["asc", "desc"]
+
+
+def _page_of(default_limit: int, default_order: Order) -> Callable[..., Page]:
+    def page(
+        limit: Limit = default_limit,
+        after: str | None = None,
+        before: str | None = None,
+        order: Order = default_order,
+        ascending: bool | None = None,
+    ) -> Page:
+        upwards = order == "asc" if ascending is None else ascending
+        return Page(limit=limit, after=after or None, before=before or None, ascending=upwards)
+
+    return page
+
+
+NewestFirst = Annotated[Page, Depends(_page_of(50, "desc"))]
+OldestFirst = Annotated[Page, Depends(_page_of(50, "asc"))]
+TenNewestFirst = Annotated[Page, Depends(_page_of(10, "desc"))]
+
+Texts = Annotated[list[str] | None, Query()]
+"""A query parameter that may be repeated."""

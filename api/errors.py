@@ -1,0 +1,190 @@
+"""From errors to HTTP: one table. Whatever a route raises becomes its answer here and nowhere else."""
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from shared.domain import errors as domain
+from shared.sql.database_errors import DATABASE_ERRORS, as_ours
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2
+"""What a client is told to wait when a service of ours is away."""
+
+
+class ErrorAnswer(NamedTuple):
+    """What an error becomes: a status, and how to make the body."""
+
+    status: int
+    body: Callable[[Any], dict[str, Any]]
+
+
+def _plain(error: domain.HoldfastError) -> dict[str, Any]:
+    return {"detail": error.message}
+
+
+def _prefixed(code: str) -> Callable[[domain.HoldfastError], dict[str, Any]]:
+    def body(error: domain.HoldfastError) -> dict[str, Any]:
+        return {"detail": f"{code}: {error.message}"}
+
+    return body
+
+
+def _unknown(_error: Exception) -> dict[str, Any]:
+    return {"detail": "An unknown error occurred"}
+
+
+def _pending_approval(error: domain.PendingApproval) -> dict[str, Any]:
+    one = " or ".join(f"POST /v1/approvals/{approval_id}" for approval_id in error.approval_ids)
+    together = (
+        f'POST /v1/agents/{error.agent_id}/messages with {{"messages": [{{"type": "approval", "approvals": '
+        '[{"type": "approval", "tool_call_id": "…", "approve": true}]}]}'
+    )
+    return {
+        "detail": {
+            "code": "PENDING_APPROVAL",
+            "message": f"CONFLICT: {error.message}",
+            "pending_request_id": error.message_id,
+            "run_id": error.run_id,
+            "tool_call_ids": error.tool_call_ids,
+            "approval_ids": error.approval_ids,
+            "resolve": (
+                f'{one} with {{"decision": "approve"}} or {{"decision": "deny"}}, all of them at once by {together}, '
+                f"or POST /v1/runs/{error.run_id}/cancel"
+            ),
+        }
+    }
+
+
+def _busy(error: domain.Busy) -> dict[str, Any]:
+    return {"detail": error.message, "run_id": error.run_id}
+
+
+_INVALID = _prefixed("INVALID_ARGUMENT")
+_CONFLICT = _prefixed("CONFLICT")
+_NEVER_HERE = ErrorAnswer(500, _unknown)
+"""Errors that end a run inside a worker. One that reaches a route is a fault of ours."""
+
+ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
+    domain.HoldfastError: _NEVER_HERE,
+    domain.NotFound: ErrorAnswer(404, _plain),
+    domain.InvalidRequest: ErrorAnswer(400, _INVALID),
+    domain.InvalidToolSource: ErrorAnswer(400, _INVALID),
+    domain.NoPendingApproval: ErrorAnswer(400, _plain),
+    domain.WrongToolCalls: ErrorAnswer(400, _plain),
+    domain.Conflict: ErrorAnswer(409, _CONFLICT),
+    domain.NothingToCancel: ErrorAnswer(409, _CONFLICT),
+    domain.PendingApproval: ErrorAnswer(409, _pending_approval),
+    domain.AlreadyDecided: ErrorAnswer(409, _CONFLICT),
+    domain.Busy: ErrorAnswer(409, _busy),
+    domain.LifecycleError: ErrorAnswer(409, _CONFLICT),
+    domain.IllegalTransition: ErrorAnswer(409, _CONFLICT),
+    domain.StaleFence: ErrorAnswer(409, _CONFLICT),
+    domain.RunInterrupted: _NEVER_HERE,
+    domain.CancelRequested: _NEVER_HERE,
+    domain.LeaseLost: _NEVER_HERE,
+    domain.RunTimeout: _NEVER_HERE,
+    domain.BudgetExceeded: _NEVER_HERE,
+    domain.ShutdownRequested: _NEVER_HERE,
+    domain.ModelError: ErrorAnswer(500, _unknown),  # `model_error_answer` decides by its type
+    domain.Unavailable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE")),
+}
+
+_MODEL_STATUS: Mapping[str, int] = {
+    domain.ModelErrorType.AUTHENTICATION: 401,
+    domain.ModelErrorType.RATE_LIMIT: 429,
+    domain.ModelErrorType.TIMEOUT: 504,
+    domain.ModelErrorType.BAD_REQUEST: 400,
+    domain.ModelErrorType.ERROR: 500,
+}
+_MODEL_MESSAGE: Mapping[str, str] = {
+    domain.ModelErrorType.AUTHENTICATION: "Authentication failed with the LLM model provider.",
+    domain.ModelErrorType.RATE_LIMIT: "The LLM model provider limits the rate of requests. Wait, then try again.",
+    domain.ModelErrorType.TIMEOUT: "The LLM model provider did not answer in time.",
+    domain.ModelErrorType.BAD_REQUEST: "The LLM model provider refused the request as invalid.",
+}
+
+
+def model_error_answer(error_type: str, detail: str | None, message: str | None = None) -> JSONResponse:
+    """The answer for a run that failed with this error type; types that are not a model's are a 500 of their own."""
+    if error_type == domain.ModelErrorType.CONTEXT_WINDOW:
+        return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400)
+    said = message or _MODEL_MESSAGE.get(error_type, "An error occurred with the LLM request.")
+    body = {"error": {"type": error_type, "message": said, "detail": detail}}
+    return JSONResponse(body, _MODEL_STATUS.get(error_type, 500))
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Teaches the application the table."""
+    app.add_exception_handler(domain.HoldfastError, _answer_domain_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    for foreign in DATABASE_ERRORS:
+        app.add_exception_handler(foreign, _answer_database_error)
+    app.add_exception_handler(Exception, _answer_unknown_error)
+
+
+async def _answer_domain_error(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, domain.ModelError):
+        return model_error_answer(error.error_type, error.message)
+    kind = next(kind for kind in type(error).__mro__ if kind in ERROR_ANSWERS)
+    answer = ERROR_ANSWERS[kind]
+    if answer.status == 503:
+        log.warning("%s %s: %s (%s)", request.method, request.url.path, error, _cause(error))
+    elif answer.status >= 500:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
+    return JSONResponse(answer.body(error), answer.status, headers)
+
+
+def _cause(error: BaseException) -> str:
+    """What the service itself said, without a traceback: when one is away, every request says so."""
+    return " ".join(str(error.__cause__ or "no cause").split())[:200]
+
+
+async def _answer_database_error(request: Request, error: Exception) -> JSONResponse:
+    ours = as_ours(error)
+    if ours is None:
+        return await _answer_unknown_error(request, error)
+    ours.__cause__ = error
+    return await _answer_domain_error(request, ours)
+
+
+async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse(_unknown(error), 500)
+
+
+_PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
+_LONGEST_INPUT = 500
+
+
+async def _answer_validation_error(_request: Request, error: Exception) -> JSONResponse:
+    found: Sequence[Any] = error.errors() if isinstance(error, RequestValidationError) else ()
+    details = [_wire_validation_error(one) for one in found]
+    body: dict[str, Any] = {"trace_id": "", "detail": repr(details)}
+    prefixes = [match["prefix"] for one in found if (match := _malformed_id(one))]
+    if prefixes:
+        body["examples"] = [f"{prefix}-123e4567-e89b-42d3-8456-426614174000" for prefix in prefixes]
+    return JSONResponse(body, 422)
+
+
+def _malformed_id(error: Mapping[str, Any]) -> re.Match[str] | None:
+    if error.get("type") != "string_pattern_mismatch" or error["loc"][0] != "path":
+        return None
+    return _PATH_PATTERN.match(error["ctx"]["pattern"])
+
+
+def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
+    shown = dict(error)
+    if malformed := _malformed_id(error):
+        shown["msg"] = f"String should match pattern '{malformed['prefix']}-{{uuid4}}'"
+    # The whole body may be the input: megabytes, or secrets, in an error that gets logged.
+    if len(repr(shown.get("input"))) > _LONGEST_INPUT:
+        shown["input"] = repr(shown["input"])[:_LONGEST_INPUT] + "…"
+    return shown

@@ -1,0 +1,108 @@
+"""The state of an agent, as Letta's wire answers it."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from api.letta.blocks import wire_block
+from api.letta.model_settings import wire_embedding_config, wire_llm_config, wire_model_settings
+from api.letta.moments import wire_time
+from api.letta.tools import wire_tool
+from shared.domain.agents import Agent
+from shared.sql.agent_store import AgentDetails
+
+SECRETS = "agent.secrets"
+PENDING_APPROVAL = "agent.pending_approval"
+"""Values of `include`. Everything else that can be included is always there."""
+
+
+def wire_agent(
+    details: AgentDetails,
+    environment: Mapping[str, str],
+    *,
+    include: Collection[str] = (),
+    pending_approval: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The wire's agent state. `pending_approval` is the wire's approval request message, where one waits."""
+    agent = details.agent
+    blocks = [wire_block(block) for block in details.blocks]
+    variables = _variables(agent) if SECRETS in include else []
+    return {
+        "created_by_id": None,
+        "last_updated_by_id": None,
+        "created_at": wire_time(agent.created_at),
+        "updated_at": wire_time(agent.updated_at),
+        "id": agent.id,
+        "name": agent.name,
+        "tool_rules": agent.tool_rules,
+        "message_ids": details.message_ids,
+        "system": agent.system,
+        "agent_type": agent.agent_type,
+        "llm_config": wire_llm_config(agent, environment),
+        "embedding_config": wire_embedding_config(agent.embedding, environment),
+        "model": agent.model,
+        "embedding": agent.embedding,
+        "model_settings": wire_model_settings(agent),
+        "compaction_settings": agent.extra.get("compaction_settings"),
+        "response_format": agent.options.response_format,
+        "description": agent.description,
+        "metadata": agent.metadata,
+        "memory": {
+            "agent_type": agent.agent_type,
+            "git_enabled": False,
+            "blocks": blocks,
+            "file_blocks": [],
+            "prompt_template": "",
+        },
+        "blocks": blocks,
+        "tools": [wire_tool(tool) for tool in details.tools],
+        "sources": [],
+        "tags": agent.tags,
+        "tool_exec_environment_variables": variables,
+        "secrets": variables,
+        "pending_approval": pending_approval,
+        "last_stop_reason": agent.last_stop_reason,
+        "last_run_completion": None,
+        "last_run_duration_ms": None,
+        "timezone": agent.timezone,
+        "approval_expires_s": agent.approval_expires_s,
+        "on_approval_expiry": agent.on_approval_expiry,
+        **_given_back(agent.extra),
+    }
+
+
+def _given_back(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "project_id": None,
+        "template_id": extra.get("template_id"),
+        "base_template_id": extra.get("base_template_id"),
+        "deployment_id": None,
+        "entity_id": None,
+        "identity_ids": extra.get("identity_ids") or [],
+        "identities": [],
+        "message_buffer_autoclear": bool(extra.get("message_buffer_autoclear")),
+        "enable_sleeptime": extra.get("enable_sleeptime"),
+        "multi_agent_group": None,
+        "managed_group": None,
+        "max_files_open": extra.get("max_files_open") or 10,
+        "per_file_view_window_char_limit": extra.get("per_file_view_window_char_limit") or 25_000,
+        "hidden": extra.get("hidden"),
+    }
+
+
+def _variables(agent: Agent) -> list[dict[str, Any]]:
+    moment = wire_time(agent.updated_at)
+    return [
+        {
+            "agent_id": agent.id,
+            "key": key,
+            "value": value,
+            "id": None,
+            "description": None,
+            "value_enc": None,
+            "created_at": moment,
+            "updated_at": moment,
+            "created_by_id": None,
+            "last_updated_by_id": None,
+        }
+        for key, value in agent.tool_environment.items()
+    ]

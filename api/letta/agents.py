@@ -1,0 +1,222 @@
+"""Agents on Letta's wire: the requests that make and change one.
+
+Fields that Holdfast keeps but does not act on are listed in `KEPT`; the rest of what Letta knows is ignored.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from api.letta.blocks import BlockCreate
+from api.letta.model_settings import (
+    KEPT_SETTINGS,
+    Handle,
+    LlmConfigFields,
+    ModelSettingsFields,
+    Temperature,
+    Tokens,
+    changed_options,
+)
+from shared.domain.agents import Agent, ModelOptions
+from shared.domain.approval_rules import with_tool_rules
+from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
+from shared.domain.model_catalog import DEFAULT_HANDLE
+from shared.domain.prompt import DEFAULT_SYSTEM
+
+KEPT = (
+    "base_template_id",
+    "compaction_settings",
+    "enable_sleeptime",
+    "hidden",
+    "identity_ids",
+    "max_files_open",
+    "message_buffer_autoclear",
+    "per_file_view_window_char_limit",
+    "template_id",
+)
+"""Fields of the wire that live in `Agent.extra` under their own names."""
+
+_PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
+_MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
+
+
+class ToolRule(BaseModel):
+    """A rule for one of the agent's tools; the types have fields of their own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tool_name: str
+    type: Literal[
+        "requires_approval",
+        "run_first",
+        "exit_loop",
+        "continue_loop",
+        "constrain_child_tools",
+        "conditional",
+        "max_count_per_step",
+        "parent_last_tool",
+        "required_before_exit",
+    ]
+    prompt_template: str | None = None
+
+
+class EmbeddingConfigFields(BaseModel):
+    """The older `embedding_config`: of it, only the handle is kept."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    handle: str | None = None
+    embedding_model: str | None = None
+    embedding_endpoint_type: str | None = None
+
+    def full_handle(self) -> str | None:
+        """The embedding model that the config means."""
+        if self.handle is None and self.embedding_model is not None:
+            return f"{self.embedding_endpoint_type or 'openai'}/{self.embedding_model}"
+        return self.handle
+
+
+class AgentFields(BaseModel):
+    """What a client says about an agent."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str | None = Field(default=None, min_length=1)
+    system: str | None = None
+    description: str | None = None
+    metadata: dict[str, Any] | None = None
+    timezone: str | None = None
+    tags: list[str] | None = None
+    tool_ids: list[str] | None = None
+    block_ids: list[str] | None = None
+    tool_rules: list[ToolRule] | None = None
+    tool_exec_environment_variables: dict[str, str] | None = None
+    secrets: dict[str, str] | None = None
+
+    model: Handle | None = None
+    llm_config: LlmConfigFields | None = None
+    model_settings: ModelSettingsFields | None = None
+    embedding: str | None = None
+    embedding_config: EmbeddingConfigFields | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Temperature | None = None
+    context_window_limit: Tokens | None = None
+    max_tokens: Tokens | None = None
+    max_reasoning_tokens: Tokens | None = None
+    enable_reasoner: bool | None = None
+    reasoning: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    approval_expires_s: float | None = Field(default=None, gt=0)
+    on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
+
+    base_template_id: str | None = None
+    compaction_settings: dict[str, Any] | None = None
+    enable_sleeptime: bool | None = None
+    hidden: bool | None = None
+    identity_ids: list[str] | None = None
+    max_files_open: int | None = None
+    message_buffer_autoclear: bool | None = None
+    per_file_view_window_char_limit: int | None = None
+    template_id: str | None = None
+
+    def handle(self) -> str | None:
+        """The model that is asked for, however it is said."""
+        return self.model or (self.llm_config.full_handle() if self.llm_config else None)
+
+    def options(self, before: ModelOptions) -> ModelOptions:
+        """The model's options after what is said here."""
+        single = {
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "temperature": self.temperature,
+            "context_window": self.context_window_limit,
+            "max_output_tokens": self.max_tokens,
+            "max_reasoning_tokens": self.max_reasoning_tokens,
+            "reasoning": self.reasoning if self.reasoning is not None else self.enable_reasoner,
+            "response_format": self.response_format,
+        }
+        config = self.llm_config.options() if self.llm_config else {}
+        settings = self.model_settings.options() if self.model_settings else {}
+        return changed_options(before, config, settings, single)
+
+    def kept(self, before: dict[str, Any]) -> dict[str, Any]:
+        """What is only given back, after what is said here."""
+        given = {name: getattr(self, name) for name in KEPT if name in self.model_fields_set}
+        if self.model_settings is not None and self.model_settings.model_extra:
+            given[KEPT_SETTINGS] = before.get(KEPT_SETTINGS, {}) | self.model_settings.model_extra
+        return before | given
+
+    def apply(self, agent: Agent) -> Agent:
+        """The agent after what is said here. A field that is left out, or null where it cannot be, stays."""
+        changes: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in _PLAIN
+            if name in self.model_fields_set and (getattr(self, name) is not None or name in _MAY_BE_EMPTIED)
+        }
+        if self.tool_ids is not None:
+            changes["tool_ids"] = [ToolId(tool_id) for tool_id in dict.fromkeys(self.tool_ids)]
+        if self.block_ids is not None:
+            changes["block_ids"] = [BlockId(block_id) for block_id in dict.fromkeys(self.block_ids)]
+        variables = self.secrets if self.secrets is not None else self.tool_exec_environment_variables
+        if variables is not None:
+            changes["tool_environment"] = variables
+        embedding = self.embedding or (self.embedding_config.full_handle() if self.embedding_config else None)
+        changed = replace(
+            agent,
+            model=self.handle() or agent.model,
+            embedding=embedding or agent.embedding,
+            options=self.options(agent.options),
+            extra=self.kept(agent.extra),
+            **changes,
+        )
+        if self.tool_rules is None:
+            return changed
+        return with_tool_rules(changed, [rule.model_dump() for rule in self.tool_rules])
+
+
+class AgentCreate(AgentFields):
+    """An agent to make."""
+
+    agent_type: str = "letta_v1_agent"
+    tools: list[str] | None = None
+    """Names of tools, beside `tool_ids`."""
+    memory_blocks: list[BlockCreate] | None = None
+
+    @model_validator(mode="after")
+    def has_a_model(self) -> Self:
+        """There is no model that could be meant when none is named."""
+        if self.handle() is None:
+            raise ValueError(f"model is required: give a handle <provider>/<model>, e.g. {DEFAULT_HANDLE!r}")
+        return self
+
+
+class AgentUpdate(AgentFields):
+    """What to change of an agent."""
+
+    @model_validator(mode="after")
+    def names_a_known_model(self) -> Self:
+        """The older config names its provider beside the model."""
+        self.handle()
+        return self
+
+
+def new_agent(
+    body: AgentCreate, project_id: ProjectId, ids: IdMaker, now: datetime, named_tools: Sequence[ToolId] = ()
+) -> Agent:
+    """The agent that the request asks for, without its new blocks. `named_tools` are those of `body.tools`."""
+    agent_id = ids.agent()
+    blank = Agent(
+        id=agent_id,
+        project_id=project_id,
+        name=f"agent-{agent_id.split('-')[1]}",
+        model=body.handle() or DEFAULT_HANDLE,
+        system=DEFAULT_SYSTEM,
+        agent_type=body.agent_type,
+        created_at=now,
+        updated_at=now,
+    )
+    agent = body.apply(blank)
+    return replace(agent, tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])))

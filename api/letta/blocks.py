@@ -1,0 +1,102 @@
+"""Memory blocks on Letta's wire."""
+
+from datetime import datetime
+from typing import Any, Self
+
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.domain.agents import Block
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import IdMaker, ProjectId
+
+DEFAULT_LIMIT = 100_000
+
+
+class BlockCreate(BaseModel):
+    """A block to make."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    label: str = Field(min_length=1)
+    value: str
+    description: str | None = None
+    limit: int = Field(default=DEFAULT_LIMIT, ge=1)
+    read_only: bool = False
+    metadata: dict[str, Any] | None = None
+    tags: list[str] | None = None
+
+    @model_validator(mode="after")
+    def fits(self) -> Self:
+        """The value is within the limit."""
+        if len(self.value) > self.limit:
+            raise ValueError(f"value has {len(self.value)} characters, more than the limit of {self.limit}")
+        return self
+
+
+class BlockUpdate(BaseModel):
+    """What to change of a block. A field that is left out, or null, stays; a description may be null."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    label: str | None = Field(default=None, min_length=1)
+    value: str | None = None
+    description: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+    read_only: bool | None = None
+    metadata: dict[str, Any] | None = None
+    tags: list[str] | None = None
+
+    def apply(self, block: Block) -> Block:
+        """The block after the change. Raises `InvalidRequest` when the value would not fit."""
+        given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
+        if "description" in self.model_fields_set:
+            given["description"] = self.description
+        changed = replace(block, **given)
+        if len(changed.value) > changed.limit:
+            raise InvalidRequest(
+                f"value: {len(changed.value)} characters are more than the block's limit of {changed.limit}"
+            )
+        return changed
+
+
+def new_block(body: BlockCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Block:
+    """The block that the request asks for."""
+    return Block(
+        id=ids.block(),
+        project_id=project_id,
+        label=body.label,
+        value=body.value,
+        description=body.description,
+        limit=body.limit,
+        read_only=body.read_only,
+        metadata=body.metadata or {},
+        tags=body.tags or [],
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def wire_block(block: Block) -> dict[str, Any]:
+    """The wire's block."""
+    return {
+        "id": block.id,
+        "label": block.label,
+        "value": block.value,
+        "description": block.description,
+        "limit": block.limit,
+        "read_only": block.read_only,
+        "metadata": block.metadata,
+        "tags": block.tags,
+        "project_id": None,
+        "template_name": None,
+        "is_template": False,
+        "template_id": None,
+        "base_template_id": None,
+        "deployment_id": None,
+        "entity_id": None,
+        "preserve_on_migration": False,
+        "hidden": None,
+        "created_by_id": None,
+        "last_updated_by_id": None,
+    }

@@ -1,0 +1,69 @@
+"""Compaction on Letta's wire: what a client says about it, and the answer."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from api.letta.model_settings import Handle, ModelSettingsFields
+from shared.domain.compaction import CompactionMode, CompactionOptions
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import UUID4_PATTERN, AgentId
+
+WireMode = Literal["all", "sliding_window", "self_compact_all", "self_compact_sliding_window"]
+
+_MODES: Mapping[WireMode, CompactionMode] = {
+    "all": "all",
+    "sliding_window": "sliding_window",
+    # The wire's agents can also be asked inside their own conversation, which costs its whole context once more.
+    "self_compact_all": "all",
+    "self_compact_sliding_window": "sliding_window",
+}
+
+
+class CompactionSettings(BaseModel):
+    """How to compact. Of the wire's fields, `prompt_acknowledgement` is not needed: our models get no such turn."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    mode: WireMode = "sliding_window"
+    model: Handle | None = None
+    model_settings: ModelSettingsFields | None = None
+    prompt: str | None = None
+    clip_chars: Annotated[int | None, Field(ge=1)] = 50_000
+    sliding_window_percentage: Annotated[float, Field(ge=0, le=1)] = 0.3
+
+    def options(self) -> CompactionOptions:
+        """The same in our terms."""
+        return CompactionOptions(
+            mode=_MODES[self.mode],
+            keep_share=self.sliding_window_percentage,
+            prompt=self.prompt,
+            clip_chars=self.clip_chars,
+        )
+
+
+class CompactRequest(BaseModel):
+    """The body of a request to compact; all of it may be left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    agent_id: Annotated[AgentId | None, Field(pattern=f"^agent-{UUID4_PATTERN}$")] = None
+    compaction_settings: CompactionSettings | None = None
+
+    def settings(self, of_agent: Mapping[str, Any] | None) -> CompactionSettings:
+        """What is said here, and for the rest what the agent's own `compaction_settings` say.
+
+        Raises `InvalidRequest` when those make no sense.
+        """
+        asked = self.compaction_settings
+        given = {} if asked is None else {name: getattr(asked, name) for name in asked.model_fields_set}
+        try:
+            return CompactionSettings.model_validate({**(of_agent or {}), **given})
+        except ValidationError as error:
+            raise InvalidRequest(f"the agent's compaction_settings are not valid: {error}") from error
+
+
+def wire_compaction(summary: str, before: int, after: int) -> dict[str, Any]:
+    """What a compaction has come to."""
+    return {"summary": summary, "num_messages_before": before, "num_messages_after": after}

@@ -1,0 +1,191 @@
+"""What an agent's context holds, as Letta's wire shows it. Every count of tokens is an estimate from the characters."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from api.letta.moments import wire_time
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    Decision,
+    ImageContent,
+    Message,
+    Summary,
+    SystemMessage,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+from shared.domain.model_catalog import context_window_of
+from shared.domain.prompt import render_memory
+from shared.domain.tools import Tool
+from shared.sql.agent_store import AgentDetails
+
+CHARACTERS_PER_TOKEN = 4
+"""A rule of thumb for English text and JSON."""
+
+
+def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str, Any]:
+    """The wire's overview of a context, whatever state its messages are in."""
+    agent = details.agent
+    memory = render_memory(details.blocks)
+    functions = [_wire_function(tool) for tool in details.tools]
+    shown = [_wire_message(message) for message in messages]
+    spoken = [message for message in shown if message["role"] != "system"]
+    summaries = [message.body.text for message in messages if isinstance(message.body, Summary)]
+    tokens = {
+        "num_tokens_system": _tokens(agent.system),
+        "num_tokens_core_memory": _tokens(memory),
+        "num_tokens_functions_definitions": _tokens(functions) if functions else 0,
+        "num_tokens_messages": sum(_tokens(_said(message)) for message in spoken),
+    }
+    return {
+        "context_window_size_max": agent.options.context_window or context_window_of(agent.model),
+        "context_window_size_current": sum(tokens.values()),
+        "num_messages": len(shown),
+        "num_archival_memory": 0,
+        "num_recall_memory": len(shown),
+        "num_tokens_external_memory_summary": 0,
+        "external_memory_summary": "",
+        "system_prompt": agent.system,
+        "core_memory": memory,
+        "num_tokens_memory_filesystem": 0,
+        "memory_filesystem": None,
+        "num_tokens_tool_usage_rules": 0,
+        "tool_usage_rules": None,
+        "num_tokens_directories": 0,
+        "directories": None,
+        "num_tokens_summary_memory": sum(map(_tokens, summaries)),
+        "summary_memory": "\n\n".join(summaries) or None,
+        "functions_definitions": functions,
+        "messages": shown,
+        **tokens,
+    }
+
+
+def _tokens(what: object) -> int:
+    text = what if isinstance(what, str) else json.dumps(what)
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def _said(message: dict[str, Any]) -> list[Any]:
+    return [message[part] for part in ("content", "tool_calls", "tool_returns", "approvals") if message[part]]
+
+
+def _wire_function(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": None}
+    return {"function": function, "type": "function"}
+
+
+def _wire_message(message: Message) -> dict[str, Any]:
+    blank: dict[str, Any] = {
+        "created_by_id": None,
+        "last_updated_by_id": None,
+        "created_at": wire_time(message.created_at),
+        "updated_at": wire_time(message.created_at),
+        "id": message.id,
+        "agent_id": message.agent_id,
+        "model": None,
+        "role": None,
+        "content": None,
+        "name": None,
+        "tool_calls": None,
+        "tool_call_id": None,
+        "step_id": message.step_id,
+        "run_id": message.run_id,
+        "otid": None,
+        "tool_returns": [],
+        "group_id": None,
+        "sender_id": None,
+        "batch_item_id": None,
+        "conversation_id": message.conversation_id,
+        "is_err": None,
+        "approval_request_id": None,
+        "approve": None,
+        "denial_reason": None,
+        "approvals": [],
+    }
+    return blank | _by_kind(message)
+
+
+def _by_kind(message: Message) -> dict[str, Any]:
+    match message.body:
+        case SystemMessage(text):
+            return {"role": "system", "content": [_text(text)]}
+        case Summary(text):
+            return {"role": "user", "content": [_text(text)], "name": "summary"}
+        case UserMessage() as body:
+            origin = {"name": body.name, "otid": body.otid, "sender_id": body.sender_id}
+            return origin | {"role": body.role, "content": _user_content(body)}
+        case AssistantMessage() as body:
+            return _assistant(body)
+        case ApprovalResponse(decisions):
+            return {"role": "approval", "approvals": [_approval(decision) for decision in decisions]} | _first(
+                decisions
+            )
+        case ToolReturns(returns):
+            return {"role": "tool", "tool_returns": [_tool_return(one) for one in returns]}
+        case _:
+            assert_never(message.body)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "signature": None}
+
+
+def _user_content(body: UserMessage) -> list[dict[str, Any]]:
+    if isinstance(body.content, str):
+        return [_text(body.content)]
+    # The bytes of an image say nothing to a reader and may be megabytes.
+    return [
+        {"type": "image", "source": {"url": part.url, "media_type": part.media_type}}
+        if isinstance(part, ImageContent)
+        else _text(part.text)
+        for part in body.content
+    ]
+
+
+def _assistant(body: AssistantMessage) -> dict[str, Any]:
+    content: list[dict[str, Any]] = []
+    if body.reasoning is not None:
+        reasoning = {"type": "reasoning", "reasoning": body.reasoning.text, "signature": body.reasoning.signature}
+        content.append({"is_native": True} | reasoning)
+    if body.text:
+        content.append(_text(body.text))
+    calls = [
+        {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}, "type": "function"}
+        for call in body.tool_calls
+    ]
+    waits = any(call.needs_approval for call in body.tool_calls)
+    return {
+        "role": "approval" if waits else "assistant",
+        "model": None if body.model is None else body.model.partition("/")[2],
+        "content": content or None,
+        "tool_calls": calls or None,
+    }
+
+
+def _approval(decision: Decision) -> dict[str, Any]:
+    if decision.kind == "tool":
+        returned = {"tool_return": decision.tool_return, "status": decision.status}
+        return {"type": "tool", "tool_call_id": decision.tool_call_id} | returned
+    said = {"approve": decision.approve, "reason": decision.reason}
+    return {"type": "approval", "tool_call_id": decision.tool_call_id} | said
+
+
+def _first(decisions: Sequence[Decision]) -> dict[str, Any]:
+    if not decisions:
+        return {}
+    first = decisions[0]
+    return {"approve": first.approve, "approval_request_id": first.tool_call_id, "denial_reason": first.reason}
+
+
+def _tool_return(one: ToolReturn) -> dict[str, Any]:
+    return {
+        "tool_call_id": one.tool_call_id,
+        "status": one.status,
+        "stdout": one.stdout,
+        "stderr": one.stderr,
+        "func_response": one.text,
+    }

@@ -1,0 +1,39 @@
+"""The fields that every message of the wire has, in the wire's order, and its part ids."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+
+def envelope(
+    message_type: str,
+    *,
+    message_id: str,
+    moment: datetime,
+    otid: str | None = None,
+    name: str | None = None,
+    sender_id: str | None = None,
+    step_id: str | None = None,
+    run_id: str | None = None,
+    seq_id: int | None = None,
+) -> dict[str, Any]:
+    """The common head of a message; a message's own fields follow it."""
+    return {
+        "id": message_id,
+        "date": moment.astimezone(UTC).replace(microsecond=0).isoformat(),
+        "name": name,
+        "message_type": message_type,
+        "otid": otid,
+        "sender_id": sender_id,
+        "step_id": step_id,
+        "is_err": None,
+        "seq_id": seq_id,
+        "run_id": run_id,
+    }
+
+
+def part_otid(message_id: str, part: int) -> str:
+    """The otid of one part of a message: the message's UUID with the low seven bits of its last byte set to `part`."""
+    whole = UUID(message_id.partition("-")[2])
+    last = (whole.bytes[-1] & 0x80) | (part & 0x7F)
+    return str(UUID(bytes=whole.bytes[:-1] + bytes([last])))

@@ -1,0 +1,215 @@
+"""Events of a run's log as the frames of Letta's streams. Knows Letta's JSON, not how it travels."""
+
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, assert_never
+from uuid import NAMESPACE_OID, uuid5
+
+import msgspec
+
+from api.letta.envelope import envelope, part_otid
+from api.letta.messages import tool_call_fields, tool_return_fields
+from shared.domain import events
+from shared.domain.ids import RunId, Seq
+
+ALWAYS_SHOWN = frozenset({"stop_reason", "usage_statistics", "error_message", "event_message", "run_status"})
+"""Frames that `include_return_message_types` does not filter: a client needs them to know what became of its stream."""
+
+
+class Frame(NamedTuple):
+    """One frame: its number, its JSON (None: the end of the stream), and whether it is an error."""
+
+    seq: Seq
+    body: dict[str, Any] | None
+    is_error: bool = False
+
+
+class FrameOptions(msgspec.Struct, frozen=True):
+    """What a reader wants to see."""
+
+    pings: bool = True
+    status_events: bool = False
+    message_types: frozenset[str] | None = None
+    """Types of messages to show; None: all."""
+
+
+class Frames:
+    """Turns one run's events into what one reader sees."""
+
+    def __init__(self, run_id: RunId, options: FrameOptions) -> None:
+        self._run_id = run_id
+        self._options = options
+
+    def of(self, seq: Seq, entry: bytes) -> Frame | None:
+        """The frame of a log entry; None when this reader does not want to see it."""
+        return self.of_event(seq, events.decode(entry))
+
+    def of_event(self, seq: Seq, event: events.Event) -> Frame | None:
+        """The frame of an event; None when this reader does not want to see it."""
+        if isinstance(event, events.Ended):
+            return Frame(seq, None)
+        body = self._body(seq, event)
+        if body is None or not self._is_wanted(body["message_type"]):
+            return None
+        return Frame(seq, body, is_error=isinstance(event, events.Failed))
+
+    def ping(self, seq: Seq, now: datetime) -> Frame:
+        """A sign of life in a silence; it repeats the number of the last frame."""
+        return Frame(seq, self._ping(seq, now))
+
+    def _is_wanted(self, message_type: str) -> bool:
+        if message_type == "ping":
+            return self._options.pings
+        wanted = self._options.message_types
+        return wanted is None or message_type in wanted or message_type in ALWAYS_SHOWN
+
+    def _ping(self, seq: Seq, moment: datetime) -> dict[str, Any]:
+        ping_id = "ping-" + self._run_id.partition("-")[2]
+        return envelope("ping", message_id=ping_id, moment=moment, run_id=self._run_id, seq_id=seq)
+
+    def _body(self, seq: Seq, event: events.Event) -> dict[str, Any] | None:
+        match event:
+            case events.RunCreated():
+                return self._created(seq, event)
+            case events.ReasoningChunk() | events.TextChunk() | events.ToolCallChunk() | events.ToolCalls():
+                return self._answer_part(seq, event)
+            case events.ToolsReturned():
+                head = self._head("tool_return_message", seq, event, otid=part_otid(event.message_id, 0))
+                return {**head, **tool_return_fields(event.returns)}
+            case events.InputDelivered():
+                head = envelope(
+                    "user_message",
+                    message_id=event.message_id,
+                    moment=_moment(event.at),
+                    otid=event.otid,
+                    run_id=self._run_id,
+                    seq_id=seq,
+                )
+                return {**head, "content": event.text}
+            case events.Stopped() | events.UsageReported() | events.Failed():
+                return self._ending(seq, event)
+            case events.StatusChanged():
+                return self._status(seq, event)
+            case events.StepRestarted():
+                void = {"attempt": event.attempt, "void_message_ids": event.void_message_ids}
+                return self._note("step_restarted", seq, event.at, void)
+            case events.Gap():
+                return self._note("gap", seq, event.at, {"first_missing": event.first_missing, "last_missing": seq})
+            case events.Ended():
+                return None
+            case _:
+                assert_never(event)
+
+    def _created(self, seq: Seq, event: events.RunCreated) -> dict[str, Any]:
+        return self._status(seq, events.StatusChanged(event.at, "created"))
+
+    def _answer_part(
+        self,
+        seq: Seq,
+        event: events.ReasoningChunk | events.TextChunk | events.ToolCallChunk | events.ToolCalls,
+    ) -> dict[str, Any]:
+        otid = part_otid(event.message_id, event.part)
+        match event:
+            case events.ReasoningChunk():
+                head = self._head("reasoning_message", seq, event, otid=otid)
+                said = {"source": "reasoner_model", "reasoning": event.text, "signature": event.signature}
+                return {**head, **said}
+            case events.TextChunk():
+                return {**self._head("assistant_message", seq, event, otid=otid), "content": event.text}
+            case events.ToolCallChunk():
+                return self._call_chunk(seq, event, otid)
+            case events.ToolCalls():
+                kind = "approval_request_message" if event.needs_approval else "tool_call_message"
+                otid = event.message_id if event.needs_approval else otid
+                return {**self._head(kind, seq, event, otid=otid), **tool_call_fields(event.calls)}
+            case _:
+                assert_never(event)
+
+    def _call_chunk(self, seq: Seq, event: events.ToolCallChunk, otid: str) -> dict[str, Any]:
+        delta: dict[str, Any] = {"name": event.name, "arguments": event.arguments, "tool_call_id": event.call_id}
+        if event.needs_approval:
+            head = self._head("approval_request_message", seq, event, otid=event.message_id)
+        else:
+            head = self._head("tool_call_message", seq, event, otid=otid)
+            delta = {key: value for key, value in delta.items() if value is not None}
+        return {**head, "tool_call": delta, "tool_calls": delta}
+
+    def _ending(self, seq: Seq, event: events.Stopped | events.UsageReported | events.Failed) -> dict[str, Any]:
+        place = {"run_id": self._run_id, "seq_id": seq}
+        match event:
+            case events.Stopped():
+                return {"message_type": "stop_reason", "stop_reason": event.reason, **place}
+            case events.UsageReported():
+                return {**usage_fields(event), "run_ids": None, **place}
+            case events.Failed():
+                return {**error_fields(self._run_id, event.error_type, event.message, event.detail), "seq_id": seq}
+            case _:
+                assert_never(event)
+
+    def _status(self, seq: Seq, event: events.StatusChanged) -> dict[str, Any]:
+        if not self._options.status_events:
+            # Its number must not be missing for those who know nothing of status events: they know pings.
+            return self._ping(seq, _moment(event.at))
+        place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
+        return {"message_type": "run_status", "status": event.status, "cause": event.cause, **place}
+
+    def _note(self, event_type: str, seq: Seq, at: int, data: dict[str, Any]) -> dict[str, Any]:
+        """Letta's way to tell a developer of something that is no part of the conversation."""
+        note_id = f"message-{uuid5(NAMESPACE_OID, f'{self._run_id}:{seq}')}"
+        head = envelope("event_message", message_id=note_id, moment=_moment(at), run_id=self._run_id, seq_id=seq)
+        return {**head, "event_type": event_type, "event_data": data}
+
+    def _head(
+        self,
+        message_type: str,
+        seq: Seq,
+        event: events.ReasoningChunk
+        | events.TextChunk
+        | events.ToolCallChunk
+        | events.ToolCalls
+        | events.ToolsReturned,
+        *,
+        otid: str,
+    ) -> dict[str, Any]:
+        return envelope(
+            message_type,
+            message_id=event.message_id,
+            moment=_moment(event.at),
+            otid=otid,
+            step_id=event.step_id,
+            run_id=self._run_id,
+            seq_id=seq,
+        )
+
+
+def usage_fields(usage: Any) -> dict[str, Any]:
+    """Tokens of a run, from a `UsageReported` or a `Usage`; the caller adds `run_ids`."""
+    fields = {
+        "message_type": "usage_statistics",
+        "completion_tokens": usage.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "step_count": getattr(usage, "step_count", 0),
+        "cached_input_tokens": usage.cached_input_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "context_tokens": usage.context_tokens,
+    }
+    if usage.estimated:
+        fields["estimated"] = True
+    return fields
+
+
+def error_fields(run_id: RunId, error_type: str, message: str, detail: str | None) -> dict[str, Any]:
+    """The error object of the wire: in a stream, on a run, in a callback."""
+    return {
+        "message_type": "error_message",
+        "run_id": run_id,
+        "error_type": error_type,
+        "message": message,
+        "detail": detail,
+        "seq_id": None,
+    }
+
+
+def _moment(at: int) -> datetime:
+    return datetime.fromtimestamp(at / 1000, UTC)

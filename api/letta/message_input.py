@@ -1,0 +1,271 @@
+"""What a client sends to an agent: the wire's request, and the messages and decisions in it."""
+
+from collections.abc import Container
+from datetime import datetime
+from typing import Annotated, Any, Literal, cast
+
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from api.letta.callback_url import CallbackUrl
+from shared.domain.errors import CancelMode, InvalidRequest
+from shared.domain.ids import IdMaker
+from shared.domain.messages import (
+    ApprovalResponse,
+    ContentPart,
+    Decision,
+    ImageContent,
+    NewMessage,
+    TextContent,
+    UserMessage,
+)
+from shared.domain.runs import OTIDS
+from shared.domain.tools import ClientTool
+
+IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
+
+
+class MessageIn(BaseModel):
+    """One message of a request: a user's, a decision, or results of tools that the client ran."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["message", "approval", "tool_return"] = "message"
+    role: Literal["user", "system", "assistant"] = "user"
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    otid: str | None = None
+    sender_id: str | None = None
+    approvals: list[dict[str, Any]] | None = None
+    approve: bool | None = None
+    approval_request_id: str | None = None
+    reason: str | None = None
+    tool_returns: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type_may_be_null(cls, value: Any) -> Any:
+        given = _as_object(value)
+        return value if given is None or given.get("type") is not None else {**given, "type": "message"}
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> "MessageIn":
+        if self.type == "message" and self.content is None:
+            raise ValueError("content is missing: a message needs text or a list of content parts")
+        if self.type == "tool_return" and not self.tool_returns:
+            raise ValueError("tool_returns is missing: name at least one result")
+        return self
+
+
+class ClientToolIn(BaseModel):
+    """A tool that the client runs itself."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class MessagesRequest(BaseModel):
+    """The body of a submission."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    messages: list[MessageIn] | None = None
+    input: str | list[dict[str, Any]] | None = None
+    streaming: bool | None = None
+    stream_tokens: bool = False
+    background: bool = False
+    include_pings: bool = True
+    max_steps: Annotated[int, Field(ge=1)] = 50
+    client_tools: list[ClientToolIn] | None = None
+    include_return_message_types: list[str] | None = None
+    override_model: str | None = None
+    override_system: str | None = None
+    use_assistant_message: bool = True
+    assistant_message_tool_name: str = "send_message"
+    assistant_message_tool_kwarg: str = "message"
+    callback_url: CallbackUrl | None = None
+    if_busy: IfBusy | None = None
+    include_status_events: bool = False
+
+    @model_validator(mode="after")
+    def _has_input(self) -> "MessagesRequest":
+        if self.messages is None and self.input is None:
+            raise ValueError("Must specify either 'input' or 'messages'.")
+        if self.messages is not None and self.input is not None:
+            raise ValueError("Specify either 'input' or 'messages', not both.")
+        return self
+
+    def given_messages(self) -> list[MessageIn]:
+        """The messages, `input` being short for one of a user's."""
+        if self.messages is not None:
+            return self.messages
+        return [MessageIn(content=self.input)]
+
+    def tools_of_client(self) -> list[ClientTool]:
+        """The client's own tools."""
+        return [
+            ClientTool(name=tool.name, description=tool.description or "", parameters=tool.parameters or {})
+            for tool in self.client_tools or []
+        ]
+
+
+class InjectRequest(BaseModel):
+    """The body of an injection into a running run."""
+
+    messages: list[MessageIn] | None = None
+    input: str | list[dict[str, Any]] | None = None
+    if_ended: Literal["refuse", "next"] = "refuse"
+
+    @model_validator(mode="after")
+    def _has_input(self) -> "InjectRequest":
+        if not self.messages and self.input is None:
+            raise ValueError("Must specify either 'input' or 'messages'.")
+        return self
+
+    def given_messages(self) -> list[MessageIn]:
+        """The messages, `input` being short for one of a user's."""
+        return self.messages or [MessageIn(content=self.input)]
+
+
+class CancelRequestIn(BaseModel):
+    """The body of a cancel; all of it may be left out."""
+
+    run_ids: list[str] | None = None
+    reason: Annotated[str | None, Field(max_length=2000)] = None
+    mode: CancelMode = CancelMode.INTERRUPT
+    wait: Annotated[float | None, Field(ge=0, le=60, description="Seconds to wait for the run to stop.")] = None
+
+
+class StreamRequest(BaseModel):
+    """The body of a resumed stream; all of it may be left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    starting_after: Annotated[int, Field(ge=0)] | None = None
+    include_pings: bool = True
+    include_status_events: bool = False
+
+
+def user_messages(given: list[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
+    """The messages of a request that are not decisions."""
+    return [
+        NewMessage(
+            id=ids.message(),
+            created_at=now,
+            body=UserMessage(
+                content=_content(message.content),
+                role=message.role,
+                otid=message.otid,
+                name=message.name,
+                sender_id=message.sender_id,
+            ),
+        )
+        for message in given
+        if message.type == "message"
+    ]
+
+
+def decision_message(
+    given: list[MessageIn], waiting_calls: list[str], request_ids: Container[str], ids: IdMaker, now: datetime
+) -> NewMessage | None:
+    """The decisions of a request, as one message. None: it has none.
+
+    A decision may name the request's message instead of its call (they are easily mixed up) when one call waits, and
+    the older form, `approve` alone, speaks for every waiting call.
+    """
+    decisions = [
+        decision for message in given if message.type != "message" for decision in _decisions_of(message, waiting_calls)
+    ]
+    if not any(message.type != "message" for message in given):
+        return None
+    if len(waiting_calls) == 1:
+        decisions = [
+            replace(decision, tool_call_id=waiting_calls[0]) if decision.tool_call_id in request_ids else decision
+            for decision in decisions
+        ]
+    return NewMessage(id=ids.message(), created_at=now, body=ApprovalResponse(decisions=decisions))
+
+
+def submission_keys(given: list[MessageIn], idempotency_key: str | None) -> list[str]:
+    """By what a submission is recognised when it is sent again: the header, or the otids of all its messages."""
+    keys = [] if idempotency_key is None else [f"idempotency-key:{idempotency_key}"]
+    otids = [message.otid for message in given]
+    if otids and all(otids):
+        keys.append(OTIDS + ",".join(sorted(otid for otid in otids if otid)))
+    return keys
+
+
+def _decisions_of(message: MessageIn, waiting_calls: list[str]) -> list[Decision]:
+    items = message.tool_returns if message.type == "tool_return" else message.approvals
+    if items:
+        default_kind = "tool" if message.type == "tool_return" else "approval"
+        return [_decision(item, default_kind) for item in items]
+    if message.approve is None:
+        raise InvalidRequest("approvals is missing: say for each waiting tool call whether it is approved")
+    named = [message.approval_request_id] if message.approval_request_id else []
+    return [
+        Decision(tool_call_id=call_id, approve=message.approve, reason=message.reason)
+        for call_id in waiting_calls or named
+    ]
+
+
+def _decision(item: dict[str, Any], default_kind: str) -> Decision:
+    call_id = item.get("tool_call_id")
+    if not isinstance(call_id, str):
+        raise InvalidRequest("approvals[].tool_call_id is missing: name the tool call that is decided")
+    if item.get("type", default_kind) == "tool":
+        status = item.get("status", "success")
+        if status not in ("success", "error"):
+            raise InvalidRequest(f"tool_returns[].status is {status!r}: it must be 'success' or 'error'")
+        return Decision(
+            tool_call_id=call_id,
+            kind="tool",
+            tool_return=_text(item.get("tool_return")),
+            status=status,
+            stdout=_lines(item.get("stdout")),
+            stderr=_lines(item.get("stderr")),
+        )
+    approve = item.get("approve")
+    if not isinstance(approve, bool):
+        raise InvalidRequest(f"approvals[].approve is missing for {call_id}: it must be true or false")
+    return Decision(tool_call_id=call_id, approve=approve, reason=item.get("reason"))
+
+
+def _as_object(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _lines(value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    return [str(line) for line in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        parts = [_as_object(part) for part in cast("list[Any]", value)]
+        return "\n".join(str(part.get("text", "")) for part in parts if part is not None)
+    return "" if value is None else str(value)
+
+
+def _content(content: str | list[dict[str, Any]] | None) -> str | list[ContentPart]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [_part(number, part) for number, part in enumerate(content)]
+
+
+def _part(number: int, part: dict[str, Any]) -> ContentPart:
+    kind = part.get("type", "text")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return TextContent(part["text"])
+    given = _as_object(part.get("source"))
+    if kind == "image" and given is not None:
+        if given.get("type") == "url" and isinstance(given.get("url"), str):
+            return ImageContent(url=given["url"])
+        if given.get("type") == "base64" and isinstance(given.get("data"), str):
+            return ImageContent(data=given["data"], media_type=given.get("media_type") or "image/png")
+    raise InvalidRequest(
+        f"content[{number}] is not understood: use {{'type': 'text', 'text': …}} or "
+        "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}"
+    )

@@ -1,0 +1,196 @@
+"""Stored messages as Letta's wire shows them: one stored answer becomes up to four of the wire's messages."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, assert_never
+
+from api.letta.envelope import envelope, part_otid
+from shared.domain.ids import MessageId
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    ContentPart,
+    Decision,
+    ImageContent,
+    Message,
+    Summary,
+    SystemMessage,
+    TextContent,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+
+WireMessage = dict[str, Any]
+
+NOT_ANSWERS = frozenset({"user_message", "system_message", "approval_response_message", "summary_message"})
+"""Types that the answer of a plain request leaves out: the client sent them, or nobody said them."""
+
+
+def wire_messages(messages: Iterable[Message]) -> list[WireMessage]:
+    """The wire's messages for stored ones, in order."""
+    return [wire for message in messages for wire in wire_message(message)]
+
+
+def wire_message(message: Message) -> list[WireMessage]:
+    """The wire's messages for one stored message."""
+    body = message.body
+    match body:
+        case SystemMessage():
+            return [{**_head("system_message", message), "content": body.text}]
+        case UserMessage():
+            return [_user_message(message, body)]
+        case AssistantMessage():
+            return _assistant_parts(message, body)
+        case ApprovalResponse():
+            return [_approval_response(message, body)]
+        case ToolReturns():
+            head = _head("tool_return_message", message, otid=part_otid(message.id, 0))
+            return [{**head, **tool_return_fields(body.returns)}]
+        case Summary():
+            return [_summary_message(message, body)]
+        case _:
+            assert_never(body)
+
+
+def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
+    """Results of one answer's calls; the fields at the top are those of the first."""
+    first = returns[0]
+    return {
+        "name": first.tool_name,
+        "tool_return": first.text,
+        "status": first.status,
+        "tool_call_id": first.tool_call_id,
+        "stdout": first.stdout,
+        "stderr": first.stderr,
+        "tool_returns": [
+            {
+                "type": "tool",
+                "tool_return": one.text,
+                "status": one.status,
+                "tool_call_id": one.tool_call_id,
+                "stdout": one.stdout,
+                "stderr": one.stderr,
+            }
+            for one in returns
+        ],
+    }
+
+
+def tool_call_fields(calls: Sequence[ToolCall]) -> WireMessage:
+    """Whole tool calls: the first one, and all of them."""
+    shown = [{"name": call.name, "arguments": call.arguments, "tool_call_id": call.id} for call in calls]
+    return {"tool_call": shown[0], "tool_calls": shown}
+
+
+def wire_content(content: str | list[ContentPart]) -> str | list[WireMessage]:
+    """A user's content: text stays text."""
+    if isinstance(content, str):
+        return content
+    return [_content_part(part) for part in content]
+
+
+def _content_part(part: ContentPart) -> WireMessage:
+    match part:
+        case TextContent():
+            return {"type": "text", "text": part.text}
+        case ImageContent(url=str() as url):
+            return {"type": "image", "source": {"type": "url", "url": url}}
+        case ImageContent():
+            source = {"type": "base64", "media_type": part.media_type, "data": part.data}
+            return {"type": "image", "source": source}
+        case _:
+            assert_never(part)
+
+
+def _head(message_type: str, message: Message, **given: Any) -> WireMessage:
+    message_id: MessageId = given.pop("message_id", message.id)
+    moment: datetime = message.created_at
+    return envelope(
+        message_type,
+        message_id=message_id,
+        moment=moment,
+        step_id=message.step_id,
+        run_id=message.run_id,
+        **given,
+    )
+
+
+def _user_message(message: Message, body: UserMessage) -> WireMessage:
+    kind = "system_message" if body.role == "system" else "user_message"
+    head = _head(kind, message, otid=body.otid, name=body.name, sender_id=body.sender_id)
+    return {**head, "content": wire_content(body.content)}
+
+
+def _summary_message(message: Message, body: Summary) -> WireMessage:
+    stats = None
+    if body.stats is not None:
+        stats = {
+            "trigger": "request",
+            "messages_count_before": body.stats.messages_before,
+            "messages_count_after": body.stats.messages_after,
+            "context_window": body.stats.context_window,
+        }
+    return {**_head("summary_message", message), "summary": body.text, "compaction_stats": stats}
+
+
+def _assistant_parts(message: Message, body: AssistantMessage) -> list[WireMessage]:
+    parts: list[WireMessage] = []
+    if body.reasoning is not None:
+        head = _head("reasoning_message", message, otid=part_otid(message.id, len(parts)))
+        said = {"source": "reasoner_model", "reasoning": body.reasoning.text, "signature": body.reasoning.signature}
+        parts.append({**head, **said})
+    if body.text or not (parts or body.tool_calls):
+        head = _head("assistant_message", message, otid=part_otid(message.id, len(parts)))
+        parts.append({**head, "content": body.text})
+    calls = [call for call in body.tool_calls if not call.needs_approval]
+    if calls:
+        shown_as = _id_of(message, body, "calls")
+        head = _head("tool_call_message", message, message_id=shown_as, otid=part_otid(shown_as, len(parts)))
+        parts.append({**head, **tool_call_fields(calls)})
+    waiting = [call for call in body.tool_calls if call.needs_approval]
+    if waiting:
+        shown_as = _id_of(message, body, "approvals")
+        head = _head("approval_request_message", message, message_id=shown_as, otid=shown_as)
+        parts.append({**head, **tool_call_fields(waiting)})
+    return parts
+
+
+def _id_of(message: Message, body: AssistantMessage, kind: str) -> MessageId:
+    if body.sibling_id is not None and body.sibling_holds == kind:
+        return body.sibling_id
+    return message.id
+
+
+def _approval_response(message: Message, body: ApprovalResponse) -> WireMessage:
+    approvals = [_wire_decision(decision) for decision in body.decisions]
+    first = body.decisions[0]
+    by_approval = first.kind == "approval"
+    return {
+        **_head("approval_response_message", message),
+        "approvals": approvals,
+        "approve": first.approve if by_approval else None,
+        "approval_request_id": first.tool_call_id,
+        "reason": first.reason if by_approval else None,
+    }
+
+
+def _wire_decision(decision: Decision) -> WireMessage:
+    if decision.kind == "tool":
+        return {
+            "type": "tool",
+            "tool_return": decision.tool_return,
+            "status": decision.status,
+            "tool_call_id": decision.tool_call_id,
+            "stdout": decision.stdout,
+            "stderr": decision.stderr,
+        }
+    edited = {} if decision.edited_arguments is None else {"edited_arguments": decision.edited_arguments}
+    return {
+        "type": "approval",
+        "tool_call_id": decision.tool_call_id,
+        "approve": decision.approve,
+        "reason": decision.reason,
+        **edited,
+    }

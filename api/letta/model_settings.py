@@ -1,0 +1,214 @@
+"""How a model is asked: the wire's three ways to say it, and the two in which it is answered.
+
+A request may carry the older `llm_config`, the newer `model_settings`, and single fields beside them; what is more
+specific wins, in that order. Settings that Holdfast does not act on are kept and given back.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from shared.domain.agents import Agent, ModelOptions
+from shared.domain.model_catalog import EMBEDDINGS, PROVIDERS, context_window_of, split_handle
+
+KEPT_SETTINGS = "model_settings"
+"""Key of `Agent.extra`: the settings that are only given back."""
+
+
+def _known_handle(handle: str) -> str:
+    split_handle(handle)
+    return handle
+
+
+Handle = Annotated[str, AfterValidator(_known_handle)]
+"""`provider/model` with a provider that Holdfast knows. Its key need not be there yet."""
+
+Tokens = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+
+
+class LlmConfigFields(BaseModel):
+    """The older `llm_config`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    handle: Handle | None = None
+    model: str | None = None
+    model_endpoint_type: str | None = None
+    context_window: Tokens | None = None
+    temperature: Temperature | None = None
+    max_tokens: Tokens | None = None
+    enable_reasoner: bool | None = None
+    reasoning_effort: str | None = None
+    max_reasoning_tokens: Tokens | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    def full_handle(self) -> str | None:
+        """The model that the config means. Raises `ValueError` if its endpoint type is not a known provider."""
+        if self.handle is None and self.model is not None and self.model_endpoint_type is not None:
+            return _known_handle(f"{self.model_endpoint_type}/{self.model}")
+        return self.handle
+
+    def options(self) -> dict[str, Any]:
+        """The options that it sets."""
+        handle = self.full_handle()
+        # An answer of ours that is sent back must not turn the model's own window into a chosen one.
+        is_default_window = handle is not None and self.context_window == context_window_of(handle)
+        return {
+            "context_window": None if is_default_window else self.context_window,
+            "temperature": self.temperature,
+            "max_output_tokens": self.max_tokens,
+            "reasoning": self.enable_reasoner,
+            "reasoning_effort": self.reasoning_effort,
+            "max_reasoning_tokens": self.max_reasoning_tokens or None,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": self.response_format,
+        }
+
+
+class Effort(BaseModel):
+    """Reasoning, as OpenAI's settings say it."""
+
+    reasoning_effort: str | None = None
+
+
+class Thinking(BaseModel):
+    """Reasoning, as Anthropic's settings say it."""
+
+    type: Literal["enabled", "disabled"] | None = None
+    budget_tokens: Tokens | None = None
+
+
+class ThinkingConfig(BaseModel):
+    """Reasoning, as Gemini's settings say it."""
+
+    include_thoughts: bool | None = None
+    thinking_budget: Tokens | None = None
+
+
+class ModelSettingsFields(BaseModel):
+    """The newer `model_settings` of every provider at once; what we do not know lands in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    provider_type: str | None = None
+    max_output_tokens: Tokens | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Temperature | None = None
+    reasoning: Effort | None = None
+    thinking: Thinking | None = None
+    thinking_config: ThinkingConfig | None = None
+    response_format: dict[str, Any] | None = None
+    response_schema: dict[str, Any] | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The options that they set."""
+        changes: dict[str, Any] = {
+            "max_output_tokens": self.max_output_tokens,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "temperature": self.temperature,
+            "response_format": self.response_format or self.response_schema,
+        }
+        if self.reasoning is not None and self.reasoning.reasoning_effort is not None:
+            changes["reasoning"] = self.reasoning.reasoning_effort != "none"
+            changes["reasoning_effort"] = self.reasoning.reasoning_effort
+        if self.thinking is not None and self.thinking.type is not None:
+            changes["reasoning"] = self.thinking.type == "enabled"
+            changes["max_reasoning_tokens"] = self.thinking.budget_tokens
+        if self.thinking_config is not None:
+            changes["reasoning"] = self.thinking_config.include_thoughts
+            changes["max_reasoning_tokens"] = self.thinking_config.thinking_budget
+        return changes
+
+
+def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> ModelOptions:
+    """The options after the changes, the later ones winning. None leaves an option as it is."""
+    values = {name: getattr(options, name) for name in ModelOptions.__struct_fields__}
+    for change in changes:
+        values.update({name: value for name, value in change.items() if value is not None})
+    return ModelOptions(**values)
+
+
+def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, Any]:
+    """`llm_config` of an agent. None stands for the provider's own default."""
+    name, _, model = agent.model.partition("/")
+    provider = PROVIDERS[name]
+    options = agent.options
+    kept = agent.extra.get(KEPT_SETTINGS, {})
+    return {
+        "model": model,
+        "display_name": None,
+        "model_endpoint_type": provider.wire_type,
+        "model_endpoint": provider.url(environment),
+        "provider_name": name,
+        "provider_category": "base",
+        "model_wrapper": None,
+        "context_window": options.context_window or context_window_of(agent.model),
+        "put_inner_thoughts_in_kwargs": False,
+        "handle": agent.model,
+        "temperature": options.temperature,
+        "max_tokens": options.max_output_tokens,
+        "enable_reasoner": options.reasoning,
+        "reasoning_effort": options.reasoning_effort,
+        "max_reasoning_tokens": options.max_reasoning_tokens or 0,
+        "effort": kept.get("effort"),
+        "frequency_penalty": None,
+        "compatibility_type": None,
+        "verbosity": kept.get("verbosity"),
+        "tier": None,
+        "parallel_tool_calls": options.parallel_tool_calls,
+        "response_format": options.response_format,
+        "strict": kept.get("strict", False),
+        "return_logprobs": False,
+        "top_logprobs": None,
+        "return_token_ids": False,
+        "tool_call_parser": None,
+    }
+
+
+def wire_model_settings(agent: Agent) -> dict[str, Any]:
+    """`model_settings` of an agent, in the shape of its provider."""
+    options = agent.options
+    provider_type = PROVIDERS[agent.model.partition("/")[0]].wire_type
+    settings: dict[str, Any] = {
+        "max_output_tokens": options.max_output_tokens,
+        "parallel_tool_calls": options.parallel_tool_calls,
+        "provider_type": provider_type,
+        "temperature": options.temperature,
+    }
+    match provider_type:
+        case "anthropic":
+            kind = "enabled" if options.reasoning else "disabled"
+            settings["thinking"] = {"type": kind, "budget_tokens": options.max_reasoning_tokens}
+            settings |= {"response_format": options.response_format, "strict": False, "effort": None, "verbosity": None}
+        case "google_ai":
+            budget = options.max_reasoning_tokens
+            settings["thinking_config"] = {"include_thoughts": options.reasoning, "thinking_budget": budget}
+            settings["response_schema"] = options.response_format
+        case _:
+            settings["reasoning"] = {"reasoning_effort": options.reasoning_effort if options.reasoning else "none"}
+            settings |= {"response_format": options.response_format, "strict": False}
+    return settings | agent.extra.get(KEPT_SETTINGS, {})
+
+
+def wire_embedding_config(handle: str | None, environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """`embedding_config` of a handle. Holdfast keeps it for its clients and never embeds anything."""
+    if handle is None:
+        return None
+    name, _, model = handle.partition("/")
+    provider = PROVIDERS.get(name)
+    known = next((known for known in EMBEDDINGS if known.name == model), None)
+    return {
+        "embedding_endpoint_type": provider.wire_type if provider else name,
+        "embedding_endpoint": provider.url(environment) if provider else None,
+        "embedding_model": model,
+        "embedding_dim": known.dimensions if known else 1536,
+        "embedding_chunk_size": 300,
+        "handle": handle,
+        "batch_size": 32,
+        "azure_endpoint": None,
+        "azure_version": None,
+        "azure_deployment": None,
+    }

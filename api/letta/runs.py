@@ -1,0 +1,170 @@
+"""Runs and steps as Letta's wire shows them. A run that waits for a person is `completed` there."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from api.letta.frames import error_fields
+from api.letta.moments import wire_time
+from shared.domain.ids import RunId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.model_catalog import context_window_of
+from shared.domain.runs import CancelRequest, Run, RunError, Step
+
+WIRE_STATUSES: dict[str, list[RunStatus]] = {
+    "created": [RunStatus.CREATED],
+    "running": [RunStatus.RUNNING],
+    "completed": [RunStatus.COMPLETED, RunStatus.AWAITING_APPROVAL],
+    "failed": [RunStatus.FAILED],
+    "cancelled": [RunStatus.CANCELLED],
+}
+"""What a status of the wire means inside."""
+
+
+def wire_status(status: RunStatus) -> str:
+    """The wire's word for a status."""
+    return "completed" if status is RunStatus.AWAITING_APPROVAL else status.value
+
+
+def wire_run(run: Run) -> dict[str, Any]:
+    """A run."""
+    request_config = {
+        "use_assistant_message": True,
+        "assistant_message_tool_name": "send_message",
+        "assistant_message_tool_kwarg": "message",
+        "include_return_message_types": run.options.include_return_message_types,
+        **run.options.request_config,
+    }
+    return {
+        "id": run.id,
+        "status": wire_status(run.status),
+        "created_at": wire_time(run.created_at),
+        "completed_at": _without_zone(run.completed_at),
+        "agent_id": run.agent_id,
+        "conversation_id": run.conversation_id,
+        "base_template_id": None,
+        "background": run.options.background,
+        "metadata": _metadata(run),
+        "request_config": request_config,
+        "stop_reason": run.stop_reason,
+        "callback_url": run.callback_url,
+        "callback_sent_at": _without_zone(run.callback_sent_at),
+        "callback_status_code": run.callback_status_code,
+        "callback_error": run.callback_error,
+        "ttft_ns": None,
+        "total_duration_ns": duration_ns(run),
+    }
+
+
+def wire_receipt(run: Run) -> dict[str, Any]:
+    """What has become of a cancel: the truth at this moment."""
+    request = run.cancel
+    stopped = run.status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+    return {
+        "run_id": run.id,
+        "status": wire_status(run.status) if stopped else "cancelling",
+        "cause": run.cause,
+        "requested_at": wire_time(None if request is None else request.requested_at),
+        "acknowledged_at": wire_time(None if request is None else request.acknowledged_at),
+        "stopped_at": wire_time(run.completed_at if stopped else None),
+        "mode": None if request is None else request.mode.value,
+        "reason": None if request is None else request.reason,
+        "actor": None if request is None else request.actor,
+    }
+
+
+def duration_ns(run: Run) -> int | None:
+    """How long the run took from its submission, in nanoseconds; None while it has not ended."""
+    if run.completed_at is None:
+        return None
+    return int((run.completed_at - run.created_at).total_seconds() * 1e9)
+
+
+def wire_metrics(run: Run, tools_used: list[str]) -> dict[str, Any]:
+    """Counts and times of a run."""
+    return {
+        "id": run.id,
+        "organization_id": None,
+        "agent_id": run.agent_id,
+        "project_id": run.project_id,
+        "run_start_ns": int(run.created_at.timestamp() * 1e9),
+        "run_ns": duration_ns(run),
+        "num_steps": run.step_count,
+        "tools_used": tools_used or None,
+        "template_id": None,
+        "base_template_id": None,
+    }
+
+
+def wire_step(step: Step) -> dict[str, Any]:
+    """A step."""
+    usage = step.usage
+    provider, _, model = step.model.partition("/")
+    return {
+        "id": step.id,
+        "origin": None,
+        "organization_id": None,
+        "provider_id": None,
+        "run_id": step.run_id,
+        "agent_id": step.agent_id,
+        "provider_name": provider,
+        "provider_category": "base",
+        "model": model,
+        "model_handle": step.model,
+        "model_endpoint": None,
+        "context_window_limit": context_window_of(step.model),
+        "completion_tokens": usage.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "cached_input_tokens": usage.cached_input_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_input_tokens,
+            "cache_read_tokens": usage.cached_input_tokens,
+            "cache_creation_tokens": usage.cache_write_tokens,
+        },
+        "stop_reason": step.stop_reason,
+        "tags": [],
+        "tid": None,
+        "trace_id": None,
+        "request_id": None,
+        "messages": [],
+        "feedback": None,
+        "project_id": None,
+        "error_type": step.error.error_type if step.error else None,
+        "error_data": _error_object(RunId(step.run_id), step.error),
+        "status": step.status,
+    }
+
+
+def _metadata(run: Run) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"run_type": run.options.run_type}
+    if run.error is not None:
+        metadata["error"] = _error_object(run.id, run.error)
+    if run.cause is not None:
+        metadata["cause"] = run.cause
+    if run.cancel is not None:
+        metadata["cancel"] = _cancel(run.cancel)
+    if run.continues is not None:
+        metadata["continues_run_id"] = run.continues
+    return metadata
+
+
+def _cancel(request: CancelRequest) -> dict[str, Any]:
+    return {
+        "requested_at": wire_time(request.requested_at),
+        "acknowledged_at": wire_time(request.acknowledged_at),
+        "actor": request.actor,
+        "reason": request.reason,
+        "mode": request.mode.value,
+    }
+
+
+def _error_object(run_id: RunId, error: RunError | None) -> dict[str, Any] | None:
+    return None if error is None else error_fields(run_id, error.error_type, error.message, error.detail)
+
+
+def _without_zone(moment: datetime | None) -> str | None:
+    """The wire leaves the zone out of some times; they are UTC."""
+    return None if moment is None else moment.astimezone(UTC).replace(tzinfo=None).isoformat()

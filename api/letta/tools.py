@@ -1,0 +1,148 @@
+"""Tools on Letta's wire. A tool's name and schema come from its source, which is read and never run here."""
+
+import hashlib
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.tool_source.reader import read_tool_source
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.tools import DEFAULT_RETURN_CHAR_LIMIT, Tool
+
+_WARNINGS = "schema_warnings"
+_AS_IS = (
+    "default_requires_approval",
+    "enable_parallel_execution",
+    "return_char_limit",
+    "tags",
+    "pip_requirements",
+    "npm_requirements",
+    "args_json_schema",
+    "idempotent",
+    "approval_expires_s",
+    "on_approval_expiry",
+)
+_MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_requirements", "approval_expires_s")
+
+
+class ToolFields(BaseModel):
+    """What a client says about a tool. The last three fields are Holdfast's own."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    description: str | None = None
+    json_schema: dict[str, Any] | None = None
+    args_json_schema: dict[str, Any] | None = None
+    source_type: str | None = None
+    tags: list[str] | None = None
+    default_requires_approval: bool | None = None
+    enable_parallel_execution: bool | None = None
+    return_char_limit: int | None = Field(default=None, ge=1, le=1_000_000)
+    pip_requirements: list[dict[str, Any]] | None = None
+    npm_requirements: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = Field(default=None, alias="metadata_")
+
+    idempotent: bool | None = None
+    approval_expires_s: float | None = Field(default=None, gt=0)
+    on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
+
+    def applied(self, tool: Tool, source_code: str | None) -> Tool:
+        """The tool after what is said here, with a new source where there is one. Raises as `new_tool` does."""
+        if self.source_type not in (None, "python", "json"):
+            raise InvalidRequest(f"source_type {self.source_type!r}: Holdfast runs tools written in Python")
+        changes: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in _AS_IS
+            if name in self.model_fields_set and (getattr(self, name) is not None or name in _MAY_BE_EMPTIED)
+        }
+        if "idempotent" in (self.tags or ()):
+            changes.setdefault("idempotent", True)
+        if self.metadata is not None:
+            changes["metadata"] = self.metadata
+        return self._with_schema(replace(tool, **changes), source_code)
+
+    def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
+        if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
+            return tool
+        given = self.json_schema or {}
+        # What is said in this request wins; what an earlier one said yields to a source that comes later.
+        before = tool.json_schema if source_code is None else {}
+        source = tool.source_code if source_code is None else source_code
+        read = read_tool_source(source, given.get("name") or before.get("name"))
+        described = self.description or given.get("description") or before.get("description") or read.description
+        parameters = given.get("parameters") or self.args_json_schema or before.get("parameters") or read.parameters
+        metadata = {key: value for key, value in tool.metadata.items() if key != _WARNINGS}
+        return replace(
+            tool,
+            source_code=source,
+            name=read.name,
+            description=described,
+            json_schema={**given, "name": read.name, "description": described, "parameters": parameters},
+            metadata=metadata | ({_WARNINGS: list(read.warnings)} if read.warnings else {}),
+        )
+
+
+class ToolCreate(ToolFields):
+    """A tool to make, or to put in the place of the one of its name."""
+
+    source_code: str
+
+
+class ToolUpdate(ToolFields):
+    """What to change of a tool. A field that is left out stays."""
+
+    source_code: str | None = None
+
+    def apply(self, tool: Tool) -> Tool:
+        """The tool after the change. Raises `InvalidToolSource` or `InvalidRequest`."""
+        return self.applied(tool, self.source_code)
+
+
+def new_tool(body: ToolCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
+    """The tool that the request asks for. Raises `InvalidToolSource` or `InvalidRequest`."""
+    blank = Tool(
+        id=ids.tool(),
+        project_id=project_id,
+        name="",
+        description="",
+        source_code="",
+        json_schema={},
+        return_char_limit=DEFAULT_RETURN_CHAR_LIMIT,
+        created_at=now,
+        updated_at=now,
+    )
+    return body.applied(blank, body.source_code)
+
+
+def wire_tool(tool: Tool) -> dict[str, Any]:
+    """The wire's tool."""
+    return {
+        "id": tool.id,
+        "tool_type": tool.tool_type,
+        "description": tool.description,
+        "source_type": tool.source_type,
+        "name": tool.name,
+        "tags": tool.tags,
+        "source_code": tool.source_code,
+        "json_schema": tool.json_schema,
+        "args_json_schema": tool.args_json_schema or {},
+        "return_char_limit": tool.return_char_limit,
+        "pip_requirements": tool.pip_requirements,
+        "npm_requirements": tool.npm_requirements,
+        "default_requires_approval": tool.default_requires_approval,
+        "enable_parallel_execution": tool.enable_parallel_execution,
+        "created_by_id": None,
+        "last_updated_by_id": None,
+        "metadata_": {**tool.metadata, "tool_hash": _hash_of(tool)},
+        "project_id": None,
+        "idempotent": tool.idempotent,
+        "approval_expires_s": tool.approval_expires_s,
+        "on_approval_expiry": tool.on_approval_expiry,
+    }
+
+
+def _hash_of(tool: Tool) -> str:
+    return hashlib.sha256(tool.source_code.encode()).hexdigest()[:12]

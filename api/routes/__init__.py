@@ -1,0 +1,1 @@
+"""Routes: parse, call, answer. What a route decides beyond that belongs elsewhere."""

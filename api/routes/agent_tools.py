@@ -1,0 +1,65 @@
+"""The tools of an agent, and which of their calls wait for a person."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from pydantic import BaseModel
+
+from api.agent_answers import agent_answer
+from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, ToolIdPath
+from api.letta.tools import wire_tool
+from shared.domain.errors import InvalidRequest
+from shared.sql.tool_store import ToolFilter
+
+router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"])
+
+
+class ApprovalSetting(BaseModel):
+    """Whether a tool's calls wait for a person."""
+
+    requires_approval: bool
+
+
+@router.get("")
+async def list_tools_of_agent(
+    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, page: NewestFirst
+) -> list[dict[str, Any]]:
+    """The agent's tools."""
+    await services.agents.get(project_id, agent_id)
+    return [wire_tool(tool) for tool in await services.tools.list(project_id, ToolFilter(agent_id=agent_id), page)]
+
+
+@router.patch("/attach/{tool_id}")
+async def attach_tool(
+    agent_id: AgentIdPath, tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Gives the agent a tool."""
+    agent = await services.agents.attach_tool(project_id, agent_id, tool_id, services.clock.now())
+    return await agent_answer(services, agent)
+
+
+@router.patch("/detach/{tool_id}")
+async def detach_tool(
+    agent_id: AgentIdPath, tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Takes a tool from the agent."""
+    agent = await services.agents.detach_tool(project_id, agent_id, tool_id, services.clock.now())
+    return await agent_answer(services, agent)
+
+
+@router.patch("/approval/{tool_name}")
+async def set_tool_approval(
+    agent_id: AgentIdPath,
+    tool_name: str,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    body: Annotated[ApprovalSetting | None, Body()] = None,
+    requires_approval: bool | None = None,
+) -> None:
+    """Says whether the agent's calls of a tool wait for a person. The body wins over the query."""
+    required = body.requires_approval if body is not None else requires_approval
+    if required is None:
+        raise InvalidRequest('requires_approval is missing: send {"requires_approval": true} or false')
+    await services.agents.set_approval_override(
+        project_id, agent_id, tool_name, required=required, now=services.clock.now()
+    )

@@ -1,0 +1,105 @@
+"""Agents."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+
+from api.agent_answers import agent_answer, agent_answers
+from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, Texts
+from api.letta.agent_state import SECRETS
+from api.letta.agents import AgentCreate, AgentUpdate, new_agent
+from api.letta.blocks import new_block
+from api.letta.context import wire_context
+from shared.domain.agents import Agent
+from shared.domain.ids import ThreadId
+from shared.domain.prompt import render_system
+from shared.sql.agent_store import AgentFilter
+
+router = APIRouter(prefix="/v1/agents", tags=["agents"])
+
+
+def _agent_filter(
+    name: str | None = None,
+    query_text: str | None = None,
+    tags: Texts = None,
+    match_all_tags: bool = False,
+    last_stop_reason: str | None = None,
+) -> AgentFilter:
+    return AgentFilter(name, query_text, tags or (), match_all_tags, last_stop_reason)
+
+
+@router.post("")
+async def create_agent(body: AgentCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Makes an agent, and the memory blocks that come with it."""
+    now = services.clock.now()
+    named_tools = await services.tools.ids_by_name(project_id, body.tools or ())
+    agent = await services.agents.create(
+        new_agent(body, project_id, services.ids, now, named_tools),
+        system_message_id=services.ids.message(),
+        new_blocks=[new_block(block, project_id, services.ids, now) for block in body.memory_blocks or ()],
+    )
+    return await agent_answer(services, agent, [SECRETS])
+
+
+@router.get("")
+async def list_agents(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: NewestFirst,
+    wanted: Annotated[AgentFilter, Depends(_agent_filter)],
+    include: Texts = None,
+) -> list[dict[str, Any]]:
+    """The project's agents."""
+    return await agent_answers(services, await services.agents.list(project_id, wanted, page), include)
+
+
+@router.get("/count")
+async def count_agents(services: ServicesDep, project_id: ProjectDep) -> int:
+    """How many agents the project has."""
+    return await services.agents.count(project_id)
+
+
+@router.get("/{agent_id}")
+async def retrieve_agent(
+    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, include: Texts = None
+) -> dict[str, Any]:
+    """One agent."""
+    return await agent_answer(services, await services.agents.get(project_id, agent_id), include)
+
+
+@router.patch("/{agent_id}")
+async def update_agent(
+    agent_id: AgentIdPath, body: AgentUpdate, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Changes an agent. A run in progress goes on as it began until its next step."""
+    agent = await services.agents.update(project_id, agent_id, body.apply, services.clock.now())
+    return await agent_answer(services, agent, [SECRETS])
+
+
+@router.delete("/{agent_id}")
+async def delete_agent(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, str]:
+    """Deletes an agent with its histories and runs."""
+    await services.agents.delete(project_id, agent_id)
+    return {"message": f"Agent id={agent_id} successfully deleted"}
+
+
+@router.get("/{agent_id}/context")
+async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """What the agent's context holds, with estimated sizes."""
+    [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
+    return wire_context(details, await services.messages.context(ThreadId(agent_id)))
+
+
+@router.post("/{agent_id}/recompile")
+async def recompile_agent(
+    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, dry_run: bool = False
+) -> str:
+    """Renders the agent's instructions anew; they are what the model is told. Stored unless it is a dry run."""
+    agent = await services.agents.get(project_id, agent_id)
+    if not dry_run:
+        agent = await services.agents.update(project_id, agent_id, _as_it_is, services.clock.now())
+    return render_system(agent, await services.blocks.for_agent(agent_id))
+
+
+def _as_it_is(agent: Agent) -> Agent:
+    return agent

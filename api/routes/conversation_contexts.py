@@ -1,0 +1,86 @@
+"""What a history's model is told: compacting it, copying it into a new conversation, looking at the instructions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict
+
+from api.agent_threads import AgentThread
+from api.dependencies import AgentIdPath, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
+from api.letta.compaction import CompactRequest
+from api.letta.conversation_messages import NamedAgent
+from api.letta.conversations import ConversationCreate, new_conversation, wire_conversation
+from shared.domain.fork import copies_of
+from shared.domain.ids import UUID4_PATTERN, MessageId
+from shared.domain.prompt import render_system
+
+router = APIRouter(prefix="/v1", tags=["conversations"])
+
+OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{UUID4_PATTERN}$")]
+
+
+class RecompileRequest(BaseModel):
+    """The body of a recompilation; all of it may be left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    agent_id: NamedAgent = None
+
+
+@router.post("/agents/{agent_id}/summarize", response_model=None)
+async def compact_agent(
+    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CompactRequest | None = None
+) -> Response:
+    """Puts a summary in the place of the agent's messages. Waits for the run that goes on, if there is one."""
+    thread = AgentThread(await services.agents.get(project_id, agent_id))
+    return await services.compacting.compact(thread, request or CompactRequest(), refuse_if_busy=False)
+
+
+@router.post("/conversations/{conversation_id}/compact", response_model=None)
+async def compact_conversation(
+    conversation_id: ThreadName, services: ServicesDep, project_id: ProjectDep, request: CompactRequest | None = None
+) -> Response:
+    """Puts a summary in the place of the conversation's messages. Refused while one of its runs goes on."""
+    request = request or CompactRequest()
+    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    return await services.compacting.compact(thread, request, refuse_if_busy=True)
+
+
+@router.post("/conversations/{conversation_id}/fork")
+async def fork_conversation(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    agent_id: OptionalAgentIdQuery = None,
+    message_id: OptionalMessageIdQuery = None,
+    hidden: bool = False,
+) -> dict[str, Any]:
+    """Begins a conversation with copies of what another has in its context; up to `message_id`, if that is given."""
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    history = await services.messages.context(thread.id)
+    now = services.clock.now()
+    begun = new_conversation(ConversationCreate(hidden=hidden), thread.agent.id, project_id, services.ids, now)
+    if thread.conversation is not None:
+        begun = replace(
+            thread.conversation,
+            id=begun.id,
+            hidden=hidden,
+            archived_at=None,
+            last_message_at=None,
+            created_at=now,
+            updated_at=now,
+        )
+    await services.conversations.create(begun, copies_of(history, services.ids, message_id))
+    [details] = await services.conversations.details([begun])
+    return wire_conversation(details)
+
+
+@router.post("/conversations/{conversation_id}/recompile")
+async def recompile_conversation(
+    conversation_id: ThreadName, services: ServicesDep, project_id: ProjectDep, request: RecompileRequest | None = None
+) -> str:
+    """The instructions as the model is given them. They are rendered anew for every call, so nothing is stored."""
+    named = None if request is None else request.agent_id
+    thread = await services.threads.find(project_id, conversation_id, named)
+    return render_system(thread.agent, await services.blocks.for_agent(thread.agent.id))

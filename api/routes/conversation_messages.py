@@ -1,0 +1,128 @@
+"""Sending messages into conversations, reading them, resuming their streams, cancelling what they do."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Response
+
+from api.agent_threads import AgentThread
+from api.dependencies import OptionalAgentIdQuery, ProjectDep, ServicesDep, TenNewestFirst, ThreadName
+from api.letta.conversation_messages import ConversationMessagesRequest, ConversationStreamRequest
+from api.letta.message_input import CancelRequestIn, IfBusy
+from api.letta.messages import wire_messages
+from api.services import Services
+from api.submission import Order
+from shared.domain.errors import InvalidRequest, NotFound
+from shared.domain.ids import MessageId, ProjectId, RunId, is_id
+from shared.domain.lifecycle import RunStatus
+from shared.domain.runs import Run
+from shared.sql.paging import Page
+from shared.sql.run_listing import RunFilter
+
+router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"])
+
+FAR_ENOUGH = 20
+"""How many of the newest runs are looked at for one whose stream can be resumed: all others are compactions."""
+
+
+@router.post("/messages", response_model=None)
+async def send_messages(
+    conversation_id: ThreadName,
+    request: ConversationMessagesRequest,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
+    if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
+    status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+) -> Response:
+    """Sends messages and streams the answer. One run goes on at a time; a second request is refused, or as it asks.
+
+    The same otids again give the same run's stream.
+    """
+    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    order = Order(
+        agent=thread.agent,
+        request=request,
+        background=request.background,
+        stream_tokens=request.stream_tokens,
+        conversation_id=thread.conversation_id,
+        model=thread.model,
+        model_options=thread.model_options,
+        status_events=status_events,
+        idempotency_key=idempotency_key,
+        # Also the agent's default history is locked when it is addressed as a conversation.
+        if_busy=if_busy or request.if_busy or "reject",
+    )
+    return await services.sending.send(order)
+
+
+@router.get("/messages")
+async def list_messages(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: TenNewestFirst,
+    agent_id: OptionalAgentIdQuery = None,
+) -> list[dict[str, Any]]:
+    """The conversation's history, listed oldest first; `desc` (the default) takes the newest that fit."""
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    found = await services.messages.page(
+        thread.id,
+        limit=page.limit,
+        before=None if page.before is None else MessageId(page.before),
+        after=None if page.after is None else MessageId(page.after),
+        order="asc" if page.ascending else "desc",
+    )
+    return wire_messages(found)
+
+
+@router.post("/stream", response_model=None)
+async def resume_stream(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    request: ConversationStreamRequest | None = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+    status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+) -> Response:
+    """The stream of the conversation's newest run, or of the one named, from any frame on."""
+    request = request or ConversationStreamRequest()
+    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    run = await _run_to_resume(services, project_id, thread, request)
+    return services.streaming.resume(run, request, last_event_id, status_events=status_events)
+
+
+@router.post("/cancel")
+async def cancel_runs(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    agent_id: OptionalAgentIdQuery = None,
+    request: CancelRequestIn | None = None,
+) -> dict[str, str]:
+    """Cancels the conversation's runs that are active or wait for approval. Says what became of each."""
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    return await services.cancels.cancel_runs(
+        project_id, thread.agent.id, request or CancelRequestIn(), thread_id=thread.id
+    )
+
+
+async def _run_to_resume(
+    services: Services, project_id: ProjectId, thread: AgentThread, request: ConversationStreamRequest
+) -> Run:
+    if request.run_id is not None:
+        if not is_id(request.run_id, "run"):
+            raise InvalidRequest(f"Invalid run ID format: {request.run_id}. Expected format: 'run-<uuid4>'")
+        run = await services.runs.get(project_id, RunId(request.run_id))
+        if run.thread_id != thread.id:
+            raise NotFound(f"Run {run.id} is not one of this conversation")
+        return run
+    if request.otid is not None:
+        return await services.listing.of_otid(thread.id, request.otid)
+    active = [RunStatus.CREATED, RunStatus.RUNNING, RunStatus.AWAITING_APPROVAL]
+    for statuses in (active, None):
+        wanted = RunFilter(thread_id=thread.id, statuses=statuses)
+        found = await services.listing.page(project_id, wanted, Page(limit=FAR_ENOUGH))
+        speaking = [run for run in found if run.options.compaction is None]
+        if speaking:
+            return speaking[0]
+    raise InvalidRequest("No runs found for this conversation: there is no stream to resume before the first message.")

@@ -1,0 +1,83 @@
+"""Conversations: further histories of an agent."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+
+from api.dependencies import (
+    AgentIdQuery,
+    ConversationIdPath,
+    OptionalAgentIdQuery,
+    ProjectDep,
+    ServicesDep,
+    TenNewestFirst,
+)
+from api.letta.conversations import ConversationCreate, ConversationUpdate, new_conversation, wire_conversation
+from api.services import Services
+from shared.domain.conversations import Conversation
+from shared.sql.conversation_store import ArchiveStatus, ConversationFilter
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+
+@router.post("")
+async def create_conversation(
+    agent_id: AgentIdQuery,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    body: Annotated[ConversationCreate | None, Body()] = None,
+) -> dict[str, Any]:
+    """Begins a conversation with an agent."""
+    asked = body or ConversationCreate()
+    conversation = new_conversation(asked, agent_id, project_id, services.ids, services.clock.now())
+    return await _answer(services, await services.conversations.create(conversation))
+
+
+@router.get("")
+async def list_conversations(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: TenNewestFirst,
+    agent_id: OptionalAgentIdQuery = None,
+    summary_search: str | None = None,
+    archive_status: ArchiveStatus = "unarchived",
+) -> list[dict[str, Any]]:
+    """The conversations of an agent, or of all."""
+    wanted = ConversationFilter(agent_id, summary_search, archive_status)
+    found = await services.conversations.list(project_id, wanted, page)
+    return [wire_conversation(details) for details in await services.conversations.details(found)]
+
+
+@router.get("/{conversation_id}")
+async def retrieve_conversation(
+    conversation_id: ConversationIdPath, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """One conversation."""
+    return await _answer(services, await services.conversations.get(project_id, conversation_id))
+
+
+@router.patch("/{conversation_id}")
+async def update_conversation(
+    conversation_id: ConversationIdPath, body: ConversationUpdate, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Changes a conversation."""
+    now = services.clock.now()
+
+    def change(conversation: Conversation) -> Conversation:
+        return body.apply(conversation, now)
+
+    return await _answer(services, await services.conversations.update(project_id, conversation_id, change, now))
+
+
+@router.delete("/{conversation_id}")
+async def delete_conversation(
+    conversation_id: ConversationIdPath, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, str]:
+    """Deletes a conversation with its runs and messages."""
+    await services.conversations.delete(project_id, conversation_id)
+    return {"message": f"Conversation id={conversation_id} successfully deleted"}
+
+
+async def _answer(services: Services, conversation: Conversation) -> dict[str, Any]:
+    [details] = await services.conversations.details([conversation])
+    return wire_conversation(details)

@@ -1,0 +1,123 @@
+"""Sending messages to agents, reading and cutting their history, cancelling what they do."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Response
+
+from api.agent_answers import agent_answer
+from api.agent_threads import DEFAULT
+from api.dependencies import AgentIdPath, ProjectDep, ServicesDep, TenNewestFirst
+from api.letta.message_input import CancelRequestIn, IfBusy, MessagesRequest
+from api.letta.messages import wire_messages
+from api.submission import Order
+from shared.domain.errors import NotFound
+from shared.domain.ids import MessageId, ThreadId
+
+router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"])
+
+IdempotencyKey = Annotated[str | None, Header(max_length=256)]
+IfBusyHeader = Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")]
+StatusEventsHeader = Annotated[bool, Header(alias="X-Holdfast-Status-Events")]
+
+
+@router.post("/messages", response_model=None)
+async def send_messages(
+    agent_id: AgentIdPath,
+    request: MessagesRequest,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    idempotency_key: IdempotencyKey = None,
+    if_busy: IfBusyHeader = None,
+    status_events: StatusEventsHeader = False,
+) -> Response:
+    """Sends messages. The answer is whole, or a stream with `streaming`; with `background` the client may leave."""
+    order = Order(
+        agent=await services.agents.get(project_id, agent_id),
+        request=request,
+        background=request.background,
+        stream_tokens=request.stream_tokens,
+        status_events=status_events,
+        idempotency_key=idempotency_key,
+        if_busy=if_busy,
+    )
+    return await services.sending.send(order)
+
+
+@router.post("/messages/stream", response_model=None)
+async def stream_messages(
+    agent_id: AgentIdPath,
+    request: MessagesRequest,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    idempotency_key: IdempotencyKey = None,
+    if_busy: IfBusyHeader = None,
+    status_events: StatusEventsHeader = False,
+) -> Response:
+    """Sends messages and streams the answer."""
+    streamed = request.model_copy(update={"streaming": True})
+    return await send_messages(agent_id, streamed, services, project_id, idempotency_key, if_busy, status_events)
+
+
+@router.post("/messages/async", response_model=None)
+async def send_messages_async(
+    agent_id: AgentIdPath,
+    request: MessagesRequest,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    idempotency_key: IdempotencyKey = None,
+    if_busy: IfBusyHeader = None,
+    status_events: StatusEventsHeader = False,
+) -> Response:
+    """Sends messages and answers at once with the run, to be polled, streamed or called back."""
+    order = Order(
+        agent=await services.agents.get(project_id, agent_id),
+        request=request,
+        background=True,
+        stream_tokens=request.stream_tokens,
+        run_type="send_message_async",
+        status_events=status_events,
+        idempotency_key=idempotency_key,
+        if_busy=if_busy,
+    )
+    return await services.sending.send_later(order)
+
+
+@router.get("/messages")
+async def list_messages(
+    agent_id: AgentIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: TenNewestFirst,
+    conversation_id: str | None = None,
+) -> list[dict[str, Any]]:
+    """The agent's default history, or one of its conversations, listed oldest first.
+
+    `desc` (the default) takes the newest that fit.
+    """
+    thread = await services.threads.find(project_id, conversation_id or DEFAULT, agent_id)
+    if thread.agent.id != agent_id:
+        raise NotFound(f"Conversation with ID {conversation_id} not found for agent {agent_id}")
+    found = await services.messages.page(
+        thread.id,
+        limit=page.limit,
+        before=None if page.before is None else MessageId(page.before),
+        after=None if page.after is None else MessageId(page.after),
+        order="asc" if page.ascending else "desc",
+    )
+    return wire_messages(found)
+
+
+@router.post("/messages/cancel")
+async def cancel_messages(
+    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
+) -> dict[str, str]:
+    """Cancels the named runs of the agent, or all that are active or wait for approval. Says what became of each."""
+    return await services.cancels.cancel_runs(project_id, agent_id, request or CancelRequestIn())
+
+
+@router.patch("/reset-messages")
+async def reset_messages(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Empties the agent's context, but for its system message."""
+    agent = await services.agents.get(project_id, agent_id)
+    await services.messages.reset(ThreadId(agent.id))
+    return await agent_answer(services, agent)

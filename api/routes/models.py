@@ -1,0 +1,34 @@
+"""Models that agents can be given."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.dependencies import ProjectDep, ServicesDep, Texts
+from api.letta.models import wire_embeddings, wire_models
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+@router.get("")
+async def list_models(
+    services: ServicesDep,
+    _project_id: ProjectDep,
+    provider_name: str | None = None,
+    provider_type: str | None = None,
+    provider_category: Texts = None,
+) -> list[dict[str, Any]]:
+    """The models of the configured providers; the built-in one is always there."""
+    wanted = {"provider_name": provider_name, "provider_type": provider_type}
+    return [
+        model
+        for model in wire_models(services.environment)
+        if all(value is None or model[key] == value for key, value in wanted.items())
+        and (not provider_category or model["provider_category"] in provider_category)
+    ]
+
+
+@router.get("/embedding")
+async def list_embedding_models(services: ServicesDep, _project_id: ProjectDep) -> list[dict[str, Any]]:
+    """The embedding models of the configured providers."""
+    return wire_embeddings(services.environment)

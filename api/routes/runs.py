@@ -1,0 +1,198 @@
+"""Runs: finding them, reading what they did, resuming their streams, steering and cancelling them."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+
+from api.dependencies import NewestFirst, OldestFirst, ProjectDep, RunIdPath, ServicesDep, Texts
+from api.letta.frames import usage_fields
+from api.letta.message_input import CancelRequestIn, InjectRequest, StreamRequest, submission_keys, user_messages
+from api.letta.messages import wire_messages
+from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step
+from shared.domain.errors import Conflict, InvalidRequest
+from shared.domain.events import StopReason
+from shared.domain.ids import AgentId, ConversationId
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.messages import ToolReturns
+from shared.sql.paging import Page
+from shared.sql.run_listing import RunFilter
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+WireStatus = Literal["created", "running", "completed", "failed", "cancelled"]
+
+
+def _run_filter(
+    agent_id: str | None = None,
+    agent_ids: Texts = None,
+    statuses: Annotated[list[WireStatus] | None, Query()] = None,
+    background: bool | None = None,
+    stop_reason: StopReason | None = None,
+    conversation_id: str | None = None,
+    active: bool = False,
+) -> RunFilter:
+    wanted = [*(agent_ids or []), *([agent_id] if agent_id else [])]
+    inside = [status for name in statuses or [] for status in WIRE_STATUSES[name]]
+    if active:
+        inside = [RunStatus.CREATED, RunStatus.RUNNING]
+    return RunFilter(
+        agent_ids=[AgentId(one) for one in wanted] if wanted else None,
+        statuses=inside or None,
+        background=background,
+        stop_reason=stop_reason,
+        conversation_id=None if conversation_id is None else ConversationId(conversation_id),
+    )
+
+
+@router.get("")
+async def list_runs(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: NewestFirst,
+    wanted: Annotated[RunFilter, Depends(_run_filter)],
+) -> list[dict[str, Any]]:
+    """The project's runs. `after` goes on behind a run in the order asked for."""
+    return [wire_run(run) for run in await services.listing.page(project_id, wanted, page)]
+
+
+@router.get("/active")
+async def list_active_runs(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    agent_id: str | None = None,
+    agent_ids: Texts = None,
+    background: bool | None = None,
+) -> list[dict[str, Any]]:
+    """Runs that were submitted and have not ended."""
+    wanted = _run_filter(agent_id, agent_ids, background=background, active=True)
+    runs = await services.listing.page(project_id, wanted, Page(limit=1000))
+    return [wire_run(run) for run in runs]
+
+
+@router.get("/{run_id}")
+async def retrieve_run(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """One run."""
+    return wire_run(await services.runs.get(project_id, run_id))
+
+
+@router.delete("/{run_id}")
+async def delete_run(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Deletes a run that has ended, with its log; its messages stay in the agent's history."""
+    run = await services.runs.get(project_id, run_id)
+    if run.status not in TERMINAL:
+        raise Conflict(f"run {run_id} has not ended: cancel it before deleting it")
+    await services.listing.delete(project_id, run_id)
+    return wire_run(run)
+
+
+@router.get("/{run_id}/messages")
+async def list_run_messages(
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: OldestFirst
+) -> list[dict[str, Any]]:
+    """The messages that the run brought, its input included."""
+    await services.runs.get(project_id, run_id)
+    shown = wire_messages(await services.messages.list_of_run(run_id))
+    return _cut(shown, page)
+
+
+@router.get("/{run_id}/steps")
+async def list_run_steps(
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: NewestFirst
+) -> list[dict[str, Any]]:
+    """The run's steps."""
+    await services.runs.get(project_id, run_id)
+    return _cut([wire_step(step) for step in await services.steps.list_steps(project_id, run_id=run_id)], page)
+
+
+@router.get("/{run_id}/usage")
+async def retrieve_run_usage(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """The tokens that the run has used so far."""
+    run = await services.runs.get(project_id, run_id)
+    fields = usage_fields(run.usage)
+    shown = {name: fields[name] for name in ("completion_tokens", "prompt_tokens", "total_tokens")}
+    details = {
+        "prompt_tokens_details": {"cached_tokens": run.usage.cached_input_tokens},
+        "completion_tokens_details": {"reasoning_tokens": run.usage.reasoning_tokens},
+    }
+    return {**shown, **details, **({"estimated": True} if run.usage.estimated else {})}
+
+
+@router.get("/{run_id}/metrics")
+async def retrieve_run_metrics(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """How long the run took and what it called."""
+    run = await services.runs.get(project_id, run_id)
+    messages = await services.messages.list_of_run(run_id)
+    returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
+    return wire_metrics(run, sorted({one.tool_name for some in returns for one in some}))
+
+
+@router.post("/{run_id}/stream", response_model=None)
+async def stream_run(
+    run_id: RunIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    request: StreamRequest | None = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+    status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+) -> Response:
+    """The run's stream from any frame on: live, or years later. The header `Last-Event-ID` does the same."""
+    request = request or StreamRequest()
+    run = await services.runs.get(project_id, run_id)
+    return services.streaming.resume(run, request, last_event_id, status_events=status_events)
+
+
+@router.get("/{run_id}/stream", response_model=None)
+async def stream_run_for_browsers(
+    run_id: RunIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The same for an EventSource, which can only GET and resumes by itself."""
+    request = StreamRequest(starting_after=starting_after)
+    return await stream_run(run_id, services, project_id, request, last_event_id)
+
+
+@router.post("/{run_id}/cancel")
+async def cancel_run(
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
+) -> dict[str, Any]:
+    """Cancels a run and gives the receipt: requested, acknowledged, stopped, or too late."""
+    return await services.cancels.cancel_one(project_id, run_id, request or CancelRequestIn())
+
+
+@router.post("/{run_id}/inject")
+async def inject_into_run(
+    run_id: RunIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    request: InjectRequest,
+    idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
+) -> dict[str, Any]:
+    """Gives a running run new messages: its next step sees them, in order, exactly once.
+
+    Sent again with the same otids or Idempotency-Key, they are not given again: `is_new` says so.
+    """
+    run = await services.runs.get(project_id, run_id)
+    if run.options.compaction is not None:
+        raise Conflict(f"run {run_id} takes no messages: it compacts its history and answers nobody")
+    messages = user_messages(request.given_messages(), services.ids, services.clock.now())
+    if not messages:
+        raise InvalidRequest("messages must hold at least one user message")
+    keys = submission_keys(request.given_messages(), idempotency_key)
+    is_new = await services.inbox.inject(run_id, messages, request.if_ended, keys=keys)
+    ids = [message.id for message in messages] if is_new else []
+    return {"run_id": run_id, "message_ids": ids, "if_ended": request.if_ended, "is_new": is_new}
+
+
+def _cut(items: list[dict[str, Any]], page: Page) -> list[dict[str, Any]]:
+    """A page of a short list that is held whole, oldest first; turned round for `desc`."""
+    if not page.ascending:
+        items = items[::-1]
+    ids = [item["id"] for item in items]
+    if page.after is not None and page.after in ids:
+        items = items[len(ids) - ids[::-1].index(page.after) :]
+    elif page.before is not None and page.before in ids:
+        items = items[: ids.index(page.before)][-page.limit :]
+    return items[: page.limit]

@@ -1,0 +1,46 @@
+"""Steps."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.dependencies import NewestFirst, ProjectDep, ServicesDep, StepIdPath
+from api.letta.messages import wire_messages
+from api.letta.runs import wire_step
+from shared.domain.ids import AgentId, RunId
+
+router = APIRouter(prefix="/v1/steps", tags=["steps"])
+
+
+@router.get("")
+async def list_steps(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: NewestFirst,
+    agent_id: str | None = None,
+    run_id: str | None = None,
+) -> list[dict[str, Any]]:
+    """The project's steps, of one agent or one run if named."""
+    steps = await services.steps.list_steps(
+        project_id,
+        run_id=None if run_id is None else RunId(run_id),
+        agent_id=None if agent_id is None else AgentId(agent_id),
+        limit=page.limit,
+        ascending=page.ascending,
+    )
+    return [wire_step(step) for step in steps]
+
+
+@router.get("/{step_id}")
+async def retrieve_step(step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """One step."""
+    return wire_step(await services.steps.get(project_id, step_id))
+
+
+@router.get("/{step_id}/messages")
+async def list_step_messages(
+    step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """What the step brought."""
+    await services.steps.get(project_id, step_id)
+    return wire_messages(await services.messages.list_of_step(step_id))

@@ -1,0 +1,69 @@
+"""Tools of a project."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
+from api.letta.tools import ToolCreate, ToolUpdate, new_tool, wire_tool
+from shared.sql.tool_store import ToolFilter
+
+router = APIRouter(prefix="/v1/tools", tags=["tools"])
+
+
+@router.post("")
+async def create_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Makes a tool. 409 when there is one of its name."""
+    tool = new_tool(body, project_id, services.ids, services.clock.now())
+    return wire_tool(await services.tools.create(tool))
+
+
+@router.put("")
+async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Makes a tool or puts it in the place of the one of its name, which keeps its id."""
+    tool = new_tool(body, project_id, services.ids, services.clock.now())
+    return wire_tool(await services.tools.upsert(tool))
+
+
+@router.get("")
+async def list_tools(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: NewestFirst,
+    name: str | None = None,
+    names: Texts = None,
+    tool_ids: Texts = None,
+    search: str | None = None,
+) -> list[dict[str, Any]]:
+    """The project's tools."""
+    wanted = ToolFilter(name=name, names=names, ids=tool_ids, search=search)
+    return [wire_tool(tool) for tool in await services.tools.list(project_id, wanted, page)]
+
+
+@router.get("/count")
+async def count_tools(
+    services: ServicesDep, project_id: ProjectDep, name: str | None = None, search: str | None = None
+) -> int:
+    """How many tools the project has."""
+    return await services.tools.count(project_id, ToolFilter(name=name, search=search))
+
+
+@router.get("/{tool_id}")
+async def retrieve_tool(tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """One tool."""
+    return wire_tool(await services.tools.get(project_id, tool_id))
+
+
+@router.patch("/{tool_id}")
+async def update_tool(
+    tool_id: ToolIdPath, body: ToolUpdate, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Changes a tool."""
+    return wire_tool(await services.tools.update(project_id, tool_id, body.apply, services.clock.now()))
+
+
+@router.delete("/{tool_id}")
+async def delete_tool(tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, str]:
+    """Deletes a tool and takes it from its agents."""
+    await services.tools.delete(project_id, tool_id)
+    return {"message": f"Tool id={tool_id} successfully deleted"}

@@ -1,0 +1,105 @@
+"""The way in: a tool's source text to its declaration. Every failure is an `InvalidToolSource` that names the fix."""
+
+import ast
+import re
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from api.tool_source.annotations import TypeReader
+from api.tool_source.docstrings import read_docstring
+from api.tool_source.json_schema import parameters_schema
+from api.tool_source.reading import Reading
+from api.tool_source.syntax import FunctionNode, parse_source, tool_function
+from shared.domain.errors import InvalidToolSource
+
+MAX_PARAMETERS = 256
+RESERVED = {"self", "cls", "agent_state", "agent_id", "client"}
+"""Parameters that are not for the model to fill."""
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+"""What every provider accepts as the name of a function and of its parameters."""
+
+
+class ToolDeclaration(msgspec.Struct, frozen=True):
+    """What a model is told about a tool, and what its author should be told."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    is_async: bool
+    warnings: list[str]
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """The declaration as the wire stores it."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
+
+
+def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
+    """Reads the function called `name`, else the last public one. Executes nothing of the source."""
+    try:
+        tree = parse_source(source)
+        declaration = _declaration(tree, tool_function(tree, name))
+    except (RecursionError, MemoryError) as error:
+        raise InvalidToolSource("The source is nested too deeply to be read: make it flatter.") from error
+    _refuse_unstorable(declaration)
+    return declaration
+
+
+def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
+    reading = Reading()
+    documentation = read_docstring(ast.get_docstring(function) or "")
+    if not documentation.text:
+        reading.warn("the function has no docstring: the model is told its name only")
+    _require_name(function.name, "function")
+    reader = TypeReader(tree, reading)
+    fields: dict[str, Any] = {}
+    for parameter, default in _parameters(function):
+        if parameter.arg in RESERVED:
+            continue
+        _require_name(parameter.arg, "parameter")
+        fields[f"p{len(fields)}"] = reader.fields.definition(
+            parameter.arg, parameter.annotation, default, about=documentation.parameters.get(parameter.arg)
+        )
+    if function.args.vararg or function.args.kwarg:
+        reading.warn("*args and **kwargs are not offered to the model")
+    return ToolDeclaration(
+        name=function.name,
+        description=documentation.text or f"The {function.name} tool.",
+        parameters=parameters_schema(fields),
+        is_async=isinstance(function, ast.AsyncFunctionDef),
+        warnings=reading.warnings,
+    )
+
+
+def _parameters(function: FunctionNode) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Every parameter with its default, in order."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    required = len(positional) - len(given.defaults)
+    found: list[tuple[ast.arg, ast.expr | None]] = list(zip(positional[:required], [None] * required, strict=True))
+    found += zip(positional[required:], given.defaults, strict=True)
+    found += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    if len(found) > MAX_PARAMETERS:
+        raise InvalidToolSource(f"The function has {len(found)} parameters, {MAX_PARAMETERS} are allowed: group them.")
+    for name, count in Counter(parameter.arg for parameter, _ in found).items():
+        if count > 1:
+            raise InvalidToolSource(f"The function has two parameters called {name!r}: rename one.")
+    return found
+
+
+def _require_name(name: str, kind: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidToolSource(
+            f"The {kind} {name[:80]!r} cannot be offered to a model: use at most 64 ASCII letters, digits and _."
+        )
+
+
+def _refuse_unstorable(declaration: ToolDeclaration) -> None:
+    try:
+        encoded = msgspec.json.encode(declaration)
+    except UnicodeEncodeError as error:
+        raise InvalidToolSource("A text of the tool contains half a surrogate pair: remove it.") from error
+    if b"\\u0000" in encoded.replace(b"\\\\", b""):
+        raise InvalidToolSource("A text of the tool contains a NUL character: remove it.")
