@@ -1,0 +1,63 @@
+"""Rule 11: `except Exception` in four named places, each of which logs and decides what happens next.
+
+Anywhere else it hides a bug as a behaviour. A handler whose last line is a bare `raise` only cleans up, so it is free.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from tests.kit.source_tree import Source, dotted_name, enclosing_functions, expect_none, product_sources
+
+NAMED_PLACES: dict[tuple[str, str], str] = {
+    (
+        "worker/execute_run.py",
+        "RunExecution._outcome_of",
+    ): "the job: whatever a run does, it ends and its worker goes on",
+    ("shared/background_loop.py", "_repeat"): "a background loop: the next round may find things better",
+    ("worker/tools/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
+}
+"""(file, function) and why it may: the job, the background loop, the tool and the API's last resort."""
+
+BROAD = frozenset({"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"})
+
+
+def broad_excepts(source: Source) -> Iterator[tuple[str, str, int]]:
+    """File, function and line of each place that catches everything."""
+    within = enclosing_functions(source.tree)
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.ExceptHandler(type=caught, body=body) if _is_broad(caught) and not _only_cleans_up(body):
+                yield source.path, within.get(node, "the module"), node.lineno
+            case ast.Call(args=kinds) if dotted_name(node.func).endswith("suppress") and any(map(_is_broad, kinds)):
+                yield source.path, within.get(node, "the module"), node.lineno
+            case _:
+                pass
+
+
+def _is_broad(caught: ast.expr | None) -> bool:
+    if caught is None:
+        return True
+    kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(dotted_name(kind) in BROAD for kind in kinds)
+
+
+def _only_cleans_up(body: list[ast.stmt]) -> bool:
+    last = body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def test_everything_is_caught_in_the_named_places_only() -> None:
+    """No other function catches Exception or BaseException."""
+    found = [place for source in product_sources() for place in broad_excepts(source)]
+    expect_none(
+        f"{path}:{line}: {function} catches everything; name what can fail here"
+        for path, function, line in found
+        if (path, function) not in NAMED_PLACES
+    )
+
+
+def test_the_named_places_exist() -> None:
+    """There are four of them at most, and each still catches something: the list cannot go stale."""
+    found = {(path, function) for source in product_sources() for path, function, _ in broad_excepts(source)}
+    expect_none(f"{path}: {function} no longer catches everything" for path, function in NAMED_PLACES.keys() - found)
+    assert len(NAMED_PLACES) <= 4

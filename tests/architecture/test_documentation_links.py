@@ -1,0 +1,94 @@
+"""The documentation says what is there: its links lead somewhere, and the tests that it names exist."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from api.main import ROUTES
+from shared.settings import Settings
+from tests.kit.documents import ROOT, anchors, documents, links
+from tests.kit.source_tree import functions, suite_sources
+
+NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)(?:::(?P<test>\w+))?`")
+NAMED_FILE = re.compile(r"`(?P<file>(?:api|worker|shared)/[\w/]+\.(?:py|lua))`")
+SETTING = re.compile(r"^\| `HOLDFAST_(?P<name>[A-Z_]+)` \| (?P<default>.+?) \|", re.MULTILINE)
+SERVED = re.compile(r"^\| (?P<methods>[A-Z, ]+) \| `(?P<path>/[^`]+)` \| works \|", re.MULTILINE)
+
+
+@cache
+def _tests() -> dict[str, set[str]]:
+    return {source.path: {node.name for node in functions(source.tree)} for source in suite_sources()}
+
+
+def _broken(document: Path) -> Iterator[str]:
+    for target in links(document):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        place, _, fragment = target.partition("#")
+        file = (document.parent / place).resolve() if place else document
+        if not file.exists():
+            yield f"{target}: there is no such file"
+        elif fragment and fragment not in anchors(file):
+            yield f"{target}: there is no such heading"
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(document: Path) -> None:
+    """Relative links name a file, and a heading of it if they have a fragment."""
+    assert list(_broken(document)) == []
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_file_and_test_that_is_named_exists(document: Path) -> None:
+    """A file of the product, or a test of the suite, that a document names in backticks."""
+    text = document.read_text(encoding="utf-8")
+    missing = [named["file"] for named in NAMED_FILE.finditer(text) if not (ROOT / named["file"]).exists()]
+    for named in NAMED_TEST.finditer(text):
+        known = _tests().get(named["file"])
+        if known is None or (named["test"] and named["test"] not in known):
+            missing.append(named[0])
+    assert missing == []
+
+
+def test_each_guarantee_names_its_test() -> None:
+    """No line of the tables in guarantees.md claims something that no test shows."""
+    text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    claims = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(("| holds today |", "| bound |"))
+    ]
+    assert claims
+    assert [line for line in claims if NAMED_TEST.search(line) is None] == []
+
+
+def test_settings_are_all_documented_with_their_defaults() -> None:
+    """docs/settings.md has every field of `Settings`, and nothing else."""
+    text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    documented = {row["name"].lower(): row["default"].strip("`") for row in SETTING.finditer(text)}
+    declared = {name: _shown(field.default) for name, field in Settings.model_fields.items()}
+    assert documented == declared
+
+
+def _shown(default: object) -> str:
+    value = default.get_secret_value() if isinstance(default, SecretStr) else default
+    return str(value) or "(empty)"
+
+
+def test_the_paths_that_work_are_all_documented() -> None:
+    """docs/api.md lists as working what is routed, and nothing else."""
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    documented = {(method, row["path"]) for row in SERVED.finditer(text) for method in row["methods"].split(", ")}
+    assert documented == set(_routed())
+
+
+def _routed() -> Iterator[tuple[str, str]]:
+    for module in ROUTES:
+        for route in module.router.routes:
+            methods: set[str] = getattr(route, "methods", set())
+            path: str = getattr(route, "path", "")
+            yield from ((method, path) for method in methods)

@@ -1,0 +1,157 @@
+"""Rule 2: imports point down. `api` and `worker` import `shared`, never each other; `shared` imports neither.
+
+No cycle of any size, also not through an import inside a function; and no import inside a function at all, but for the
+model SDKs, which cost seconds and hundreds of megabytes and of which a deployment uses one or two. What reaches a
+database, Redis, a web framework or the network is imported in one place each.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+
+from tests.kit.source_tree import (
+    PRODUCT_PACKAGES,
+    Source,
+    calls,
+    dotted_name,
+    enclosing_functions,
+    expect_none,
+    product_sources,
+)
+
+ALLOWED_PACKAGES = {"api": {"api", "shared"}, "worker": {"worker", "shared"}, "shared": {"shared"}}
+RUNS_BOTH = ("api/cli.py",)
+"""The console script: its `dev` command runs the API and a worker in one process, `worker` starts one."""
+
+LAZY_IMPORTERS = ("worker/models/",)
+LAZY_PACKAGES = ("pydantic_ai", "openai", "anthropic", "google", "genai_prices", "tiktoken")
+"""Model SDKs. `worker/models` imports each when the first call needs it."""
+
+CHOOSES_BY_NAME = "worker/models/registry.py"
+"""Picks the module of a provider's wire from its own table."""
+
+TOOL_PROCESS = ("worker/tools/child.py", "worker/tools/child_call.py")
+TOOL_PROCESS_LATE = ("asyncio", "child_call", "linecache", "traceback", "typing")
+"""The program inside a tool's process. Every call starts one, in a few milliseconds: it loads what is slow, and what
+runs foreign code, when a call needs it."""
+
+HOMES: dict[str, tuple[str, ...]] = {
+    "sqlalchemy": ("shared/sql/",),
+    "alembic": ("shared/sql/",),
+    "aiosqlite": ("shared/sql/",),
+    "asyncpg": ("shared/sql/",),
+    "sqlite3": ("shared/sql/",),
+    "redis": ("shared/redis/", "worker/queue_worker.py"),
+    "fakeredis": ("shared/redis/",),
+    "arq": ("shared/redis/", "worker/queue_worker.py"),
+    "fastapi": ("api/",),
+    "starlette": ("api/",),
+    "uvicorn": ("api/",),
+    "httpx2": ("worker/models/", "api/callbacks.py"),
+    "pydantic_ai": ("worker/models/",),
+    "openai": ("worker/models/",),
+    "anthropic": ("worker/models/",),
+    "google": ("worker/models/",),
+    # Nowhere: bytes from outside must never become objects, and one HTTP client is enough.
+    "pickle": (),
+    "marshal": (),
+    "shelve": (),
+    "httpx": (),
+    "requests": (),
+    "aiohttp": (),
+}
+
+
+def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
+    """Every import with the dotted name that it asks for; `from a import b` asks for `a.b`."""
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=aliases):
+                yield from ((node, alias.name) for alias in aliases)
+            case ast.ImportFrom(names=aliases):
+                origin = _origin(source, node)
+                yield from ((node, f"{origin}.{alias.name}") for alias in aliases)
+            case _:
+                pass
+
+
+def _origin(source: Source, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = source.module.split(".")
+    climbs = node.level - source.path.endswith("__init__.py")
+    return ".".join([*package[: len(package) - climbs], *([node.module] if node.module else [])])
+
+
+def wrong_directions(source: Source) -> Iterator[str]:
+    if source.is_in(RUNS_BOTH):
+        return
+    for node, name in imports(source):
+        package = name.split(".")[0]
+        if package == "tests" or (package in PRODUCT_PACKAGES and package not in ALLOWED_PACKAGES[source.package]):
+            yield source.at(node, f"{source.package} must not import {package}")
+
+
+def strangers(source: Source) -> Iterator[str]:
+    for node, name in imports(source):
+        package = name.split(".")[0]
+        if package in HOMES and not source.is_in(HOMES[package]):
+            homes = " and ".join(HOMES[package]) or "nowhere"
+            yield source.at(node, f"{package} is imported in {homes}, not here")
+
+
+def late_imports(source: Source) -> Iterator[str]:
+    within = enclosing_functions(source.tree)
+    for node, name in imports(source):
+        if node in within and not _may_be_late(source, name):
+            yield source.at(node, f"{within[node]} imports {name}; imports belong at the top of the file")
+    for call in calls(source.tree):
+        if dotted_name(call.func) in ("__import__", "import_module", "importlib.import_module"):
+            first = call.args[0] if call.args else None
+            name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+            if not _may_be_late(source, name) and source.path != CHOOSES_BY_NAME:
+                yield source.at(call, "imports a module by its name; imports belong at the top of the file")
+
+
+def _may_be_late(source: Source, name: str) -> bool:
+    package = name.split(".")[0]
+    if source.is_in(TOOL_PROCESS):
+        return package in TOOL_PROCESS_LATE
+    return source.is_in(LAZY_IMPORTERS) and (package in LAZY_PACKAGES or name.startswith("worker.models."))
+
+
+def cycles(sources: Iterable[Source]) -> Iterator[str]:
+    """The first import cycle among the sources, if there is one."""
+    modules = {source.module: source for source in sources}
+    graph = {name: set(_targets(source, modules)) for name, source in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield "import cycle: " + " imports ".join(reversed(error.args[1]))
+
+
+def _targets(source: Source, modules: dict[str, Source]) -> Iterator[str]:
+    for _, name in imports(source):
+        target = name if name in modules else name.rpartition(".")[0]
+        if target in modules and target != source.module:
+            yield target
+
+
+def test_packages_import_in_one_direction() -> None:
+    """`api` and `worker` import `shared` and themselves; `shared` imports itself; the console script runs both."""
+    expect_none(finding for source in product_sources() for finding in wrong_directions(source))
+
+
+def test_no_cycle() -> None:
+    """No module imports itself by way of others, counting imports inside functions and for type checking."""
+    expect_none(cycles(product_sources()))
+
+
+def test_no_import_inside_a_function() -> None:
+    """Imports are at the top of a file; only `worker/models` loads a model SDK at its first use."""
+    expect_none(finding for source in product_sources() for finding in late_imports(source))
+
+
+def test_each_library_has_its_home() -> None:
+    """SQL is in `shared/sql`, Redis in `shared/redis`, HTTP serving in `api`, model SDKs in `worker/models`."""
+    expect_none(finding for source in product_sources() for finding in strangers(source))

@@ -1,0 +1,203 @@
+"""A rule that cannot fail holds nothing: each one is shown code that breaks it, and code that only looks like it."""
+
+from collections.abc import Callable, Iterable
+from textwrap import dedent
+
+import pytest
+
+from tests.architecture.test_broad_excepts import broad_excepts
+from tests.architecture.test_comments import notes, silenced_types, unexplained_lints
+from tests.architecture.test_commits import own_transactions
+from tests.architecture.test_constructors import environment_at_import, module_instances, settings_elsewhere
+from tests.architecture.test_imports import cycles, late_imports, strangers, wrong_directions
+from tests.architecture.test_keys import keys_in_lua, spelled_keys
+from tests.architecture.test_names import vague_names
+from tests.architecture.test_sizes import deep_blocks, long_files, long_functions
+from tests.architecture.test_status_writes import assigned_statuses, copied_statuses, updated_statuses
+from tests.architecture.test_tasks import bare_tasks, swallowed_cancellations
+from tests.architecture.test_tests import replaced_classes, sleeps
+from tests.kit.source_tree import Source
+
+Rule = Callable[[Source], Iterable[object]]
+
+FOUR_DEEP = """\
+def f(a):
+    if a:
+        for b in a:
+            with b:
+                try:
+                    b()
+                finally:
+                    pass
+"""
+THREE_DEEP = """\
+def f(a):
+    if a:
+        pass
+    elif a:
+        for b in a:
+            with b:
+                b()
+"""
+
+BREAKING: list[tuple[Rule, str, str]] = [
+    (long_functions, "api/x.py", "def f():\n" + "    a = 1\n" * 59),
+    (deep_blocks, "worker/x.py", FOUR_DEEP),
+    (wrong_directions, "api/x.py", "from worker.execute_run import execute_run"),
+    (wrong_directions, "worker/x.py", "def f():\n    import api.main"),
+    (wrong_directions, "shared/sql/x.py", "from api import sse"),
+    (wrong_directions, "shared/x.py", "from ..worker import main"),
+    (wrong_directions, "api/x.py", "from tests.kit import wait_until"),
+    (strangers, "api/x.py", "import sqlalchemy as sa"),
+    (strangers, "api/x.py", "from redis.asyncio import Redis"),
+    (strangers, "worker/step_loop.py", "import pydantic_ai"),
+    (strangers, "worker/tools/x.py", "import pickle"),
+    (late_imports, "api/x.py", "def f():\n    import json"),
+    (late_imports, "worker/models/x.py", "def f():\n    from shared.redis import keys"),
+    (late_imports, "worker/step_loop.py", "async def f():\n    from openai import AsyncOpenAI"),
+    (late_imports, "worker/step_loop.py", "import importlib\nx = importlib.import_module('openai')"),
+    (assigned_statuses, "worker/x.py", "def f(run):\n    run.status = 'failed'"),
+    (copied_statuses, "worker/x.py", "msgspec.structs.replace(run, status=RunStatus.FAILED)"),
+    (copied_statuses, "api/x.py", "Run(id=a, status=RunStatus.RUNNING)"),
+    (updated_statuses, "shared/sql/x.py", "sa.update(runs).where(a).values(status='failed')"),
+    (updated_statuses, "shared/sql/x.py", "tables.runs.update().values({'status': 'failed', 'fence': 1})"),
+    (updated_statuses, "shared/sql/x.py", "update(runs).values({runs.c.status: 'failed'})"),
+    (updated_statuses, "shared/sql/x.py", "sa.text('UPDATE runs SET fence = 2, status = :status')"),
+    (own_transactions, "shared/sql/run_store.py", "async def f(c):\n    await c.commit()"),
+    (own_transactions, "shared/sql/run_store.py", "async def f(e):\n    async with e.begin() as c:\n        pass"),
+    (own_transactions, "worker/x.py", "session.commit()"),
+    (own_transactions, "api/x.py", "async def f(c):\n    await c.execute('COMMIT')"),
+    (bare_tasks, "worker/x.py", "asyncio.create_task(work())"),
+    (bare_tasks, "worker/x.py", "create_task(work(), name='work')"),
+    (bare_tasks, "worker/x.py", "asyncio.get_running_loop().create_task(work())"),
+    (bare_tasks, "worker/x.py", "asyncio.ensure_future(work())"),
+    (bare_tasks, "worker/x.py", "group.create_task(work())"),
+    (swallowed_cancellations, "worker/x.py", "try:\n    a()\nexcept asyncio.CancelledError:\n    log()"),
+    (swallowed_cancellations, "worker/x.py", "with suppress(asyncio.CancelledError):\n    a()"),
+    (spelled_keys, "worker/x.py", "f'run:{{{run_id}}}:events'"),
+    (spelled_keys, "worker/x.py", "KEY = 'holdfast:queue'"),
+    (spelled_keys, "shared/redis/run_queue.py", "KEY = b'arq:queue'"),
+    (sleeps, "tests/unit/test_x.py", "async def test():\n    await asyncio.sleep(0)"),
+    (sleeps, "tests/unit/test_x.py", "from time import sleep\nsleep(1)"),
+    (replaced_classes, "tests/unit/test_x.py", "from unittest.mock import AsyncMock"),
+    (replaced_classes, "tests/unit/test_x.py", "import unittest.mock"),
+    (replaced_classes, "tests/unit/test_x.py", "monkeypatch.setattr('worker.step_loop.run_steps', fake)"),
+    (
+        replaced_classes,
+        "tests/unit/test_x.py",
+        "from shared.sql.run_store import RunStore\nmonkeypatch.setattr(RunStore, 'claim', fake)",
+    ),
+    (
+        replaced_classes,
+        "tests/unit/test_x.py",
+        "from shared.sql.run_store import RunStore\nRunStore.claim = fake",
+    ),
+    (broad_excepts, "api/x.py", "def f():\n    try:\n        a()\n    except Exception:\n        log()"),
+    (broad_excepts, "api/x.py", "try:\n    a()\nexcept:\n    pass"),
+    (broad_excepts, "api/x.py", "try:\n    a()\nexcept (ValueError, BaseException) as e:\n    raise B from e"),
+    (broad_excepts, "api/x.py", "with contextlib.suppress(Exception):\n    a()"),
+    (settings_elsewhere, "worker/step_loop.py", "def f():\n    return Settings()"),
+    (module_instances, "api/x.py", "CLIENT = httpx2.AsyncClient()"),
+    (module_instances, "api/x.py", "store: RunStore = RunStore(database)"),
+    (module_instances, "api/x.py", "thing = Thing()"),
+    (environment_at_import, "shared/x.py", "import os\nDEBUG = os.environ.get('DEBUG')"),
+    (environment_at_import, "shared/x.py", "import os\nclass A:\n    debug = os.getenv('DEBUG')"),
+    (silenced_types, "api/x.py", "a = b  # type: ignore[assignment]"),
+    (silenced_types, "api/x.py", "# pyright: basic"),
+    (unexplained_lints, "api/x.py", "a = 1  # noqa: E501"),
+    (unexplained_lints, "api/x.py", "a = 1  # noqa"),
+    (notes, "api/x.py", "a = 1  # TO" + "DO: finish"),
+]
+
+HARMLESS: list[tuple[Rule, str, str]] = [
+    (long_functions, "api/x.py", "def f():\n" + "    a = 1\n" * 58),
+    (deep_blocks, "worker/x.py", THREE_DEEP),
+    (wrong_directions, "api/cli.py", "from worker.main import run"),
+    (wrong_directions, "worker/x.py", "from shared.domain.ids import RunId"),
+    (strangers, "shared/sql/run_store.py", "import sqlalchemy as sa"),
+    (
+        late_imports,
+        "worker/models/openai_models.py",
+        "def f():\n    from pydantic_ai.models.openai import OpenAIChatModel",
+    ),
+    (late_imports, "worker/tools/child_call.py", "def f():\n    return importlib.import_module('asyncio')"),
+    (copied_statuses, "api/x.py", "await store.list_runs(status=RunStatus.CREATED)"),
+    (assigned_statuses, "worker/x.py", "status = next_status(run.status, trigger)"),
+    (updated_statuses, "shared/sql/x.py", "sa.update(steps).values(status='failed')"),
+    (updated_statuses, "shared/sql/x.py", "sa.update(runs).where(runs.c.status == 'created').values(ring=2)"),
+    (updated_statuses, "shared/sql/run_transitions.py", "sa.update(runs).values(status='failed')"),
+    (own_transactions, "shared/sql/engine.py", "async def f(c):\n    await c.commit()"),
+    (own_transactions, "worker/x.py", "async def f(clock):\n    clock.begin()"),
+    (own_transactions, "worker/x.py", "MESSAGE = 'begin with the newest message'"),
+    (bare_tasks, "worker/x.py", "group.create_task(work(), name='work')"),
+    (swallowed_cancellations, "worker/x.py", "try:\n    a()\nexcept asyncio.CancelledError:\n    b()\n    raise"),
+    (spelled_keys, "worker/x.py", "'''run:{id}:events is the stream.'''"),
+    (spelled_keys, "worker/x.py", "f'run: {run_id} ended'"),
+    (spelled_keys, "shared/redis/keys.py", "f'run:{{{run_id}}}:events'"),
+    (sleeps, "tests/unit/test_x.py", "SOURCE = 'import time\\ntime.sleep(1)'"),
+    (replaced_classes, "tests/unit/test_x.py", "monkeypatch.setenv('HOLDFAST_LOG_LEVEL', 'DEBUG')"),
+    (broad_excepts, "api/x.py", "try:\n    a()\nexcept BaseException:\n    undo()\n    raise"),
+    (broad_excepts, "api/x.py", "try:\n    a()\nexcept (ValueError, KeyError):\n    pass"),
+    (module_instances, "api/x.py", "router = APIRouter()\nlog = structlog.get_logger()\nPATTERN = re.compile('a')"),
+    (environment_at_import, "shared/x.py", "import os\ndef f():\n    return os.environ['HOME']"),
+    (unexplained_lints, "api/x.py", "a = 1  # noqa: S104 - the container's port mapping decides who reaches it"),
+    (notes, "api/x.py", "DOCUMENT = 'a TO" + "DO in a string'"),
+]
+
+
+def _names(cases: list[tuple[Rule, str, str]]) -> list[str]:
+    return [f"{rule.__name__}-{number}" for number, (rule, _, _) in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("rule", "path", "code"), BREAKING, ids=_names(BREAKING))
+def test_a_rule_finds_what_breaks_it(rule: Rule, path: str, code: str) -> None:
+    """Each rule fails on a snippet that breaks it."""
+    assert list(rule(Source.parse(path, code)))
+
+
+@pytest.mark.parametrize(("rule", "path", "code"), HARMLESS, ids=_names(HARMLESS))
+def test_a_rule_leaves_good_code_alone(rule: Rule, path: str, code: str) -> None:
+    """No rule fails on a snippet that only resembles what it forbids."""
+    assert not list(rule(Source.parse(path, code)))
+
+
+def test_the_file_limit_is_the_limit() -> None:
+    """300 lines are fine, 301 are not."""
+    assert not list(long_files(Source.parse("api/x.py", "a = 1\n" * 300), 300))
+    assert list(long_files(Source.parse("api/x.py", "a = 1\n" * 301), 300))
+
+
+@pytest.mark.parametrize(
+    "path", ["api/utils.py", "worker/run_manager.py", "shared/base.py", "api/v2/runs.py", "tests/common/x.py"]
+)
+def test_a_vague_name_is_found(path: str) -> None:
+    """Each banned word is found, in a file's name and in a folder's."""
+    assert list(vague_names(path))
+
+
+def test_a_full_word_is_not_vague() -> None:
+    """A word that merely contains a banned one is fine."""
+    assert not list(vague_names("shared/sql/database_connection.py"))
+
+
+@pytest.mark.parametrize("how", ["import shared.a", "def f():\n    from shared import a", "from . import a"])
+def test_a_cycle_is_found(how: str) -> None:
+    """A cycle through two others is found, however its last link is written."""
+    sources = [
+        Source.parse("shared/a.py", "from shared.b import x"),
+        Source.parse("shared/b.py", "from shared import c"),
+        Source.parse("shared/c.py", how),
+    ]
+    assert list(cycles(sources))
+    assert not list(cycles(sources[:2]))
+
+
+def test_a_script_that_makes_up_a_key_is_found() -> None:
+    """A Lua script without a header, or with a key of its own, is found."""
+    good = dedent("""\
+        -- KEYS[1]  the run's events
+        return redis.call('XLEN', KEYS[1])
+    """)
+    assert not list(keys_in_lua("shared/redis/x.lua", good))
+    assert list(keys_in_lua("shared/redis/x.lua", "return redis.call('XLEN', KEYS[1])"))
+    assert list(keys_in_lua("shared/redis/x.lua", good + "redis.call('DEL', 'run:1:events')"))

@@ -1,0 +1,76 @@
+"""Somebody who asked to be called back: a local HTTP server that keeps what it gets and answers as it is told."""
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from tests.kit.model_server.http_exchange import HttpRequest, read_request, write_json
+from tests.kit.wait_until import wait_until
+
+
+@dataclass(frozen=True)
+class ReceivedCallback:
+    """One request."""
+
+    path: str
+    headers: dict[str, str]
+    content: bytes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return json.loads(self.content)
+
+
+@dataclass
+class CallbackReceiver:
+    """Serves while its `async with` block is open. Answers 200 unless other answers are queued."""
+
+    received: list[ReceivedCallback] = field(default_factory=list[ReceivedCallback])
+    answer_headers: dict[str, str] = field(default_factory=dict[str, str])
+    _answers: deque[int | None] = field(default_factory=deque[int | None])
+    _server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return self._server.sockets[0].getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/called?by=holdfast"
+
+    def answer(self, *statuses: int | None) -> None:
+        """What the next requests are answered with; None closes the connection without an answer."""
+        self._answers.extend(statuses)
+
+    async def called(self, times: int = 1) -> ReceivedCallback:
+        """Waits until so many requests have come; the latest of them."""
+        await wait_until(lambda: len(self.received) >= times, description=f"callback number {times}")
+        return self.received[times - 1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (request := await read_request(reader)) is not None:
+                if not await self._answer(request, writer):
+                    break
+        finally:
+            writer.close()
+
+    async def _answer(self, request: HttpRequest, writer: asyncio.StreamWriter) -> bool:
+        status = self._answers.popleft() if self._answers else 200
+        if status is not None:
+            write_json(writer, status, {"thanks": True}, self.answer_headers)
+            await writer.drain()
+        self.received.append(ReceivedCallback(request.path, request.headers, request.content))
+        return status is not None

@@ -1,0 +1,50 @@
+"""How a Redis loses what it was told: all of it, the newest of it as after a failover, or the end of one stream."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from arq.connections import ArqRedis
+
+FOR_EVER = -1
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What a replica had received at some moment: each key with its value and the moment when it expires."""
+
+    values: dict[bytes, tuple[bytes, int]]
+
+
+async def replicate(redis: ArqRedis) -> Replica:
+    """A replica that is up to date, and from now on lags."""
+    client = cast("Any", redis)
+    values: dict[bytes, tuple[bytes, int]] = {}
+    for key in await client.keys("*"):
+        values[key] = await client.dump(key), await client.pexpiretime(key)
+    return Replica(values)
+
+
+async def fail_over(redis: ArqRedis, replica: Replica, *, now_ms: int) -> None:
+    """The replica takes the place of the server that it followed."""
+    client = cast("Any", redis)
+    await client.flushall()
+    for key, (value, expires_ms) in replica.values.items():
+        if expires_ms == FOR_EVER:
+            await client.restore(key, 0, value)
+        elif expires_ms > now_ms:
+            await client.restore(key, expires_ms - now_ms, value)
+
+
+async def lose_end_of_stream(redis: ArqRedis, key: str, count: int) -> int:
+    """Loses the last `count` entries but never the first, and the memory of their ids; returns how many are gone."""
+    client = cast("Any", redis)
+    entries = await client.xrange(key)
+    kept = entries[: max(1, len(entries) - count)]
+    if len(kept) == len(entries):
+        return 0
+    expires_ms = await client.pexpiretime(key)
+    await client.delete(key)
+    for entry_id, fields in kept:
+        await client.xadd(key, fields, id=entry_id)
+    await client.pexpireat(key, expires_ms)
+    return len(entries) - len(kept)

@@ -1,0 +1,93 @@
+"""Where a handle leads, and what is said when it leads nowhere."""
+
+import pytest
+
+from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.handles import known_handles, route_for
+
+KEYS = {"OPENAI_API_KEY": "sk-o", "ANTHROPIC_API_KEY": "sk-a", "GEMINI_API_KEY": "g"}
+
+
+def test_a_handle_is_split_at_its_first_slash() -> None:
+    route = route_for("openrouter/meta-llama/llama-3", {"OPENROUTER_API_KEY": "k"})
+    assert (route.provider, route.model) == ("openrouter", "meta-llama/llama-3")
+    assert route.base_url == "https://openrouter.ai/api/v1"
+
+
+@pytest.mark.parametrize(
+    ("model", "wire"),
+    [
+        ("gpt-5", "responses"), ("gpt-5.1-codex", "responses"), ("o1", "responses"), ("o3-mini", "responses"),
+        ("o4-mini-2025-04-16", "responses"), ("gpt-4o-mini", "chat"), ("gpt-4.1", "chat"), ("o100", "chat"),
+        ("omni-moderation", "chat"), ("ft:gpt-4o:x", "chat"),
+    ],
+)  # fmt: skip
+def test_which_openai_models_use_responses(model: str, wire: str) -> None:
+    assert route_for(f"openai/{model}", KEYS).wire == wire
+
+
+def test_compatible_servers_never_use_responses() -> None:
+    environment = {"OPENAI_COMPATIBLE_BASE_URL": "http://h/v1", "VLLM_API_BASE": "http://h"}
+    assert route_for("openai_compatible/gpt-5", environment).wire == "chat"
+    assert route_for("vllm/o3", environment).wire == "chat"
+    assert route_for("ollama/gpt-5", environment).wire == "chat"
+
+
+@pytest.mark.parametrize(
+    ("handle", "environment", "base_url"),
+    [
+        ("ollama/m", {}, "http://127.0.0.1:11434/v1"),
+        ("ollama/m", {"OLLAMA_BASE_URL": "http://h:1/"}, "http://h:1/v1"),
+        ("ollama/m", {"OLLAMA_BASE_URL": "http://h:1/v1"}, "http://h:1/v1"),
+        ("vllm/m", {"VLLM_API_BASE": "http://h:1"}, "http://h:1/v1"),
+        ("lmstudio/m", {}, "http://127.0.0.1:1234/v1"),
+        ("anthropic/m", {**KEYS, "ANTHROPIC_BASE_URL": "http://h/v1"}, "http://h"),
+        ("google_ai/m", {**KEYS, "GOOGLE_GEMINI_BASE_URL": "http://h/"}, "http://h"),
+        ("openai/m", {**KEYS, "OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
+        ("openai_compatible/m", {"OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
+    ],
+)
+def test_base_urls(handle: str, environment: dict[str, str], base_url: str) -> None:
+    assert route_for(handle, environment).base_url == base_url
+
+
+@pytest.mark.parametrize(
+    ("handle", "variable", "error_type"),
+    [
+        ("openai/gpt-4o", "OPENAI_API_KEY", ModelErrorType.AUTHENTICATION),
+        ("anthropic/claude-x", "ANTHROPIC_API_KEY", ModelErrorType.AUTHENTICATION),
+        ("google_ai/gemini-x", "GEMINI_API_KEY", ModelErrorType.AUTHENTICATION),
+        ("gemini/gemini-x", "GEMINI_API_KEY", ModelErrorType.AUTHENTICATION),
+        ("openrouter/a/b", "OPENROUTER_API_KEY", ModelErrorType.AUTHENTICATION),
+        ("vllm/m", "VLLM_BASE_URL", ModelErrorType.BAD_REQUEST),
+        ("openai_compatible/m", "OPENAI_COMPATIBLE_BASE_URL", ModelErrorType.BAD_REQUEST),
+    ],
+)
+def test_what_is_missing_is_named(handle: str, variable: str, error_type: ModelErrorType) -> None:
+    with pytest.raises(ModelError, match=variable) as caught:
+        route_for(handle, {})
+    assert caught.value.error_type == error_type
+
+
+@pytest.mark.parametrize("handle", ["", "gpt-4o", "/gpt-4o", "openai/", "nobody/m", "letta/letta-free"])
+def test_an_unknown_provider_is_told_with_the_known_ones(handle: str) -> None:
+    with pytest.raises(ModelError, match="openai_compatible") as caught:
+        route_for(handle, KEYS)
+    assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+def test_an_openai_key_never_goes_to_somebody_elses_server() -> None:
+    route = route_for("openai_compatible/m", {**KEYS, "OPENAI_COMPATIBLE_BASE_URL": "http://h/v1"})
+    assert route.api_key != "sk-o"
+    assert route_for("openai_compatible/m", {**KEYS, "OPENAI_BASE_URL": "http://h/v1"}).api_key == "sk-o"
+
+
+def test_a_route_does_not_show_its_key() -> None:
+    assert "sk-o" not in repr(route_for("openai/gpt-4o", KEYS))
+
+
+def test_handles_are_listed_for_providers_with_a_key() -> None:
+    assert known_handles({}) == ["builtin/echo", "builtin/slow", "builtin/scripted"]
+    listed = known_handles(KEYS)
+    assert {"openai/gpt-5", "google_ai/gemini-2.5-pro"} <= set(listed)
+    assert all(route_for(handle, KEYS) for handle in listed)

@@ -1,0 +1,42 @@
+"""When a failed call is tried again, and after how long."""
+
+import pytest
+
+from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.retries import RetryPolicy
+from worker.models.token_estimate import estimate_tokens
+
+
+async def _sleep(_seconds: float) -> None: ...
+
+
+def _policy(jitter: float = 0.0, retries: int = 10) -> RetryPolicy:
+    return RetryPolicy(retries, _sleep, lambda: jitter)
+
+
+def _error(*, retryable: bool = True, retry_after: float | None = None) -> ModelError:
+    return ModelError(ModelErrorType.ERROR, "no", retryable=retryable, retry_after=retry_after)
+
+
+def test_waits_double_and_are_capped() -> None:
+    waits = [_policy().wait_before(attempt, _error()) for attempt in (1, 2, 3, 4, 9)]
+    assert waits == [0.5, 1, 2, 4, 60]
+
+
+def test_what_the_provider_asks_for_comes_first() -> None:
+    assert _policy().wait_before(5, _error(retry_after=0.05)) == 0.05
+    assert _policy(jitter=1).wait_before(1, _error(retry_after=8)) == 10
+    assert _policy(jitter=1).wait_before(1, _error(retry_after=60)) == 60
+    assert _policy().wait_before(1, _error(retry_after=60.5)) is None
+
+
+def test_when_it_is_final() -> None:
+    assert _policy().wait_before(1, _error(retryable=False)) is None
+    assert _policy(retries=2).wait_before(2, _error()) is not None
+    assert _policy(retries=2).wait_before(3, _error()) is None
+    assert _policy(retries=0).wait_before(1, _error()) is None
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("a", 1), ("four", 1), ("fives", 2), ("x" * 400, 100)])
+def test_tokens_are_about_a_quarter_of_the_characters(text: str, tokens: int) -> None:
+    assert estimate_tokens(text) == tokens
