@@ -1,0 +1,285 @@
+"""Agents in SQL: what is stored is what is read, in one's own project only."""
+
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from shared.domain.agents import Agent, ModelOptions, requires_approval
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import IdMaker, ThreadId
+from shared.domain.messages import AssistantMessage, NewMessage, SystemMessage, ToolCall
+from shared.sql.agent_store import AgentFilter, AgentStore
+from shared.sql.block_store import BlockStore
+from shared.sql.engine import Database
+from shared.sql.message_rows import insert_into_thread
+from shared.sql.message_store import MessageStore
+from shared.sql.paging import Page
+from shared.sql.tables import metadata, runs
+from shared.sql.tool_store import ToolStore
+from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
+from tests.kit.fresh_database import fresh_database
+
+LATER = NOW + timedelta(seconds=1)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncGenerator[Database]:
+    async with fresh_database(database_url) as database:
+        yield database
+
+
+@pytest.fixture
+def store(database: Database) -> AgentStore:
+    return AgentStore(database)
+
+
+async def create(store: AgentStore, agent: Agent) -> Agent:
+    return await store.create(agent, system_message_id=IdMaker().message())
+
+
+async def system_text(database: Database, agent: Agent) -> str:
+    [message] = await MessageStore(database).context(ThreadId(agent.id))
+    assert isinstance(message.body, SystemMessage)
+    return message.body.text
+
+
+async def test_what_is_stored_is_what_is_read(database: Database, store: AgentStore) -> None:
+    tool = await ToolStore(database).create(some_tool())
+    block = await BlockStore(database).create(some_block())
+    agent = some_agent(
+        tool_ids=[tool.id],
+        block_ids=[block.id],
+        tags=["a", "b"],
+        options=ModelOptions(temperature=0.5, parallel_tool_calls=False),
+        tool_environment={"TOKEN": "x"},
+        metadata={"deep": {"er": [1]}},
+        extra={"hidden": True},
+    )
+
+    stored = await create(store, agent)
+
+    assert stored == agent
+    assert await store.get(PROJECT, agent.id) == agent
+
+
+async def test_a_history_begins_with_the_system_message(database: Database, store: AgentStore) -> None:
+    message_id = IdMaker().message()
+    agent = await store.create(
+        some_agent(), system_message_id=message_id, new_blocks=[some_block(description="About the user", limit=500)]
+    )
+
+    assert await store.message_ids(PROJECT, agent.id) == [message_id]
+    text = await system_text(database, agent)
+    assert text.startswith("Be brief.\n\n<memory_blocks>")
+    assert "About the user" in text
+    assert "Likes tea." in text
+    assert "10 of 500 characters" in text
+
+
+async def test_another_projects_agent_is_not_found(store: AgentStore) -> None:
+    agent = await create(store, some_agent())
+
+    for call in (store.get, store.delete, store.message_ids):
+        with pytest.raises(NotFound, match=f"Agent with ID {agent.id} not found"):
+            await call(OTHER_PROJECT, agent.id)
+    with pytest.raises(NotFound):
+        await store.update(OTHER_PROJECT, agent.id, lambda agent: agent, LATER)
+    assert await store.list(OTHER_PROJECT, AgentFilter(), Page()) == []
+    assert await store.count(OTHER_PROJECT) == 0
+    assert await store.count(PROJECT) == 1
+
+
+async def test_tools_of_another_project_cannot_be_linked(database: Database, store: AgentStore) -> None:
+    theirs = await ToolStore(database).create(some_tool(project_id=OTHER_PROJECT))
+
+    with pytest.raises(NotFound, match=theirs.id):
+        await create(store, some_agent(tool_ids=[theirs.id]))
+    assert await store.count(PROJECT) == 0
+
+
+async def test_pages_follow_the_order_that_was_asked(store: AgentStore) -> None:
+    ids = [(await create(store, some_agent())).id for _ in range(5)]
+
+    async def page(page: Page) -> list[int]:
+        return [ids.index(agent.id) for agent in await store.list(PROJECT, AgentFilter(), page)]
+
+    assert await page(Page()) == [4, 3, 2, 1, 0]
+    assert await page(Page(limit=2, ascending=True)) == [0, 1]
+    assert await page(Page(limit=2, after=ids[3])) == [2, 1]
+    assert await page(Page(limit=2, after=ids[1], ascending=True)) == [2, 3]
+    assert await page(Page(limit=2, before=ids[0])) == [2, 1]
+    assert await page(Page(limit=2, before=ids[4], ascending=True)) == [2, 3]
+    assert await page(Page(after=ids[4], before=ids[1])) == [3, 2]
+    with pytest.raises(NotFound, match="to page from"):
+        await page(Page(after="agent-unknown"))
+
+
+async def test_filters(database: Database, store: AgentStore) -> None:
+    block = await BlockStore(database).create(some_block())
+    ada = await create(store, some_agent(name="Ada_1", tags=["red", "blue"], block_ids=[block.id]))
+    bob = await create(store, some_agent(name="Bob", tags=["blue"]))
+
+    async def found(wanted: AgentFilter) -> list[str]:
+        return [agent.id for agent in await store.list(PROJECT, wanted, Page(ascending=True))]
+
+    assert await found(AgentFilter(name="Bob")) == [bob.id]
+    assert await found(AgentFilter(query_text="aDa_")) == [ada.id]
+    assert await found(AgentFilter(query_text="%")) == []
+    assert await found(AgentFilter(tags=["red", "blue"])) == [ada.id, bob.id]
+    assert await found(AgentFilter(tags=["red", "blue"], match_all_tags=True)) == [ada.id]
+    assert await found(AgentFilter(block_id=block.id)) == [ada.id]
+
+
+async def test_an_update_changes_links_tags_and_the_system_message(database: Database, store: AgentStore) -> None:
+    first, second = [await ToolStore(database).create(some_tool(name)) for name in ("first", "second")]
+    agent = await create(store, some_agent(tool_ids=[first.id], tags=["old"]))
+
+    def change(agent: Agent) -> Agent:
+        return replace(agent, system="Be verbose.", tool_ids=[second.id], tags=["new"], name="Grace")
+
+    changed = await store.update(PROJECT, agent.id, change, LATER)
+
+    assert await store.get(PROJECT, agent.id) == changed
+    assert (changed.name, changed.tool_ids, changed.tags) == ("Grace", [second.id], ["new"])
+    assert changed.updated_at == LATER
+    assert await system_text(database, agent) == "Be verbose."
+
+
+async def test_a_change_of_a_block_reaches_the_system_message(database: Database, store: AgentStore) -> None:
+    blocks = BlockStore(database)
+    block = await blocks.create(some_block())
+    agent = await create(store, some_agent(block_ids=[block.id]))
+
+    await blocks.update(PROJECT, block.id, lambda block: replace(block, value="Likes coffee."), LATER)
+    assert "Likes coffee." in await system_text(database, agent)
+
+    await store.detach_block(PROJECT, agent.id, block.id, LATER)
+    assert await system_text(database, agent) == "Be brief."
+
+    await store.attach_block(PROJECT, agent.id, block.id, LATER)
+    assert "Likes coffee." in await system_text(database, agent)
+
+    await blocks.delete(PROJECT, block.id)
+    assert await system_text(database, agent) == "Be brief."
+    assert (await store.get(PROJECT, agent.id)).block_ids == []
+
+
+async def test_a_label_is_there_once_per_agent(database: Database, store: AgentStore) -> None:
+    blocks = BlockStore(database)
+    human, other = await blocks.create(some_block("human")), await blocks.create(some_block("other"))
+    agent = await create(store, some_agent(block_ids=[human.id, other.id]))
+
+    with pytest.raises(Conflict, match="'human'"):
+        await blocks.update(PROJECT, other.id, lambda block: replace(block, label="human"), LATER)
+    assert (await blocks.get(PROJECT, other.id)).label == "other"
+    same = await blocks.create(some_block("human"))
+    with pytest.raises(Conflict, match="'human'"):
+        await store.attach_block(PROJECT, agent.id, same.id, LATER)
+
+
+async def test_a_tool_that_asks_for_approval_brings_its_rule(database: Database, store: AgentStore) -> None:
+    tools = ToolStore(database)
+    careful = await tools.create(some_tool("careful", default_requires_approval=True))
+    later = await tools.create(some_tool("later", default_requires_approval=True))
+    rule = {"tool_name": "careful", "type": "requires_approval", "prompt_template": None}
+
+    agent = await create(store, some_agent(tool_ids=[careful.id]))
+    assert agent.tool_rules == [rule]
+
+    agent = await store.attach_tool(PROJECT, agent.id, later.id, LATER)
+    assert [each["tool_name"] for each in agent.tool_rules] == ["careful", "later"]
+
+
+async def test_an_approval_override_is_the_last_word(database: Database, store: AgentStore) -> None:
+    tool = await ToolStore(database).create(some_tool("careful", default_requires_approval=True))
+    agent = await create(store, some_agent(tool_ids=[tool.id]))
+
+    async def override(required: bool) -> Agent:
+        return await store.set_approval_override(PROJECT, agent.id, "careful", required=required, now=LATER)
+
+    off = await override(False)
+    assert off.tool_rules == []
+    assert not requires_approval(off, "careful", default=True)
+    on = await override(True)
+    assert [rule["tool_name"] for rule in on.tool_rules] == ["careful"]
+    assert requires_approval(on, "careful", default=False)
+    with pytest.raises(NotFound, match="'nope'"):
+        await store.set_approval_override(PROJECT, agent.id, "nope", required=True, now=LATER)
+
+
+async def test_details_of_many_agents(database: Database, store: AgentStore) -> None:
+    tool = await ToolStore(database).create(some_tool())
+    plain = await create(store, some_agent())
+    rich = await store.create(
+        some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message(), new_blocks=[some_block("human")]
+    )
+
+    first, second = await store.details([rich, plain])
+
+    assert (first.agent, first.tools, [block.label for block in first.blocks]) == (rich, [tool], ["human"])
+    assert (second.agent, second.tools, second.blocks) == (plain, [], [])
+    assert len(first.message_ids) == len(second.message_ids) == 1
+
+
+async def test_a_message_with_two_parts_has_two_ids(database: Database, store: AgentStore) -> None:
+    ids = IdMaker()
+    agent = await create(store, some_agent())
+    whole, part = ids.message(), ids.message()
+    calls = [ToolCall("1", "a", "{}"), ToolCall("2", "b", "{}", needs_approval=True)]
+    body = AssistantMessage(tool_calls=calls, sibling_id=part, sibling_holds="approvals")
+    await _append(database, agent, NewMessage(id=whole, created_at=NOW, body=body))
+
+    assert list(await store.message_ids(PROJECT, agent.id))[1:] == [whole, part]
+
+
+async def test_deleting_an_agent_leaves_nothing(database: Database, store: AgentStore) -> None:
+    tool = await ToolStore(database).create(some_tool())
+    agent = await store.create(
+        some_agent(tool_ids=[tool.id], tags=["a"]), system_message_id=IdMaker().message(), new_blocks=[some_block()]
+    )
+    await _fill_every_table_of_runs(database, agent)
+
+    await store.delete(PROJECT, agent.id)
+
+    left = {name: count for name, count in (await _counts(database)).items() if count}
+    assert left == {"tools": 1, "blocks": 1}
+
+
+async def _append(database: Database, agent: Agent, message: NewMessage) -> None:
+    async with database.write() as connection:
+        thread_id = ThreadId(agent.id)
+        await insert_into_thread(
+            connection, [message], agent_id=agent.id, thread_id=thread_id, conversation_id=None, run_id=None, turn=1,
+            after=0,
+        )  # fmt: skip
+
+
+async def _fill_every_table_of_runs(database: Database, agent: Agent) -> None:
+    """A row in each table that hangs on a run, with whatever its columns take."""
+    run_id = IdMaker().run()
+    async with database.write() as connection:
+        await connection.execute(sa.insert(runs).values(_filled(runs) | {"id": run_id, "agent_id": agent.id}))
+        for table in metadata.sorted_tables:
+            if "run_id" in table.c:
+                links = {"run_id": run_id} | ({"agent_id": agent.id} if "agent_id" in table.c else {})
+                await connection.execute(sa.insert(table).values(_filled(table) | links))
+
+
+def _filled(table: sa.Table) -> dict[str, object]:
+    values: dict[type, object] = {str: "created", int: 7, bool: False, bytes: b""}
+    return {
+        column.name: NOW if column.name.endswith("_at") else values[column.type.python_type]
+        for column in table.c
+        if not column.nullable and column.autoincrement is not True
+    }
+
+
+async def _counts(database: Database) -> dict[str, int]:
+    async with database.read() as connection:
+        return {
+            table.name: (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one()
+            for table in metadata.sorted_tables
+        }

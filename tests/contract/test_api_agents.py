@@ -1,0 +1,182 @@
+"""Agents through the real `letta-client`."""
+
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from letta_client import (
+    AsyncLetta,
+    NotFoundError,
+    UnprocessableEntityError,
+)
+
+from shared.sql.engine import Database
+from tests.kit.api_server import api_client
+from tests.kit.fresh_database import fresh_database
+from tests.kit.sample_tools import LAUNCH, ROLL_DICE
+
+ENVIRONMENT = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9100/v1"}
+
+
+@pytest.fixture
+async def database(sqlite_url: str) -> AsyncGenerator[Database]:
+    async with fresh_database(sqlite_url) as database:
+        yield database
+
+
+@pytest.fixture
+async def http(database: Database) -> AsyncGenerator[httpx.AsyncClient]:
+    async with api_client(database, environment=ENVIRONMENT) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(http: httpx.AsyncClient) -> AsyncLetta:
+    return AsyncLetta(base_url="http://holdfast", api_key="none", http_client=http, max_retries=0)
+
+
+async def test_an_agent_has_every_field_of_the_wire(client: AsyncLetta) -> None:
+    tool = await client.tools.upsert(source_code=LAUNCH, default_requires_approval=True)
+    agent = await client.agents.create(
+        name="cap",
+        agent_type="letta_v1_agent",
+        model="openai/gpt-4o-mini",
+        embedding="openai/text-embedding-3-small",
+        tool_ids=[tool.id],
+        tags=["cap"],
+        include_base_tools=False,
+        include_base_tool_rules=False,
+        tool_rules=[],
+        memory_blocks=[{"label": "human", "value": "Likes tea.", "limit": 500}],
+        secrets={"TOKEN": "x"},
+        metadata={"a": 1},
+    )
+
+    assert agent.model == agent.llm_config.handle == "openai/gpt-4o-mini"
+    assert agent.llm_config.context_window == 128_000
+    assert agent.llm_config.api_model_endpoint == "http://127.0.0.1:9100/v1"
+    assert agent.embedding_config is not None
+    assert agent.embedding_config.embedding_dim == 1536
+    assert agent.tool_rules is not None
+    rule = {"tool_name": "launch", "type": "requires_approval", "prompt_template": None}
+    assert [rule_.to_dict() for rule_ in agent.tool_rules] == [rule]
+    assert [found.name for found in agent.tools] == ["launch"]
+    assert [block.label for block in agent.blocks] == [block.label for block in agent.memory.blocks] == ["human"]
+    assert agent.message_ids is not None
+    assert len(agent.message_ids) == 1
+    assert agent.tags == ["cap"]
+    assert agent.pending_approval is None
+
+    again = await client.agents.retrieve(agent.id)
+    assert again.to_dict() == agent.to_dict() | {"secrets": [], "tool_exec_environment_variables": []}
+    secrets = (await client.agents.retrieve(agent.id, include=["agent.secrets"])).secrets
+    assert secrets is not None
+    assert [(secret.key, secret.value) for secret in secrets] == [("TOKEN", "x")]
+
+
+async def test_model_settings_of_every_shape(client: AsyncLetta) -> None:
+    openai = await client.agents.create(
+        model="openai/gpt-5",
+        model_settings={"provider_type": "openai", "max_output_tokens": 99, "reasoning": {"reasoning_effort": "low"}},
+        context_window_limit=1000,
+    )
+    assert (openai.llm_config.max_tokens, openai.llm_config.reasoning_effort) == (99, "low")
+    assert openai.llm_config.context_window == 1000
+    anthropic = await client.agents.create(
+        model="anthropic/claude-sonnet-4-5",
+        model_settings={"provider_type": "anthropic", "thinking": {"type": "disabled"}, "effort": "high"},
+    )
+    assert anthropic.llm_config.enable_reasoner is False
+    assert anthropic.llm_config.effort == "high"
+    assert anthropic.llm_config.context_window == 200_000
+    google = await client.agents.create(
+        model="google_ai/gemini-2.5-pro",
+        model_settings={"provider_type": "google_ai", "thinking_config": {"include_thoughts": False}},
+        parallel_tool_calls=False,
+    )
+    assert google.llm_config.enable_reasoner is False
+    assert google.llm_config.parallel_tool_calls is False
+    older = await client.agents.create(
+        llm_config={"model": "echo", "model_endpoint_type": "ollama", "context_window": 4096}
+    )
+    assert (older.model, older.llm_config.context_window) == ("ollama/echo", 4096)
+
+
+async def test_a_state_that_is_sent_back_changes_nothing(http: httpx.AsyncClient) -> None:
+    agent = (await http.post("/v1/agents/", json={"model": "anthropic/claude-haiku-4-5"})).json()
+    fields = ("llm_config", "model_settings", "embedding_config", "tool_rules", "tags", "name", "system", "timezone")
+
+    answer = await http.patch(f"/v1/agents/{agent['id']}", json={name: agent[name] for name in fields})
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json() | {"updated_at": None} == agent | {"updated_at": None}
+
+
+async def test_a_model_is_needed_and_must_be_of_a_known_provider(client: AsyncLetta) -> None:
+    with pytest.raises(UnprocessableEntityError, match="builtin/echo"):
+        await client.agents.create(name="none")
+    with pytest.raises(UnprocessableEntityError, match="unknown model handle"):
+        await client.agents.create(model="acme/giant")
+    agent = await client.agents.create(model="builtin/echo")
+    with pytest.raises(UnprocessableEntityError, match="acme"):
+        await client.agents.update(agent.id, model="acme/giant")
+
+
+async def test_an_agent_is_changed_listed_and_deleted(client: AsyncLetta, http: httpx.AsyncClient) -> None:
+    tool = await client.tools.upsert(source_code=ROLL_DICE)
+    agents = [await client.agents.create(model="builtin/echo", name=f"a{number}") for number in range(3)]
+    changed = await client.agents.update(
+        agents[0].id, system="Be kind.", parallel_tool_calls=True, tool_ids=[tool.id], tags=["x"], description="d"
+    )
+    assert (changed.system, changed.description, changed.tags) == ("Be kind.", "d", ["x"])
+    assert changed.llm_config.parallel_tool_calls is True
+    assert [found.name for found in changed.tools] == ["roll_dice"]
+
+    assert [agent.name async for agent in client.agents.list(limit=2)] == ["a2", "a1", "a0"]
+    assert [agent.name for agent in (await client.agents.list(tags=["x"])).items] == ["a0"]
+    assert [agent.name for agent in (await client.agents.list(query_text="A1")).items] == ["a1"]
+    assert (await http.get("/v1/agents/count")).json() == 3
+    await client.agents.delete(agents[1].id)
+    with pytest.raises(NotFoundError, match=f"Agent with ID {agents[1].id} not found"):
+        await client.agents.retrieve(agents[1].id)
+
+
+async def test_tools_of_an_agent(client: AsyncLetta) -> None:
+    tool = await client.tools.upsert(source_code=ROLL_DICE)
+    agent = await client.agents.create(model="builtin/echo", tools=["roll_dice"])
+    assert [found.id for found in (await client.agents.tools.list(agent.id)).items] == [tool.id]
+
+    detached = await client.agents.tools.detach(tool.id, agent_id=agent.id)
+    assert detached is not None
+    assert detached.tools == []
+    attached = await client.agents.tools.attach(tool.id, agent_id=agent.id)
+    assert attached is not None
+    assert [found.id for found in attached.tools] == [tool.id]
+
+    answer = await client.agents.tools.update_approval("roll_dice", agent_id=agent.id, body_requires_approval=True)
+    assert answer is None
+    rules = (await client.agents.retrieve(agent.id)).tool_rules
+    assert rules is not None
+    assert [rule.tool_name for rule in rules] == ["roll_dice"]
+    with pytest.raises(NotFoundError, match="'web_search'"):
+        await client.agents.create(model="builtin/echo", tools=["web_search"])
+
+
+async def test_the_context_of_a_new_agent(client: AsyncLetta, http: httpx.AsyncClient) -> None:
+    await client.tools.upsert(source_code=ROLL_DICE)
+    agent = await client.agents.create(
+        model="builtin/echo",
+        system="Be brief.",
+        tools=["roll_dice"],
+        memory_blocks=[{"label": "human", "value": "Likes tea."}],
+    )
+
+    context = (await http.get(f"/v1/agents/{agent.id}/context")).json()
+
+    assert context["context_window_size_max"] == 32_000
+    assert context["num_messages"] == 1
+    assert "Likes tea." in context["core_memory"]
+    assert [message["role"] for message in context["messages"]] == ["system"]
+    assert [function["function"]["name"] for function in context["functions_definitions"]] == ["roll_dice"]
+    parts = ("system", "core_memory", "functions_definitions", "messages")
+    assert context["context_window_size_current"] == sum(context[f"num_tokens_{part}"] for part in parts)

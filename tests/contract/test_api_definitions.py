@@ -1,0 +1,157 @@
+"""Tools, blocks, conversations and models through the real `letta-client`."""
+
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from letta_client import (
+    APIStatusError,
+    AsyncLetta,
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    UnprocessableEntityError,
+)
+
+from shared.sql.engine import Database
+from tests.kit.api_server import api_client
+from tests.kit.fresh_database import fresh_database
+from tests.kit.sample_tools import LAUNCH, ROLL_DICE
+
+ENVIRONMENT = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9100/v1"}
+UNKNOWN_AGENT = "agent-00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture
+async def database(sqlite_url: str) -> AsyncGenerator[Database]:
+    async with fresh_database(sqlite_url) as database:
+        yield database
+
+
+@pytest.fixture
+async def http(database: Database) -> AsyncGenerator[httpx.AsyncClient]:
+    async with api_client(database, environment=ENVIRONMENT) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(http: httpx.AsyncClient) -> AsyncLetta:
+    return AsyncLetta(base_url="http://holdfast", api_key="none", http_client=http, max_retries=0)
+
+
+async def test_a_tool_is_made_from_its_source(client: AsyncLetta) -> None:
+    tool = await client.tools.upsert(source_code=ROLL_DICE, default_requires_approval=True)
+
+    assert tool.id.startswith("tool-")
+    assert (tool.name, tool.description, tool.default_requires_approval) == ("roll_dice", "Rolls one die.", True)
+    assert tool.json_schema is not None
+    assert tool.json_schema["name"] == "roll_dice"
+    parameters = tool.json_schema["parameters"]
+    properties = {"num_sides": {"type": "integer", "description": "How many sides it has."}}
+    assert parameters == {"type": "object", "properties": properties, "required": ["num_sides"]}
+    assert tool.metadata is not None
+    assert len(str(tool.metadata["tool_hash"])) == 12
+    assert (await client.tools.retrieve(tool.id)).to_dict() == tool.to_dict()
+
+
+async def test_an_upsert_keeps_the_id_and_a_second_create_is_a_conflict(client: AsyncLetta) -> None:
+    source = ROLL_DICE
+    first = await client.tools.create(source_code=source)
+    second = await client.tools.upsert(source_code=source, tags=["idempotent"], return_char_limit=100)
+
+    assert second.id == first.id
+    assert second.return_char_limit == 100
+    assert second.to_dict()["idempotent"] is True
+    with pytest.raises(ConflictError, match="roll_dice"):
+        await client.tools.create(source_code=source)
+
+
+async def test_a_tool_is_changed_listed_and_deleted(client: AsyncLetta) -> None:
+    tool = await client.tools.create(source_code=ROLL_DICE)
+    changed = await client.tools.update(tool.id, description="Throws it.", default_requires_approval=True)
+    assert changed.description == "Throws it."
+    assert changed.json_schema is not None
+    assert changed.json_schema["description"] == "Throws it."
+    assert changed.default_requires_approval is True
+
+    schema: dict[str, object] = {
+        "name": "launch",
+        "description": "Go.",
+        "parameters": {"type": "object", "properties": {"x": {}}},
+    }
+    other = await client.tools.create(source_code=LAUNCH, json_schema=schema)
+    assert other.json_schema == schema
+
+    assert [found.name for found in (await client.tools.list()).items] == ["launch", "roll_dice"]
+    assert [found.name async for found in client.tools.list(limit=1)] == ["launch", "roll_dice"]
+    assert [found.name for found in (await client.tools.list(name="launch")).items] == ["launch"]
+    await client.tools.delete(other.id)
+    with pytest.raises(NotFoundError):
+        await client.tools.retrieve(other.id)
+
+
+async def test_a_source_that_is_no_tool_is_refused(client: AsyncLetta) -> None:
+    with pytest.raises(BadRequestError, match="INVALID_ARGUMENT"):
+        await client.tools.upsert(source_code="def (:")
+
+
+async def test_blocks_and_their_agents(client: AsyncLetta) -> None:
+    block = await client.blocks.create(label="human", value="Likes tea.", limit=50)
+    agent = await client.agents.create(model="builtin/echo", system="Be brief.", block_ids=[block.id])
+
+    assert [found.id for found in (await client.blocks.agents.list(block.id)).items] == [agent.id]
+    assert [found.id for found in (await client.agents.blocks.list(agent.id)).items] == [block.id]
+    changed = await client.agents.blocks.update("human", agent_id=agent.id, value="Likes coffee.")
+    assert (changed.id, changed.value) == (block.id, "Likes coffee.")
+    assert (await client.agents.blocks.retrieve("human", agent_id=agent.id)).value == "Likes coffee."
+    assert "Likes coffee." in await client.agents.recompile(agent.id)
+    with pytest.raises(BadRequestError, match="limit of 50"):
+        await client.blocks.update(block.id, value="x" * 51)
+    with pytest.raises(UnprocessableEntityError, match="limit of 5"):
+        await client.blocks.create(label="human", value="x" * 6, limit=5)
+
+    assert (await client.agents.blocks.detach(block.id, agent_id=agent.id)).blocks == []
+    assert [found.label for found in (await client.agents.blocks.attach(block.id, agent_id=agent.id)).blocks] == [
+        "human"
+    ]
+    await client.blocks.delete(block.id)
+    assert (await client.agents.retrieve(agent.id)).blocks == []
+    assert (await client.blocks.list()).items == []
+
+
+async def test_conversations(client: AsyncLetta) -> None:
+    agent = await client.agents.create(model="builtin/echo")
+    one = await client.conversations.create(agent_id=agent.id, summary="Tea")
+    assert (one.agent_id, one.summary, one.in_context_message_ids) == (agent.id, "Tea", [])
+    changed = await client.conversations.update(one.id, summary="Coffee", archived=True)
+    assert changed.summary == "Coffee"
+    assert changed.archived is True
+    assert await client.conversations.list(agent_id=agent.id) == []
+    [listed] = await client.conversations.list(agent_id=agent.id, archive_status="all")
+    assert listed.to_dict() == changed.to_dict()
+    await client.conversations.delete(one.id)
+    with pytest.raises(NotFoundError, match=one.id):
+        await client.conversations.retrieve(one.id)
+    with pytest.raises(NotFoundError):
+        await client.conversations.create(agent_id=UNKNOWN_AGENT)
+
+
+async def test_models_of_the_configured_providers(client: AsyncLetta) -> None:
+    handles = [model.handle for model in await client.models.list()]
+    assert "builtin/echo" in handles
+    assert "openai/gpt-4o-mini" in handles
+    assert not any(str(handle).startswith("anthropic/") for handle in handles)
+    [small] = [model for model in await client.models.embeddings.list() if model.name == "text-embedding-3-small"]
+    assert (small.handle, small.embedding_dim) == ("openai/text-embedding-3-small", 1536)
+
+
+async def test_health_says_the_version(client: AsyncLetta) -> None:
+    health = await client.health()
+    assert health.status == "ok"
+    assert health.version
+
+
+async def test_what_is_not_served_says_so(client: AsyncLetta) -> None:
+    with pytest.raises(APIStatusError, match=r"docs/api\.md") as refused:
+        await client.archives.list()
+    assert refused.value.status_code == 501

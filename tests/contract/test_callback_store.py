@@ -1,0 +1,104 @@
+"""The outbox of callbacks: written with the end of a run, delivered by one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+
+from shared.domain.errors import StaleFence
+from shared.domain.ids import ThreadId
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.runs import Run
+from shared.sql.callback_rows import CLAIM_HOLDS, Callback
+from tests.kit.definitions import NOW
+from tests.kit.stored_runs import Stores, approve, call, second_process, stored_runs
+
+URL = "http://127.0.0.1/called"
+WAITS = call("a", needs_approval=True)
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+@pytest.mark.parametrize("trigger", [RunTrigger.COMPLETE, RunTrigger.FAIL, RunTrigger.CANCEL])
+async def test_the_end_of_a_run_writes_its_callback(stores: Stores, trigger: RunTrigger) -> None:
+    run = await stores.claimed(callback_url=URL)
+    assert await stores.callbacks.claim_due(NOW) == []
+    await stores.settle(run, trigger)
+    assert await stores.callbacks.claim_due(NOW) == [Callback(run.id, URL, 1)]
+
+
+async def test_a_run_that_asked_for_none_has_none(stores: Stores) -> None:
+    await stores.ended()
+    assert await stores.callbacks.claim_due(NOW) == []
+
+
+async def test_a_parked_run_calls_back_once_whatever_becomes_of_it(stores: Stores) -> None:
+    cancelled = await stores.parked(WAITS, callback_url=URL)
+    assert await stores.callbacks.claim_due(NOW) == [Callback(cancelled.id, URL, 1)]
+    await stores.settle(cancelled, RunTrigger.CANCEL)
+    decided = await stores.parked(WAITS, callback_url=URL, thread_id=ThreadId("conv-2"))
+    assert await stores.callbacks.claim_due(NOW) == [Callback(decided.id, URL, 1)]
+    await stores.decide(approve("a"), thread_id=ThreadId("conv-2"))
+    assert await stores.callbacks.claim_due(NOW) == []
+
+
+End = Callable[[Stores, Run], Awaitable[object]]
+ENDS: dict[str, End] = {
+    "settle": lambda stores, run: stores.settle(run),
+    "park": lambda stores, run: stores.park(run, WAITS),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+async def test_an_old_owners_end_leaves_no_callback(stores: Stores, end: End) -> None:
+    old = await stores.claimed(callback_url=URL)
+    new = await stores.claim(old)
+    with pytest.raises(StaleFence):
+        await end(stores, old)
+    assert await stores.callbacks.claim_due(NOW) == []
+    await stores.settle(new)
+    assert await stores.callbacks.claim_due(NOW) == [Callback(old.id, URL, 1)]
+
+
+async def test_a_callback_is_claimed_by_one_deliverer(stores: Stores) -> None:
+    runs = [await stores.ended(callback_url=URL, thread_id=ThreadId(f"conv-{number}")) for number in range(6)]
+    async with second_process(stores) as other:
+        claims = await asyncio.gather(
+            *(each.callbacks.claim_due(NOW, limit=4) for each in (stores, other, stores, other))
+        )
+    claimed = [callback.run_id for claim in claims for callback in claim]
+    assert len(set(claimed)) == len(claimed)
+    claimed += [callback.run_id for callback in await stores.callbacks.claim_due(NOW)]
+    assert sorted(claimed) == sorted(run.id for run in runs)
+
+
+async def test_a_deliverer_that_is_gone_is_replaced(stores: Stores) -> None:
+    run = await stores.ended(callback_url=URL)
+    await stores.callbacks.claim_due(NOW)
+    assert await stores.callbacks.claim_due(NOW + CLAIM_HOLDS) == []
+    over = NOW + CLAIM_HOLDS + timedelta(seconds=1)
+    assert await stores.callbacks.claim_due(over) == [Callback(run.id, URL, 2)]
+
+
+async def test_a_failed_attempt_is_due_again_later(stores: Stores) -> None:
+    run = await stores.ended(callback_url=URL)
+    await stores.callbacks.claim_due(NOW)
+    later = NOW + timedelta(seconds=5)
+    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=later)
+    assert await stores.callbacks.claim_due(NOW) == []
+    assert await stores.callbacks.claim_due(later) == [Callback(run.id, URL, 2)]
+    shown = await stores.runs.look_up(run.id)
+    assert (shown.callback_sent_at, shown.callback_status_code, shown.callback_error) == (NOW, 503, "busy")
+
+
+async def test_a_delivered_callback_is_never_due_again(stores: Stores) -> None:
+    run = await stores.ended(callback_url=URL)
+    await stores.callbacks.claim_due(NOW)
+    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    assert await stores.callbacks.claim_due(NOW + timedelta(days=30)) == []
+    assert (await stores.runs.look_up(run.id)).callback_status_code == 200

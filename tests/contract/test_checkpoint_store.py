@@ -1,0 +1,249 @@
+"""What a worker writes while a run goes on: durable with each checkpoint, and refused under another owner."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from shared.domain.errors import CancelRequested, IllegalTransition, StaleFence
+from shared.domain.events import decode
+from shared.domain.ids import Seq
+from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.messages import AssistantMessage
+from shared.domain.runs import Run, Step, Usage
+from shared.sql.event_rows import BLOCK_ENTRIES, LogTail
+from tests.kit.definitions import NOW, PROJECT
+from tests.kit.stored_runs import (
+    AGENT,
+    CANCEL,
+    IDS,
+    THREAD,
+    Stores,
+    answer,
+    call,
+    checkpoint,
+    found,
+    request_of,
+    results,
+    said,
+    stored_runs,
+    texts_of,
+)
+
+ENTRY = b'{"type":"status","at":1,"status":"running"}'
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+def some_step(run: Run) -> Step:
+    return Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
+
+
+async def test_a_checkpoint_keeps_messages_step_usage_and_events(stores: Stores) -> None:
+    run = await stores.claimed()
+    step = some_step(run)
+    said_so = answer("so", step_id=step.id)
+    await stores.checkpoints.record(
+        run, checkpoint(run, said_so, entries=[ENTRY, ENTRY], usage=Usage(prompt_tokens=7), step=step)
+    )
+    stored = await stores.runs.look_up(run.id)
+    assert (stored.usage.prompt_tokens, stored.step_count, stored.stalled_claims) == (7, 1, 0)
+    assert (stored.last_seq, stored.checkpoint_seq) == (3, 3)
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so"]
+    assert [stored.id for stored in await stores.messages.list_of_step(step.id)] == [said_so.id]
+    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
+    assert await stores.steps.get(PROJECT, step.id) == step
+
+
+async def test_a_step_is_stored_again_as_it_ended(stores: Stores) -> None:
+    run = await stores.claimed()
+    step = some_step(run)
+    await stores.checkpoints.record(run, checkpoint(run, step=step))
+    ended = replace(step, status="success", stop_reason="end_turn")
+    await stores.checkpoints.record(run, checkpoint(run, step=ended))
+    assert await stores.steps.list_steps(PROJECT, run_id=run.id) == [ended]
+
+
+async def test_a_message_that_is_there_stays_as_it_is(stores: Stores) -> None:
+    run = await stores.claimed()
+    first, second = answer("first"), said("second")
+    run = await stores.recorded(run, first)
+    await stores.recorded(run, replace(first, body=AssistantMessage(text="changed")), second)
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "first", "second"]
+
+
+async def test_a_checkpoint_whose_answer_was_lost_is_stored_once(stores: Stores) -> None:
+    """The commit reached the database, its answer did not reach us: the worker sends the same again."""
+    run = await stores.claimed()
+    step, asking = some_step(run), answer("let me see", call("a"))
+    once = checkpoint(run, asking, entries=[ENTRY, ENTRY], usage=Usage(prompt_tokens=7), step=step)
+    await stores.checkpoints.record(run, once, starting=[call("a")])
+    stored = await stores.runs.look_up(run.id)
+
+    await stores.checkpoints.record(run, once, starting=[call("a")], again=True)
+
+    assert await stores.runs.look_up(run.id) == stored
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
+    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
+    assert list(await stores.checkpoints.intents_of(run.id)) == ["a"]
+    assert await stores.steps.list_steps(PROJECT, run_id=run.id) == [step]
+
+
+async def test_a_checkpoint_that_did_not_arrive_is_stored_when_it_is_sent_again(stores: Stores) -> None:
+    run = await stores.claimed()
+    once = checkpoint(run, answer("let me see", call("a")), entries=[ENTRY], step=some_step(run))
+
+    await stores.checkpoints.record(run, once, starting=[call("a")], again=True)
+
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
+    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY)]
+    assert list(await stores.checkpoints.intents_of(run.id)) == ["a"]
+
+
+async def test_a_checkpoint_that_is_sent_again_under_a_new_owner_is_refused(stores: Stores) -> None:
+    run = await stores.claimed()
+    once = checkpoint(run, answer("so"), entries=[ENTRY])
+    await stores.checkpoints.record(run, once)
+    new = await stores.claim(run)
+    with pytest.raises(StaleFence):
+        await stores.checkpoints.record(run, once, again=True)
+    assert await stores.runs.look_up(run.id) == new
+
+
+async def test_a_checkpoint_and_its_repetition_at_once_are_one(stores: Stores) -> None:
+    """The first try may still be under way when the second one comes."""
+    run = await stores.claimed()
+    once = checkpoint(run, answer("so"), entries=[ENTRY])
+    record = stores.checkpoints.record
+    await asyncio.gather(*(record(run, once, again=True) for _ in range(5)))
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so"]
+    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY)]
+
+
+async def test_an_intent_is_stored_with_the_answer_that_asks_for_it(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.recorded(run, answer("", call("a"), call("b")), starting=[call("a")])
+    await stores.checkpoints.record_intents(run, [call("b")], NOW)
+    intents = await stores.checkpoints.intents_of(run.id)
+    assert {call_id: intent.state for call_id, intent in intents.items()} == {"a": "started", "b": "started"}
+
+
+async def test_a_server_may_number_the_calls_of_every_answer_anew(stores: Stores) -> None:
+    run = await stores.claimed()
+    for _ in range(2):
+        run = await stores.recorded(run, answer("", call("call_0")), starting=[call("call_0")])
+        run = await stores.recorded(run, results(found("call_0")))
+    assert list(await stores.checkpoints.intents_of(run.id)) == ["call_0"]
+
+
+async def test_the_log_of_an_unfinished_step_is_kept_without_counting_as_a_checkpoint(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.checkpoints.record_log(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
+    stored = await stores.runs.look_up(run.id)
+    assert (stored.last_seq, stored.checkpoint_seq, stored.stalled_claims) == (3, 1, 1)
+    assert len(await stores.events.read(run.id, Seq(1))) == 2
+
+
+async def test_parking_ends_the_stream_and_asks(stores: Stores) -> None:
+    run = await stores.claimed()
+    waits = call("a", needs_approval=True)
+    asking = answer("may I?", waits)
+    asked = request_of(run, asking, waits)
+    tail = await stores.checkpoints.park(run, checkpoint(run, asking, entries=[ENTRY]), [asked])
+    parked = await stores.runs.look_up(run.id)
+    assert (parked.status, parked.stop_reason) == (RunStatus.AWAITING_APPROVAL, "requires_approval")
+    assert (parked.completed_at, parked.last_seq) == (NOW, tail.last)
+    assert [entry for _, entry in await stores.events.read(run.id, Seq(1))] == list(tail.entries)
+    assert [type(decode(entry)).__name__ for entry in tail.entries] == [
+        "StatusChanged", "Stopped", "UsageReported", "Ended",
+    ]  # fmt: skip
+    assert await stores.approvals.waiting_on_thread(THREAD) == [asked]
+    assert await stores.last_stop_reason() == "requires_approval"
+
+
+async def test_a_run_that_is_to_be_cancelled_does_not_park(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.runs.request_cancel(run.id, CANCEL)
+    with pytest.raises(CancelRequested) as asked:
+        await stores.park(run, call("a", needs_approval=True))
+    assert asked.value.mode is CANCEL.mode
+    assert await stores.status_of(run) is RunStatus.RUNNING
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert await stores.approvals.of_run(run.id) == []
+
+
+Write = Callable[[Stores, Run], Awaitable[object]]
+WRITES: dict[str, Write] = {
+    "record": lambda stores, run: stores.recorded(run, answer("from the dead"), starting=[call("a")]),
+    "record_intents": lambda stores, run: stores.checkpoints.record_intents(run, [call("a")], NOW),
+    "record_log": lambda stores, run: stores.checkpoints.record_log(run, LogTail(Seq(2), [ENTRY]), NOW),
+    "park": lambda stores, run: stores.park(run, call("a", needs_approval=True)),
+    "settle": lambda stores, run: stores.settle(run, RunTrigger.CANCEL, messages=[answer("from the dead")]),
+    "leave": lambda stores, run: stores.checkpoints.leave(run, LogTail(Seq(2), [ENTRY]), Seq(2), NOW),
+    "reserve": lambda stores, run: stores.checkpoints.reserve(run, Seq(100), NOW),
+    "acknowledge": lambda stores, run: stores.runs.acknowledge_cancel(run.id, run.fence, NOW),
+    "take_over": lambda stores, run: stores.runs.take_over(run, NOW),
+    "deliver": lambda stores, run: stores.inbox.deliver(run, NOW),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None:
+    old = await stores.claimed()
+    await stores.inbox.inject(old.id, [said("psst")], "next")
+    new = await stores.claim(old)
+    with pytest.raises(StaleFence):
+        await write(stores, old)
+    assert await stores.runs.look_up(old.id) == new
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert await stores.events.read(old.id, Seq(1)) == []
+    assert await stores.checkpoints.intents_of(old.id) == {}
+    assert await stores.approvals.of_run(old.id) == []
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+async def test_a_run_that_has_ended_takes_no_writes(stores: Stores, write: Write) -> None:
+    run = await stores.claimed()
+    await stores.inbox.inject(run.id, [said("psst")], "next")
+    ended = (await stores.settle(run)).run
+    with pytest.raises(IllegalTransition):
+        await write(stores, run)
+    assert await stores.runs.look_up(run.id) == ended
+    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+
+
+def entries(count: int) -> list[bytes]:
+    return [b'{"type":"status","at":%d,"status":"running"}' % number for number in range(count)]
+
+
+async def test_a_long_log_is_read_back_from_anywhere(stores: Stores) -> None:
+    run = await stores.claimed()
+    written = entries(2 * BLOCK_ENTRIES + 500)
+    await stores.checkpoints.record_log(run, LogTail(Seq(2), written), NOW)
+    numbered = [(Seq(number), entry) for number, entry in enumerate(written, start=2)]
+    assert await stores.events.read(run.id, Seq(1), limit=10_000) == numbered
+    assert await stores.events.read(run.id, Seq(1)) == numbered[:BLOCK_ENTRIES]
+    assert await stores.events.read(run.id, Seq(1500)) == numbered[1499 : 1499 + BLOCK_ENTRIES]
+    assert await stores.events.read(run.id, Seq(1500), limit=3) == numbered[1499:1502]
+    assert await stores.events.read(run.id, Seq(len(written) + 1)) == []
+
+
+async def test_a_log_of_many_small_blocks_is_read_in_one_go(stores: Stores) -> None:
+    run = await stores.claimed()
+    written = entries(20)
+    for first in range(0, 20, 4):
+        await stores.checkpoints.record_log(run, LogTail(Seq(2 + first), written[first : first + 4]), NOW)
+    assert [entry for _, entry in await stores.events.read(run.id, Seq(1), limit=20)] == written
+    assert [seq for seq, _ in await stores.events.read(run.id, Seq(4), limit=5)] == [5, 6, 7, 8, 9]
+
+
+async def test_a_reader_gets_over_entries_that_are_gone(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.checkpoints.record_log(run, LogTail(Seq(2), [ENTRY]), NOW)
+    await stores.checkpoints.record_log(run, LogTail(Seq(5000), [ENTRY]), NOW)
+    assert await stores.events.read(run.id, Seq(2), limit=10) == [(5000, ENTRY)]

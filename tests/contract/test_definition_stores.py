@@ -1,0 +1,166 @@
+"""Tools, blocks and conversations in SQL."""
+
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from shared.domain.conversations import Conversation
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import AgentId, IdMaker, ThreadId
+from shared.domain.messages import NewMessage, UserMessage
+from shared.sql.agent_store import AgentStore
+from shared.sql.block_store import BlockFilter, BlockStore
+from shared.sql.conversation_store import ConversationFilter, ConversationStore
+from shared.sql.engine import Database
+from shared.sql.message_store import MessageStore
+from shared.sql.paging import Page
+from shared.sql.tool_store import ToolFilter, ToolStore
+from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
+from tests.kit.fresh_database import fresh_database
+
+LATER = NOW + timedelta(seconds=1)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncGenerator[Database]:
+    async with fresh_database(database_url) as database:
+        yield database
+
+
+@pytest.fixture
+def tools(database: Database) -> ToolStore:
+    return ToolStore(database)
+
+
+async def test_a_tool_is_read_as_it_was_stored(tools: ToolStore) -> None:
+    tool = await tools.create(some_tool(tags=["x"], approval_expires_s=60.0, on_approval_expiry="deny"))
+
+    assert await tools.get(PROJECT, tool.id) == tool
+    with pytest.raises(NotFound, match=f"Tool with ID {tool.id} not found"):
+        await tools.get(OTHER_PROJECT, tool.id)
+
+
+async def test_an_upsert_keeps_the_id_of_the_name(tools: ToolStore) -> None:
+    first = await tools.upsert(some_tool(description="First."))
+    second = await tools.upsert(some_tool(description="Second.", created_at=LATER, updated_at=LATER))
+    theirs = await tools.upsert(some_tool(project_id=OTHER_PROJECT))
+
+    assert (second.id, second.description, second.created_at) == (first.id, "Second.", NOW)
+    assert await tools.get(PROJECT, first.id) == second
+    assert theirs.id != first.id
+
+
+async def test_a_name_is_there_once(tools: ToolStore) -> None:
+    await tools.create(some_tool("one"))
+    two = await tools.create(some_tool("two"))
+
+    with pytest.raises(Conflict, match="'one'"):
+        await tools.create(some_tool("one"))
+    with pytest.raises(Conflict, match="'one'"):
+        await tools.update(PROJECT, two.id, lambda tool: replace(tool, name="one"), LATER)
+
+
+async def test_tool_lists(database: Database, tools: ToolStore) -> None:
+    one, two = await tools.create(some_tool("one_tool")), await tools.create(some_tool("two_tool"))
+    await tools.create(some_tool("one_tool", project_id=OTHER_PROJECT))
+    agent = await AgentStore(database).create(some_agent(tool_ids=[two.id]), system_message_id=IdMaker().message())
+
+    async def found(wanted: ToolFilter) -> list[str]:
+        return [tool.name for tool in await tools.list(PROJECT, wanted, Page(ascending=True))]
+
+    assert await found(ToolFilter()) == ["one_tool", "two_tool"]
+    assert await found(ToolFilter(name="one_tool")) == ["one_tool"]
+    assert await found(ToolFilter(names=["two_tool", "three"])) == ["two_tool"]
+    assert await found(ToolFilter(ids=[one.id])) == ["one_tool"]
+    assert await found(ToolFilter(search="E_T")) == ["one_tool"]
+    assert await found(ToolFilter(agent_id=agent.id)) == ["two_tool"]
+    assert await tools.count(PROJECT, ToolFilter(search="tool")) == 2
+    assert await tools.for_agent(agent.id) == [two]
+    assert await tools.ids_by_name(PROJECT, ["two_tool", "one_tool"]) == [two.id, one.id]
+    with pytest.raises(NotFound, match="'three'"):
+        await tools.ids_by_name(PROJECT, ["one_tool", "three"])
+
+
+async def test_a_deleted_tool_leaves_its_agents(database: Database, tools: ToolStore) -> None:
+    tool = await tools.create(some_tool())
+    agents = AgentStore(database)
+    agent = await agents.create(some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message())
+
+    await tools.delete(PROJECT, tool.id)
+
+    assert (await agents.get(PROJECT, agent.id)).tool_ids == []
+    with pytest.raises(NotFound):
+        await tools.delete(PROJECT, tool.id)
+
+
+async def test_block_lists(database: Database) -> None:
+    blocks = BlockStore(database)
+    human = await blocks.create(some_block("human", description="The user's tastes"))
+    persona = await blocks.create(some_block("persona", value="Dry wit"))
+    agent = await AgentStore(database).create(some_agent(block_ids=[human.id]), system_message_id=IdMaker().message())
+
+    async def found(wanted: BlockFilter) -> list[str]:
+        return [block.label for block in await blocks.list(PROJECT, wanted, Page(ascending=True))]
+
+    assert await found(BlockFilter()) == ["human", "persona"]
+    assert await found(BlockFilter(label="persona")) == ["persona"]
+    assert await found(BlockFilter(label_search="MAN")) == ["human"]
+    assert await found(BlockFilter(description_search="TASTES")) == ["human"]
+    assert await found(BlockFilter(value_search="wit")) == ["persona"]
+    assert await found(BlockFilter(agent_id=agent.id)) == ["human"]
+    assert await blocks.for_agent(agent.id) == [human]
+    assert await blocks.with_label(PROJECT, agent.id, "human") == human
+    assert await blocks.get(PROJECT, persona.id) == persona
+    assert await blocks.count(PROJECT) == 2
+    with pytest.raises(NotFound, match="'persona'"):
+        await blocks.with_label(PROJECT, agent.id, "persona")
+    with pytest.raises(NotFound):
+        await blocks.get(OTHER_PROJECT, human.id)
+
+
+def some_conversation(agent_id: AgentId, **fields: object) -> Conversation:
+    blank = Conversation(
+        id=IdMaker().conversation(), project_id=PROJECT, agent_id=agent_id, created_at=NOW, updated_at=NOW
+    )
+    return replace(blank, **fields)
+
+
+async def test_conversations_have_histories_of_their_own(database: Database) -> None:
+    conversations, messages = ConversationStore(database), MessageStore(database)
+    agent = await AgentStore(database).create(some_agent(), system_message_id=IdMaker().message())
+    message = NewMessage(id=IdMaker().message(), created_at=NOW, body=UserMessage("hello"))
+    one = await conversations.create(some_conversation(agent.id, summary="Tea"), {1: [message]})
+
+    assert await conversations.get(PROJECT, one.id) == one
+    assert await conversations.in_context_message_ids(PROJECT, one.id) == [message.id]
+    await conversations.delete(PROJECT, one.id)
+    assert await messages.context(ThreadId(one.id)) == []
+    assert len(await messages.context(ThreadId(agent.id))) == 1
+    with pytest.raises(NotFound, match=one.id):
+        await conversations.get(PROJECT, one.id)
+
+
+async def test_conversation_lists(database: Database) -> None:
+    conversations = ConversationStore(database)
+    agents = AgentStore(database)
+    agent = await agents.create(some_agent(), system_message_id=IdMaker().message())
+    other = await agents.create(some_agent(), system_message_id=IdMaker().message())
+    tea = await conversations.create(some_conversation(agent.id, summary="All about tea"))
+    old = await conversations.create(some_conversation(agent.id))
+    await conversations.create(some_conversation(agent.id, hidden=True))
+    theirs = await conversations.create(some_conversation(other.id))
+    await conversations.update(PROJECT, old.id, lambda one: replace(one, archived_at=LATER), LATER)
+
+    async def found(wanted: ConversationFilter) -> list[str]:
+        return [one.id for one in await conversations.list(PROJECT, wanted, Page(ascending=True))]
+
+    assert await found(ConversationFilter()) == [tea.id, theirs.id]
+    assert await found(ConversationFilter(agent_id=agent.id)) == [tea.id]
+    assert await found(ConversationFilter(archive_status="all")) == [tea.id, old.id, theirs.id]
+    assert await found(ConversationFilter(archive_status="archived")) == [old.id]
+    assert await found(ConversationFilter(summary_search="TEA")) == [tea.id]
+    assert await conversations.list(OTHER_PROJECT, ConversationFilter(), Page()) == []
+    with pytest.raises(NotFound):
+        await conversations.create(some_conversation(IdMaker().agent()))

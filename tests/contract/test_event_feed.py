@@ -1,0 +1,217 @@
+"""Readers of the feed get every event once and in order, whatever happens to the connection or to their own pace."""
+
+import asyncio
+import random
+
+import pytest
+from arq.connections import ArqRedis
+
+from shared.domain.errors import Unavailable
+from shared.domain.ids import Fence, RunId, Seq
+from shared.redis.event_feed import EventFeed, Subscription
+from shared.redis.event_log import EventLog
+from tests.kit.redis_services import PrivateRedis, RedisService
+from tests.kit.turns import after
+from tests.kit.wait_until import wait_until
+
+FENCE = Fence(1)
+
+
+class Writer:
+    """Writes numbered events into one run's log."""
+
+    def __init__(self, log: EventLog, run_id: RunId) -> None:
+        self._log = log
+        self._run_id = run_id
+        self.last = 0
+
+    async def write(self, count: int = 1) -> None:
+        entries = [b'{"seq":%d}' % (self.last + number) for number in range(1, count + 1)]
+        await self._log.append(self._run_id, FENCE, Seq(self.last + 1), entries)
+        self.last += count
+
+
+async def read_up_to(subscription: Subscription, log: EventLog, last: int, *, after_seq: int = 0) -> list[int]:
+    """What a reader gets until it has seen `last`. The bytes are checked against the numbers."""
+    seen: list[int] = []
+    cursor = Seq(after_seq)
+    while cursor < last:
+        entries = await subscription.read(log, cursor)
+        for seq, entry in entries:
+            assert entry == b'{"seq":%d}' % seq
+            seen.append(seq)
+            cursor = seq
+        if not entries:
+            assert await subscription.wait(10), f"nothing came after {cursor}"
+    return seen
+
+
+@pytest.fixture
+def log(redis_service: RedisService) -> EventLog:
+    return EventLog(redis_service.client(), ttl_s=60)
+
+
+@pytest.fixture
+async def writer(log: EventLog, run_id: RunId) -> Writer:
+    await log.open(run_id, FENCE)
+    return Writer(log, run_id)
+
+
+async def until_live(subscription: Subscription, log: EventLog, after_seq: int = 0) -> None:
+    """Until the subscription was acknowledged and the reader has caught up."""
+
+    async def reads_nothing_new() -> bool:
+        await subscription.read(log, Seq(after_seq))
+        return not subscription.behind and not await subscription.wait(0.02)
+
+    await wait_until(reads_nothing_new, description="the subscription to be live")
+
+
+async def test_live_events_arrive_without_a_look_into_the_log(
+    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    feed = EventFeed(redis)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log)
+        await writer.write(3)
+        assert await subscription.wait(10)
+        assert not subscription.behind
+        assert subscription.take(Seq(1)) == [(Seq(2), b'{"seq":2}'), (Seq(3), b'{"seq":3}')]
+
+
+async def test_a_late_reader_gets_the_past_and_then_the_present(
+    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    await writer.write(2500)
+    feed = EventFeed(redis)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        assert await read_up_to(subscription, log, 2500, after_seq=10) == list(range(11, 2501))
+        await writer.write(2)
+        assert await read_up_to(subscription, log, 2502, after_seq=2500) == [2501, 2502]
+
+
+async def test_a_slow_reader_is_served_from_the_log_with_bounded_memory(
+    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    feed = EventFeed(redis, max_entries=10)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log)
+        for _ in range(11):
+            await writer.write()
+        await wait_until(lambda: subscription.behind, description="the slow reader to fall behind")
+        assert subscription.take(Seq(0)) == []
+        assert await read_up_to(subscription, log, 11) == list(range(1, 12))
+
+
+async def test_large_events_count_by_their_bytes(redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer) -> None:
+    feed = EventFeed(redis, max_bytes=18)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log)
+        await writer.write(2)
+        await wait_until(lambda: subscription.behind, description="the reader to fall behind")
+        assert await read_up_to(subscription, log, 2) == [1, 2]
+
+
+async def test_a_hole_in_the_live_events_is_filled_from_the_log(
+    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    await writer.write(3)
+    feed = EventFeed(redis)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log, after_seq=3)
+        await writer.write(2)
+        assert await subscription.wait(10)
+        assert await read_up_to(subscription, log, 5, after_seq=1) == [2, 3, 4, 5]
+
+
+async def test_readers_of_one_run_do_not_disturb_each_other(
+    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    feed = EventFeed(redis)
+    async with feed.running(), feed.subscribe(run_id) as staying:
+        async with feed.subscribe(run_id) as leaving:
+            await writer.write(2)
+            assert await read_up_to(leaving, log, 2) == [1, 2]
+        await writer.write(2)
+        assert await read_up_to(staying, log, 4) == [1, 2, 3, 4]
+        async with feed.subscribe(run_id) as coming_back:
+            await writer.write(2)
+            assert await read_up_to(coming_back, log, 6, after_seq=4) == [5, 6]
+
+
+async def test_events_of_other_runs_are_not_heard(redis: ArqRedis, log: EventLog, run_id: RunId) -> None:
+    other = RunId(f"{run_id}-other")
+    await log.open(other, FENCE)
+    feed = EventFeed(redis)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        async with feed.subscribe(other) as elsewhere:
+            await until_live(elsewhere, log)
+        await until_live(subscription, log)
+        await Writer(log, other).write()
+        assert not await subscription.wait(0.05)
+        assert not subscription.behind
+
+
+async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: PrivateRedis, run_id: RunId) -> None:
+    log = EventLog(private_redis.client(), ttl_s=60)
+    await log.open(run_id, FENCE)
+    writer = Writer(log, run_id)
+    await writer.write(3)
+    feed = EventFeed(private_redis.client())
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log, after_seq=3)
+        await private_redis.kill()
+        subscription.fall_behind()
+        with pytest.raises(Unavailable):
+            await subscription.read(log, Seq(3))
+        assert subscription.behind
+
+
+async def test_readers_go_on_after_the_server_was_away(private_redis: PrivateRedis, run_id: RunId) -> None:
+    log = EventLog(private_redis.client(), ttl_s=60)
+    await log.open(run_id, FENCE)
+    feed = EventFeed(private_redis.client())
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log)
+        await private_redis.kill()
+        await private_redis.start()
+        await log.open(run_id, FENCE)
+        await Writer(log, run_id).write(2)
+        assert await read_up_to(subscription, log, 2) == [1, 2]
+
+
+async def test_connections_that_break_all_the_time_cost_no_event(private_redis: PrivateRedis) -> None:
+    """Twenty runs, readers from the start and late ones, and the feed's connection cut every few milliseconds."""
+    log = EventLog(private_redis.client(), ttl_s=60)
+    feed = EventFeed(private_redis.client())
+    randomness = random.Random(4)
+    run_ids = [RunId(f"run-{number}") for number in range(20)]
+    total = 60
+
+    async def write(run_id: RunId) -> None:
+        writer = Writer(log, run_id)
+        await log.open(run_id, FENCE)
+        while writer.last < total:
+            await writer.write(min(randomness.choice([1, 1, 1, 3]), total - writer.last))
+            await after(randomness.uniform(0.001, 0.02))
+
+    async def read(run_id: RunId, delay: float, start: int) -> None:
+        await after(delay)
+        async with feed.subscribe(run_id) as subscription:
+            seen = await read_up_to(subscription, log, total, after_seq=start)
+        assert seen == list(range(start + 1, total + 1))
+
+    async def cut() -> None:
+        while True:
+            await after(0.02)
+            await private_redis.cut_subscribers()
+
+    async with feed.running():
+        cutting = asyncio.ensure_future(cut())
+        async with asyncio.TaskGroup() as group:
+            for run_id in run_ids:
+                group.create_task(write(run_id))
+                group.create_task(read(run_id, 0, 0))
+                group.create_task(read(run_id, randomness.uniform(0, 0.5), randomness.randrange(20)))
+        cutting.cancel()
+        await asyncio.wait([cutting])

@@ -1,0 +1,129 @@
+"""Messages that are injected into runs: each enters the history exactly once, in order."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import ThreadId
+from shared.domain.lifecycle import RunStatus, RunTrigger
+from tests.kit.definitions import NOW
+from tests.kit.stored_runs import (
+    THREAD,
+    Stores,
+    answer,
+    approve,
+    call,
+    said,
+    second_process,
+    some_run,
+    stored_runs,
+    texts_of,
+)
+
+WAITS = call("a", needs_approval=True)
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+async def history(stores: Stores) -> list[str]:
+    return texts_of(await stores.messages.context(THREAD))
+
+
+async def test_messages_are_delivered_once_and_in_order(stores: Stores) -> None:
+    run = await stores.claimed()
+    first, second, third = said("first"), said("second"), said("third")
+    await stores.inbox.inject(run.id, [first, second], "refuse")
+    await stores.inbox.inject(run.id, [third], "next")
+    assert await history(stores) == ["hi"]
+    assert await stores.inbox.deliver(run, NOW) == [first, second, third]
+    assert await stores.inbox.deliver(run, NOW) == []
+    assert await history(stores) == ["hi", "first", "second", "third"]
+
+
+async def test_a_run_that_has_not_begun_gets_them_when_it_does(stores: Stores) -> None:
+    run = await stores.submitted()
+    await stores.inbox.inject(run.id, [said("more")], "refuse")
+    await stores.inbox.deliver(await stores.claim(run), NOW)
+    assert await history(stores) == ["hi", "more"]
+
+
+async def test_two_deliverers_do_not_both_deliver(stores: Stores) -> None:
+    run = await stores.claimed()
+    sent = [said(str(number)) for number in range(5)]
+    await stores.inbox.inject(run.id, sent, "refuse")
+    async with second_process(stores) as other:
+        delivered = await asyncio.gather(*(each.inbox.deliver(run, NOW) for each in (stores, other)))
+    assert sorted(delivered, key=len) == [[], sent]
+    assert await history(stores) == ["hi", "0", "1", "2", "3", "4"]
+
+
+async def test_messages_are_only_for_their_own_run(stores: Stores) -> None:
+    run = await stores.claimed()
+    elsewhere = await stores.claimed(thread_id=ThreadId("conv-2"))
+    await stores.inbox.inject(run.id, [said("mine")], "refuse")
+    assert await stores.inbox.deliver(elsewhere, NOW) == []
+
+
+async def test_a_run_that_is_parked_or_over_takes_no_messages(stores: Stores) -> None:
+    parked = await stores.parked(WAITS)
+    ended = await stores.ended(thread_id=ThreadId("conv-2"))
+    for run_id in (parked.id, ended.id):
+        with pytest.raises(Conflict):
+            await stores.inbox.inject(run_id, [said("hello?")], "next")
+    with pytest.raises(NotFound):
+        await stores.inbox.inject(some_run().id, [said("hello?")], "next")
+
+
+async def test_a_message_that_is_sent_again_is_taken_once_even_when_its_run_has_ended(stores: Stores) -> None:
+    """The retry of a client that had lost the answer was refused as too late, or delivered a second time."""
+    run = await stores.claimed()
+    assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
+    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
+    assert len(await stores.inbox.deliver(run, NOW)) == 1
+    await stores.settle(run, messages=[answer("done")])
+    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
+
+
+async def test_what_a_run_ended_without_is_the_next_runs_if_the_sender_said_so(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.inbox.inject(run.id, [said("drop me")], "refuse")
+    await stores.inbox.inject(run.id, [said("keep me"), said("me too")], "next")
+    await stores.settle(run, messages=[answer("done")])
+    assert await history(stores) == ["hi", "done"]
+    await stores.claimed(thread_id=ThreadId("conv-2"))
+    following = await stores.claimed(input=[said("next")])
+    assert await history(stores) == ["hi", "done", "keep me", "me too", "next"]
+    await stores.settle(following, messages=[answer("yes")])
+    await stores.claimed(input=[said("last")])
+    assert await history(stores) == ["hi", "done", "keep me", "me too", "next", "yes", "last"]
+
+
+async def test_nothing_comes_between_a_question_and_its_decision(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.inbox.inject(run.id, [said("later")], "next")
+    await stores.park(run, WAITS)
+    carrying = await stores.claim(await stores.decide(approve("a")))
+    assert "later" not in await history(stores)
+    await stores.settle(carrying, RunTrigger.CANCEL)
+    await stores.claimed(input=[said("next")])
+    assert (await history(stores))[-2:] == ["later", "next"]
+
+
+async def test_an_injection_and_an_end_at_the_same_instant_lose_nothing(stores: Stores) -> None:
+    for number in range(5):
+        thread = ThreadId(f"conv-{number}")
+        run = await stores.claimed(thread_id=thread)
+        async with second_process(stores) as other:
+            injected, _ = await asyncio.gather(
+                stores.inbox.inject(run.id, [said("psst")], "next"), other.settle(run), return_exceptions=True
+            )
+        assert await stores.status_of(run) is RunStatus.COMPLETED
+        await stores.claimed(thread_id=thread, input=[said("next")])
+        texts = texts_of(await stores.messages.context(thread))
+        assert ("psst" in texts) == (not isinstance(injected, Conflict))

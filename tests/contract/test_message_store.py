@@ -1,0 +1,177 @@
+"""Histories: what the model is told, what a client lists, and how messages leave the one without leaving the other."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from shared.domain.compaction import Compaction, CompactionOptions
+from shared.domain.conversations import Conversation
+from shared.domain.errors import Conflict, NotFound, StaleFence
+from shared.domain.ids import ConversationId, MessageId, ThreadId
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.messages import AssistantMessage, Message, Summary, SystemMessage, UserMessage
+from shared.domain.runs import Run, RunOptions
+from shared.sql.conversation_store import ConversationStore
+from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT
+from tests.kit.stored_runs import AGENT, IDS, THREAD, Stores, answer, call, message, said, stored_runs, texts_of
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+async def talk(stores: Stores, turns: int, thread_id: ThreadId = THREAD) -> list[Message]:
+    """A thread of questions and answers: q1, a1, q2, a2 …"""
+    for number in range(1, turns + 1):
+        run = await stores.claimed(thread_id=thread_id, input=[said(f"q{number}")])
+        await stores.settle(run, messages=[answer(f"a{number}")])
+    return await stores.messages.context(thread_id)
+
+
+async def test_a_context_is_in_the_order_of_turns_and_of_its_own_thread(stores: Stores) -> None:
+    await talk(stores, 2)
+    await talk(stores, 1, ThreadId("conv-2"))
+    history = await stores.messages.context(THREAD)
+    assert texts_of(history) == ["q1", "a1", "q2", "a2"]
+    assert [(stored.turn, stored.position) for stored in history] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+async def test_a_run_sees_nothing_of_later_turns(stores: Stores) -> None:
+    await talk(stores, 2)
+    assert texts_of(await stores.messages.context(THREAD, up_to_turn=1)) == ["q1", "a1"]
+
+
+async def test_desc_takes_the_newest_and_lists_them_oldest_first(stores: Stores) -> None:
+    await talk(stores, 3)
+    assert texts_of(await stores.messages.page(THREAD, limit=3)) == ["a2", "q3", "a3"]
+    assert texts_of(await stores.messages.page(THREAD, limit=3, order="asc")) == ["q1", "a1", "q2"]
+
+
+async def test_after_is_newer_and_before_is_older_in_both_orders(stores: Stores) -> None:
+    history = await talk(stores, 3)
+    second, fifth = history[1].id, history[4].id
+    for order in ("asc", "desc"):
+        assert texts_of(await stores.messages.page(THREAD, limit=9, after=second, order=order)) == [
+            "q2", "a2", "q3", "a3",
+        ]  # fmt: skip
+        assert texts_of(await stores.messages.page(THREAD, limit=9, before=fifth, order=order)) == [
+            "q1", "a1", "q2", "a2",
+        ]  # fmt: skip
+        between = await stores.messages.page(THREAD, limit=9, after=second, before=fifth, order=order)
+        assert texts_of(between) == ["q2", "a2"]
+    assert texts_of(await stores.messages.page(THREAD, limit=1, after=second, order="asc")) == ["q2"]
+    assert texts_of(await stores.messages.page(THREAD, limit=1, after=second, order="desc")) == ["a3"]
+
+
+async def test_paging_shows_every_message_once(stores: Stores) -> None:
+    history = await talk(stores, 4)
+    forward: list[Message] = []
+    while page := await stores.messages.page(THREAD, limit=3, after=forward[-1].id if forward else None, order="asc"):
+        forward += page
+    backward: list[Message] = []
+    while page := await stores.messages.page(THREAD, limit=3, before=backward[0].id if backward else None):
+        backward = page + backward
+    assert forward == backward == history
+
+
+async def test_a_message_is_found_by_either_of_its_ids(stores: Stores) -> None:
+    sibling = IDS.message()
+    asking = message(AssistantMessage(tool_calls=[call("a")], sibling_id=sibling, sibling_holds="calls"))
+    run = await stores.recorded(await stores.claimed(), asking)
+    last = answer("done")
+    await stores.settle(run, RunTrigger.COMPLETE, messages=[last])
+    for message_id in (asking.id, sibling):
+        assert (await stores.messages.find(PROJECT, message_id)).id == asking.id
+        [*_, newest] = await stores.messages.page(THREAD, limit=9, after=message_id)
+        assert newest.id not in (asking.id, sibling)
+        assert texts_of(await stores.messages.page(THREAD, limit=9, before=message_id)) == ["hi"]
+
+
+async def test_an_unknown_cursor_or_message_is_not_found(stores: Stores) -> None:
+    [first, *_] = await talk(stores, 1)
+    for unknown in (MessageId("message-0"), (await talk(stores, 1, ThreadId("conv-2")))[0].id):
+        with pytest.raises(NotFound):
+            await stores.messages.page(THREAD, limit=1, after=unknown)
+        with pytest.raises(NotFound):
+            await stores.messages.page(THREAD, limit=1, before=unknown)
+    with pytest.raises(NotFound):
+        await stores.messages.find(OTHER_PROJECT, first.id)
+
+
+async def test_a_runs_own_messages_are_listed_in_order(stores: Stores) -> None:
+    await talk(stores, 1)
+    run = await stores.claimed(input=[said("mine")])
+    await stores.settle(run, messages=[answer("yours")])
+    assert texts_of(await stores.messages.list_of_run(run.id)) == ["mine", "yours"]
+
+
+async def test_a_reset_empties_the_context_and_not_the_list(stores: Stores) -> None:
+    thread = ThreadId(AGENT.id)
+    await talk(stores, 1, thread)
+    await stores.messages.reset(thread)
+    assert [type(stored.body) for stored in await stores.messages.context(thread)] == [SystemMessage]
+    assert texts_of(await stores.messages.page(thread, limit=9)) == ["q1", "a1"]
+
+
+async def test_a_reset_waits_for_whoever_goes_on(stores: Stores) -> None:
+    await stores.parked(call("a", needs_approval=True))
+    before = await stores.context()
+    with pytest.raises(Conflict, match="has not ended"):
+        await stores.messages.reset(THREAD)
+    assert await stores.context() == before
+
+
+async def compacting(stores: Stores) -> Run:
+    """A claimed run that compacts the thread."""
+    return await stores.claimed(input=[], options=RunOptions(compaction=CompactionOptions()))
+
+
+def compaction(gone: Sequence[Message], text: str = "they talked") -> Compaction:
+    return Compaction([stored.id for stored in gone], message(Summary(text)))
+
+
+async def test_a_summary_stands_where_messages_have_left(stores: Stores) -> None:
+    history = await talk(stores, 3)
+    await stores.settle(await compacting(stores), compaction=compaction(history[:4]))
+    assert [type(body) for body in await stores.context()] == [Summary, UserMessage, AssistantMessage]
+    listed = await stores.messages.page(THREAD, limit=99)
+    assert {stored.id for stored in listed} >= {stored.id for stored in history}
+    [summary, *_] = await stores.messages.context(THREAD)
+    await stores.settle(await compacting(stores), compaction=compaction([summary], "again"))
+    assert [body for body in await stores.context() if isinstance(body, Summary)] == [Summary("again")]
+
+
+async def test_a_compaction_whose_run_was_claimed_again_changes_nothing(stores: Stores) -> None:
+    history = await talk(stores, 2)
+    stale = await compacting(stores)
+    current = await stores.claim(stale)
+    with pytest.raises(StaleFence):
+        await stores.settle(stale, compaction=compaction(history))
+    assert await stores.messages.context(THREAD) == history
+    await stores.settle(current, compaction=compaction(history))
+    assert await stores.context() == [Summary("they talked")]
+
+
+async def test_a_compaction_takes_no_message_that_was_left_over_for_the_next_answer(stores: Stores) -> None:
+    run = await stores.claimed()
+    late = said("late")
+    await stores.inbox.inject(run.id, [late], "next")
+    await stores.settle(run, messages=[answer("done")])
+    await stores.settle(await compacting(stores))
+    assert UserMessage("late") not in await stores.context()
+    await stores.claimed()
+    assert UserMessage("late") in await stores.context()
+
+
+async def test_a_conversation_can_begin_with_copies(stores: Stores) -> None:
+    conversation = Conversation(
+        id=ConversationId("conv-9"), project_id=PROJECT, agent_id=AGENT.id, created_at=NOW, updated_at=NOW
+    )
+    await ConversationStore(stores.database).create(conversation, {2: [said("q0"), answer("a0")]})
+    history = await talk(stores, 1, ThreadId(conversation.id))
+    assert texts_of(history) == ["q0", "a0", "q1", "a1"]
+    assert history[0].conversation_id == conversation.id
+    assert history[0].run_id is None
+    assert [stored.turn for stored in history] == [2, 2, 3, 3]

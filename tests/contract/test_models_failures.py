@@ -1,0 +1,222 @@
+"""What a provider does wrong becomes one `ModelError`, the same for every wire; a cut stream is never a success."""
+
+import asyncio
+
+import pytest
+
+from shared.domain.errors import ModelError, ModelErrorType
+from tests.kit.model_calls import ANTHROPIC, CHAT, HANDLES, ask, call, models_on_server, text_said
+from tests.kit.model_server import Break, Failure, Turn
+from tests.kit.model_server.turn import ErrorKind
+from worker.models.provider import ModelEvent, Retrying
+
+SIX_WORDS = "one two three four five six"
+
+EXPECTED: dict[ErrorKind, tuple[ModelErrorType, bool, str]] = {
+    "rate_limit": (ModelErrorType.RATE_LIMIT, True, "too quickly"),
+    "auth": (ModelErrorType.AUTHENTICATION, False, "not valid"),
+    "server": (ModelErrorType.ERROR, True, "server had an error"),
+    "overloaded": (ModelErrorType.ERROR, True, "overloaded"),
+    "bad_request": (ModelErrorType.BAD_REQUEST, False, "not valid"),
+    "not_found": (ModelErrorType.BAD_REQUEST, False, "no model"),
+}
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("kind", EXPECTED)
+async def test_an_http_error_keeps_the_providers_words(handle: str, kind: ErrorKind) -> None:
+    error_type, retryable, words = EXPECTED[kind]
+    async with models_on_server() as (server, models):
+        server.play(Turn(failure=Failure(kind)))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(handle))
+    assert caught.value.error_type == error_type
+    assert caught.value.retryable is retryable
+    assert words in caught.value.message
+    assert caught.value.status is not None
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_a_context_that_is_too_long_has_its_own_type(handle: str) -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(failure=Failure("context")))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(handle))
+    assert caught.value.error_type == ModelErrorType.CONTEXT_WINDOW
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "This model's maximum context length is 8192 tokens, however you requested 9000 tokens",
+        "the request exceeds the available context size (8192 tokens), try increasing it",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 190000 + 16384 > 200000",
+    ],
+)
+async def test_compatible_servers_tell_an_overflow_in_their_own_words(text: str) -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(failure=Failure("bad_request", text)))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call("vllm/m"))
+    assert caught.value.error_type == ModelErrorType.CONTEXT_WINDOW
+
+
+async def test_too_many_tokens_per_minute_is_no_overflow() -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(failure=Failure("rate_limit", "Request exceeds the tokens per minute; prompt is too long")))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(CHAT))
+    assert caught.value.error_type == ModelErrorType.RATE_LIMIT
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("broken", ["end", "drop", "reset", "garbage", "garbage_only", "error_event"])
+async def test_a_stream_that_breaks_is_an_error_after_what_it_gave(handle: str, broken: Break) -> None:
+    events: list[ModelEvent] = []
+    async with models_on_server(retries=3) as (server, models):
+        server.play(Turn(text=SIX_WORDS, break_=broken, break_after=3, pace=0.005))
+        with pytest.raises(ModelError) as caught:
+            async for event in models.stream(call(handle)):
+                events.append(event)
+        assert len(server.requests) == 1, "no retry once something was shown"
+    assert caught.value.error_type == ModelErrorType.ERROR
+    assert SIX_WORDS.startswith(text_said(events))
+    if broken in ("end", "error_event"):
+        assert text_said(events) == "one two three"
+    if broken == "error_event":
+        assert "broke down" in caught.value.message
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_a_whole_answer_without_its_end_is_no_answer(handle: str) -> None:
+    async with models_on_server() as (server, models):
+        server.say("Nearly done.", finish=None)
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(handle))
+    assert caught.value.error_type == ModelErrorType.ERROR
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_an_empty_answer_is_an_error(handle: str) -> None:
+    async with models_on_server(retries=3) as (server, models):
+        server.play(Turn())
+        with pytest.raises(ModelError, match="LLM provider returned empty content in response") as caught:
+            await ask(models, call(handle))
+        assert len(server.requests) == 1
+    assert caught.value.error_type == ModelErrorType.ERROR
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_a_server_that_is_not_there(handle: str) -> None:
+    async with models_on_server() as (server, models):
+        await ask(models, call(handle))
+        await models.aclose()
+        await server.__aexit__()
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(handle))
+    assert caught.value.error_type == ModelErrorType.ERROR
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_an_error_that_passes_is_retried_and_told(handle: str) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with models_on_server(retries=2, clock_sleep=sleep, jitter=lambda: 1.0) as (server, models):
+        server.play(Turn(failure=Failure("server")), Turn(failure=Failure("rate_limit", headers={"retry-after": "2"})))
+        server.say("At last.")
+        events = await ask(models, call(handle))
+        assert len(server.requests) == 3, "the SDK itself retries nothing"
+    retries = [event for event in events if isinstance(event, Retrying)]
+    assert [retry.attempt for retry in retries] == [1, 2]
+    assert "server had an error" in retries[0].error
+    assert waits == [retry.wait for retry in retries] == [0.5 * 1.25, 2 * 1.25]
+    assert text_said(events) == "At last."
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_a_wait_in_milliseconds_is_honoured(handle: str) -> None:
+    async with models_on_server(retries=1, jitter=lambda: 0.0) as (server, models):
+        server.play(Turn(failure=Failure("rate_limit", headers={"retry-after-ms": "50"})))
+        events = await ask(models, call(handle))
+    retry = events[0]
+    assert isinstance(retry, Retrying)
+    assert retry.wait == pytest.approx(0.05)
+
+
+async def test_a_provider_that_asks_for_too_long_a_wait_gets_none() -> None:
+    async with models_on_server(retries=3) as (server, models):
+        server.play(Turn(failure=Failure("rate_limit", headers={"retry-after": "61"})))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(CHAT))
+        assert len(server.requests) == 1
+    assert caught.value.retry_after == 61
+
+
+async def test_a_connection_lost_before_the_first_event_is_retried() -> None:
+    async def sleep(_seconds: float) -> None: ...
+
+    async with models_on_server(retries=1, clock_sleep=sleep) as (server, models):
+        server.play(Turn(text="Hello", break_="drop"), Turn(text="Hello again"))
+        assert text_said(await ask(models, call(ANTHROPIC))) == "Hello again"
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("silent", ["before headers", "after headers"])
+async def test_a_model_that_never_answers_is_given_up_once(handle: str, silent: str) -> None:
+    silence = {"silent_before_headers": 60.0} if silent == "before headers" else {"silent_after_headers": 60.0}
+    loop = asyncio.get_running_loop()
+    async with models_on_server(first_event_timeout=0.3, retries=3) as (server, models):
+        await models.warm([handle])
+        server.say("Too late.", **silence)
+        began = loop.time()
+        with pytest.raises(ModelError, match=r"no event within 0\.3 s") as caught:
+            await ask(models, call(handle))
+        assert loop.time() - began < 20
+        assert len(server.requests) == 1
+    assert caught.value.error_type == ModelErrorType.TIMEOUT
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_a_model_that_falls_silent_is_given_up(handle: str) -> None:
+    events: list[ModelEvent] = []
+    async with models_on_server(idle_timeout=0.2) as (server, models):
+        server.say(SIX_WORDS, silent_after=2)
+        with pytest.raises(ModelError, match="silent in the middle") as caught:
+            async for event in models.stream(call(handle)):
+                events.append(event)
+    assert caught.value.error_type == ModelErrorType.TIMEOUT
+    assert text_said(events) == "one two"
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_an_answer_may_take_longer_than_either_limit(handle: str) -> None:
+    async with models_on_server(first_event_timeout=0.4, idle_timeout=0.4) as (server, models):
+        await models.warm([handle])
+        server.say(SIX_WORDS, pace=0.1)
+        assert text_said(await ask(models, call(handle))) == SIX_WORDS
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>Welcome to the proxy</html>",
+        b"data: 5\n\n",
+        b"data: null\n\n",
+        b"data: {}\n\n",
+        b": ping\n\n",
+        b"\xff\xfe",
+    ],
+)
+async def test_an_answer_that_is_no_answer(handle: str, body: bytes) -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(raw=(body,)))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(handle))
+    assert caught.value.error_type == ModelErrorType.ERROR

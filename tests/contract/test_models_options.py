@@ -1,0 +1,121 @@
+"""How a model is asked: reasoning where it has it, and no option that it would refuse."""
+
+from typing import Any
+
+import pytest
+
+from shared.domain.errors import ModelError, ModelErrorType
+from tests.kit.model_calls import ADD, ANTHROPIC, CHAT, GOOGLE, HANDLES, RESPONSES, ask, call, models_on_server
+
+
+async def _sent(handle: str, **options: Any) -> dict[str, Any]:
+    """The body of a request with these options."""
+    async with models_on_server() as (server, models):
+        await ask(models, call(handle, tools=[ADD], **options))
+        return server.requests[0].body
+
+
+async def test_reasoning_is_asked_for_where_the_model_has_it() -> None:
+    body = await _sent(RESPONSES)
+    assert body["reasoning"] == {"summary": "auto"}
+    assert body["include"] == ["reasoning.encrypted_content"]
+    assert body["store"] is False
+    assert (await _sent(ANTHROPIC))["thinking"] == {"type": "enabled", "budget_tokens": 8192}
+    assert (await _sent(GOOGLE))["generationConfig"]["thinkingConfig"] == {"include_thoughts": True}
+    assert "reasoning_effort" not in await _sent(CHAT)
+
+
+async def test_reasoning_can_be_switched_off() -> None:
+    assert (await _sent(RESPONSES, reasoning=False))["reasoning"] == {"effort": "minimal"}
+    assert "thinking" not in await _sent(ANTHROPIC, reasoning=False)
+    assert (await _sent(GOOGLE, reasoning=False))["generationConfig"]["thinkingConfig"] == {"thinking_budget": 0}
+
+
+@pytest.mark.parametrize(
+    "handle",
+    ["anthropic/claude-3-5-sonnet-20240620", "anthropic/claude-3-opus-latest", "google_ai/gemini-2.0-flash",
+     "openai/gpt-5-chat-latest", "openai/gpt-4.1"],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:The model:DeprecationWarning")
+async def test_models_without_reasoning_are_not_asked_for_it(handle: str) -> None:
+    body = await _sent(handle)
+    assert "thinking" not in body
+    assert "reasoning" not in body
+    assert "thinkingConfig" not in body.get("generationConfig", {})
+
+
+async def test_an_adaptive_model_is_asked_adaptively() -> None:
+    body = await _sent("anthropic/claude-opus-4-7", temperature=0.3)
+    assert body["thinking"] == {"type": "adaptive", "display": "summarized"}
+    assert "temperature" not in body
+
+
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({"max_output_tokens": 4096}, 3072),
+        ({"max_output_tokens": 2048}, 1024),
+        ({"max_output_tokens": 2047}, None),
+        ({"max_reasoning_tokens": 2000}, 2000),
+        ({"max_reasoning_tokens": 10}, 1024),
+        ({"max_reasoning_tokens": 50_000}, 15_360),
+    ],
+)
+async def test_thinking_leaves_room_for_the_answer(options: dict[str, int], budget: int | None) -> None:
+    body = await _sent(ANTHROPIC, **options)
+    assert body.get("thinking", {}).get("budget_tokens") == budget
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_temperature_is_left_out_where_reasoning_refuses_it(handle: str) -> None:
+    body = await _sent(handle, temperature=0.3)
+    sent = body.get("generationConfig", body).get("temperature")
+    assert sent == (0.3 if handle in (CHAT, GOOGLE) else None)
+
+
+async def test_temperature_is_sent_to_a_model_that_does_not_think() -> None:
+    assert (await _sent(ANTHROPIC, temperature=0.3, reasoning=False))["temperature"] == 0.3
+    assert "temperature" not in await _sent("openrouter/openai/o3", temperature=0.3)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_parallel_calls_are_allowed_or_not(parallel: bool) -> None:
+    assert (await _sent(CHAT, parallel_tool_calls=parallel))["parallel_tool_calls"] is parallel
+    assert (await _sent(RESPONSES, parallel_tool_calls=parallel))["parallel_tool_calls"] is parallel
+    choice = (await _sent(ANTHROPIC, parallel_tool_calls=parallel))["tool_choice"]
+    assert choice["disable_parallel_tool_use"] is not parallel
+
+
+async def test_the_limit_of_an_answer_has_each_wires_name() -> None:
+    assert (await _sent(CHAT, max_output_tokens=5000))["max_completion_tokens"] == 5000
+    assert (await _sent(RESPONSES, max_output_tokens=5000))["max_output_tokens"] == 5000
+    assert (await _sent(ANTHROPIC, max_output_tokens=5000))["max_tokens"] == 5000
+    assert (await _sent(GOOGLE, max_output_tokens=5000))["generationConfig"]["maxOutputTokens"] == 5000
+    assert (await _sent(ANTHROPIC))["max_tokens"] == 16_384
+
+
+async def test_effort_is_passed_on() -> None:
+    assert (await _sent(RESPONSES, reasoning_effort="high"))["reasoning"] == {"effort": "high", "summary": "auto"}
+    assert (await _sent("vllm/gpt-oss", reasoning_effort="low"))["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in await _sent(CHAT, reasoning_effort="low")
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_instructions_and_tools_are_told(handle: str) -> None:
+    body = await _sent(handle)
+    assert "Be kind." in str(body)
+    assert "Add two numbers." in str(body)
+
+
+async def test_the_call_header_never_leaves_the_process() -> None:
+    async with models_on_server() as (server, models):
+        for handle in HANDLES:
+            await ask(models, call(handle))
+        assert not any(name.startswith("x-holdfast") for request in server.requests for name in request.headers)
+
+
+async def test_a_handle_that_leads_nowhere() -> None:
+    async with models_on_server() as (_server, models):
+        with pytest.raises(ModelError, match="known provider") as caught:
+            await ask(models, call("nobody/m"))
+    assert caught.value.error_type == ModelErrorType.BAD_REQUEST

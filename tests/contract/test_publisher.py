@@ -1,0 +1,157 @@
+"""The publisher against its stores: what it stores on the way never meets what a checkpoint or a settle stores."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import sqlalchemy as sa
+from arq.connections import ArqRedis
+
+from shared.clock import SystemClock
+from shared.domain.errors import LeaseLost
+from shared.domain.events import StatusChanged, decode, encode
+from shared.domain.ids import Seq
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.runs import Run
+from shared.redis.event_log import EventLog
+from shared.sql.tables import event_blocks
+from tests.kit.redis_services import RedisService
+from tests.kit.stored_runs import NOW, Stores, stored_runs
+from tests.kit.wait_until import wait_until
+from worker.interruption import Interruption
+from worker.publisher import SPILL_AT, Publisher
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+def publisher_of(
+    run: Run, stores: Stores, redis: ArqRedis, interruption: Interruption | None = None, *, stores_first: bool = False
+) -> Publisher:
+    return Publisher(
+        run,
+        event_log=EventLog(redis, ttl_s=60),
+        events=stores.events,
+        checkpoints=stores.checkpoints,
+        clock=SystemClock(),
+        interruption=interruption or Interruption(),
+        stores_first=stores_first,
+    )
+
+
+async def blocks_of(stores: Stores, run: Run) -> int:
+    async with stores.database.read() as connection:
+        found = await connection.execute(
+            sa.select(sa.func.count()).select_from(event_blocks).where(event_blocks.c.run_id == run.id)
+        )
+        return found.scalar_one()
+
+
+def numbered(count: int) -> list[StatusChanged]:
+    return [StatusChanged(number, "running") for number in range(count)]
+
+
+async def stored(stores: Stores, run: Run) -> list[tuple[Seq, bytes]]:
+    return await stores.events.read(run.id, Seq(1), limit=100_000)
+
+
+async def test_a_long_answer_that_ends_before_it_was_spilled_is_stored_once(stores: Stores, redis: ArqRedis) -> None:
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis)
+    async with publisher.publishing():
+        publisher.emit(*numbered(3 * SPILL_AT))
+        async with publisher.saving() as tail:
+            settled = await stores.settle(run, RunTrigger.COMPLETE, tail=tail)
+        publisher.send_stored(settled.tail)
+        assert await publisher.flushed(10)
+
+    entries = await stored(stores, run)
+    assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
+    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1), limit=100_000) == entries
+
+
+async def test_a_long_answer_is_stored_before_it_ends(stores: Stores, redis: ArqRedis) -> None:
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis)
+    async with publisher.publishing():
+        publisher.emit(*numbered(SPILL_AT))
+
+        async def is_stored() -> bool:
+            return len(await stored(stores, run)) == SPILL_AT
+
+        await wait_until(is_stored, description="the events to be in SQL")
+
+
+async def test_many_small_blocks_are_put_together_when_their_run_ends(stores: Stores, redis: ArqRedis) -> None:
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis, stores_first=True)
+    async with publisher.publishing():
+        for event in numbered(20):
+            publisher.emit(event)
+            assert await publisher.flushed(10)
+        assert [decode(entry) for _, entry in await stored(stores, run)] == numbered(20)
+        assert await blocks_of(stores, run) == 20
+        async with publisher.saving() as tail:
+            settled = await stores.settle(run, RunTrigger.COMPLETE, tail=tail)
+        publisher.send_stored(settled.tail)
+        assert await publisher.flushed(10), "the end of the log was not shown"
+
+    entries = await stored(stores, run)
+    assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
+    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1)) == entries
+    assert await blocks_of(stores, run) == 1
+
+
+async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(
+    stores: Stores, redis_service: RedisService, redis: ArqRedis
+) -> None:
+    run = await stores.claimed()
+    first = publisher_of(run, stores, redis)
+    async with first.publishing():
+        first.emit(*numbered(5))
+        assert await first.flushed(10)
+        await first.leave_behind()
+    await redis_service.empty()
+
+    claimed = await stores.claim(run)
+    second = publisher_of(claimed, stores, redis)
+    async with second.publishing():
+        assert second.since_checkpoint == numbered(5)
+        second.emit(StatusChanged(9, "running"))
+        assert await second.flushed(10)
+
+    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1)) == [(Seq(7), encode(StatusChanged(9, "running")))]
+    assert [decode(entry) for _, entry in await stored(stores, run)] == numbered(5)
+
+
+async def test_what_is_said_before_the_log_was_taken_over_follows_it(stores: Stores, redis: ArqRedis) -> None:
+    """A cancel that came during the take-over gave its event a number that the log had given before."""
+    run = await stores.claimed()
+    first = publisher_of(run, stores, redis)
+    async with first.publishing():
+        first.emit(*numbered(3))
+        assert await first.flushed(10)
+
+    second = publisher_of(await stores.claim(run), stores, redis)
+    second.emit(StatusChanged(9, "cancelling"))
+    async with second.publishing():
+        assert await second.flushed(10)
+
+    log = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
+    assert [seq for seq, _ in log] == [2, 3, 4, 5]
+    assert [decode(entry) for _, entry in log] == [*numbered(3), StatusChanged(9, "cancelling")]
+
+
+async def test_an_owner_that_was_replaced_leaves_nothing_behind(stores: Stores, redis: ArqRedis) -> None:
+    run = await stores.claimed()
+    interruption = Interruption()
+    publisher = publisher_of(run, stores, redis, interruption)
+    async with publisher.publishing():
+        publisher.emit(*numbered(5))
+        await stores.runs.take_over(run, NOW)
+        await publisher.leave_behind()
+
+    assert await stored(stores, run) == []
+    assert isinstance(interruption.error, LeaseLost)

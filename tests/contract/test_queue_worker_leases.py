@@ -1,0 +1,228 @@
+"""A lease holds as long as its worker lives, ends with it, and is never missed for long."""
+
+import asyncio
+import time
+from typing import Any, cast
+
+import pytest
+from arq.connections import ArqRedis
+from redis import Redis
+
+from shared.domain.errors import LeaseLost
+from shared.domain.ids import RunId
+from shared.redis import keys
+from shared.redis.job_leases import JobLeases
+from shared.redis.run_queue import RunQueue
+from tests.kit.queue_workers import WaitingRuns, make_worker, serving
+from tests.kit.redis_services import PrivateRedis, RedisService
+from tests.kit.turns import after
+from tests.kit.wait_until import wait_until
+
+LEASE_S = 1.2
+
+
+@pytest.fixture
+def queue(redis: ArqRedis) -> RunQueue:
+    return RunQueue(redis)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def stand_still(seconds: float) -> None:
+    """Keeps the event loop busy, as a run with a bug might."""
+    end = now() + seconds
+    while now() < end:
+        pass
+
+
+async def until_started(runs: WaitingRuns, count: int = 1) -> None:
+    await wait_until(lambda: len(runs.started) == count, description=f"{count} runs to start")
+
+
+async def until_interrupted(runs: WaitingRuns, run_id: RunId) -> None:
+    await wait_until(lambda: runs.interrupted == [(run_id, LeaseLost)], description="the run to lose its lease")
+
+
+def client_that_blocks(service: PrivateRedis) -> Redis:
+    """A client that works while this test keeps the event loop busy."""
+    return cast("Any", Redis).from_url(service.url)
+
+
+async def test_a_dead_workers_run_is_picked_up_when_its_lease_ends(
+    redis_service: RedisService, queue: RunQueue, run_id: RunId
+) -> None:
+    await queue.ring(run_id, 1)
+    dead = JobLeases(redis_service.client(), worker="dead", lease_s=LEASE_S)
+    claimed_at = now()
+    assert (await dead.claim(1)).job_ids == [keys.job_id(run_id, 1)]
+    runs = WaitingRuns()
+    async with serving(make_worker(redis_service.client(), runs)):
+        await until_started(runs)
+    assert LEASE_S - 0.05 <= now() - claimed_at < LEASE_S + 0.9
+
+
+async def test_a_lease_is_renewed_for_as_long_as_the_run_lasts(
+    redis_service: RedisService, queue: RunQueue, run_id: RunId
+) -> None:
+    runs, idle_runs = WaitingRuns(), WaitingRuns()
+    async with serving(make_worker(redis_service.client(), runs, lease_s=LEASE_S)):
+        await queue.ring(run_id, 1)
+        await until_started(runs)
+        async with serving(make_worker(redis_service.client(), idle_runs, lease_s=LEASE_S)):
+            await after(2.5 * LEASE_S)
+        assert await queue.held(run_id, 1)
+    assert idle_runs.started == []
+
+
+async def test_a_lease_in_other_hands_is_noticed_and_their_job_left_alone(
+    redis: ArqRedis, queue: RunQueue, run_id: RunId
+) -> None:
+    runs = WaitingRuns()
+    job_id = keys.job_id(run_id, 1)
+    async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
+        await queue.ring(run_id, 1)
+        await until_started(runs)
+        await redis.set(keys.lease(job_id), "somebody else")
+        await until_interrupted(runs, run_id)
+    assert await redis.get(keys.lease(job_id)) == b"somebody else"
+    assert await queue.is_rung([(run_id, 1)])
+    assert await redis.exists(keys.job(job_id))
+
+
+async def test_a_lease_that_redis_forgot_is_taken_again(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
+    runs = WaitingRuns()
+    job_id = keys.job_id(run_id, 1)
+    async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
+        await queue.ring(run_id, 1)
+        await until_started(runs)
+        await redis.delete(keys.QUEUE, keys.lease(job_id), keys.job(job_id), keys.attempts(job_id))
+
+        async def held_again() -> bool:
+            return await queue.held(run_id, 1) and await queue.is_rung([(run_id, 1)]) == {(run_id, 1)}
+
+        await wait_until(held_again, description="the lease to be taken again")
+        assert await redis.exists(keys.job(job_id))
+        assert runs.interrupted == []
+        runs.may_end.set()
+        await wait_until(lambda: runs.completed, description="the run to end")
+
+        async def gone() -> bool:
+            return not await redis.exists(keys.QUEUE, keys.lease(job_id), keys.job(job_id))
+
+        await wait_until(gone, description="the job to be removed")
+
+
+async def test_a_lease_that_redis_forgot_is_lost_when_the_run_was_claimed_meanwhile(
+    redis: ArqRedis, queue: RunQueue, run_id: RunId
+) -> None:
+    runs = WaitingRuns()
+    runs.owned = False
+    async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
+        await queue.ring(run_id, 1)
+        await until_started(runs)
+        await redis.delete(keys.QUEUE, keys.lease(keys.job_id(run_id, 1)))
+        await until_interrupted(runs, run_id)
+    assert not await queue.held(run_id, 1)
+
+
+async def test_a_process_that_stood_still_goes_on(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
+    runs = WaitingRuns()
+    async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
+        await queue.ring(run_id, 1)
+        await until_started(runs)
+        await stand_still(2 * LEASE_S)
+
+        async def held() -> bool:
+            return await queue.held(run_id, 1)
+
+        await wait_until(held, description="the lease to be held")
+        assert runs.started == [(run_id, 1)]
+        assert runs.interrupted == []
+
+
+async def test_a_busy_run_does_not_cost_the_others_their_leases(private_redis: PrivateRedis, run_id: RunId) -> None:
+    runs = WaitingRuns()
+    watching = client_that_blocks(private_redis)
+    async with serving(make_worker(private_redis.client(), runs, lease_s=LEASE_S)):
+        await RunQueue(private_redis.client()).ring(run_id, 1)
+        await until_started(runs)
+        looks = 0
+        end = now() + 3 * LEASE_S
+        while time.monotonic() < end:  # keeps the event loop busy
+            assert watching.exists(keys.lease(keys.job_id(run_id, 1))), "the lease ended under a busy loop"
+            looks += 1
+        assert looks > 1
+        await wait_until(lambda: not runs.interrupted, description="the loop to go on")
+    watching.close()
+
+
+async def test_a_process_that_never_moves_again_gives_its_leases_up(private_redis: PrivateRedis, run_id: RunId) -> None:
+    runs = WaitingRuns()
+    watching = client_that_blocks(private_redis)
+    async with serving(make_worker(private_redis.client(), runs, lease_s=0.3)):
+        await RunQueue(private_redis.client()).ring(run_id, 1)
+        await until_started(runs)
+        end = time.monotonic() + 60
+        while watching.exists(keys.lease(keys.job_id(run_id, 1))):  # keeps the event loop busy
+            assert time.monotonic() < end, "the lease was renewed for ever"
+        await until_interrupted(runs, run_id)
+    watching.close()
+
+
+async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
+    private_redis: PrivateRedis, run_id: RunId
+) -> None:
+    runs = WaitingRuns()
+    async with serving(make_worker(private_redis.client(), runs, lease_s=LEASE_S)):
+        await RunQueue(private_redis.client()).ring(run_id, 1)
+        await until_started(runs)
+        killed_at = now()
+        await private_redis.kill()
+        await until_interrupted(runs, run_id)
+        assert now() - killed_at < LEASE_S
+
+
+async def test_a_worker_that_gets_no_answer_stops_its_runs_before_the_lease_ends(
+    private_redis: PrivateRedis, run_id: RunId
+) -> None:
+    """A server that hangs is worse than one that is gone: nothing ever fails."""
+    runs = WaitingRuns()
+    async with serving(make_worker(private_redis.client(), runs, lease_s=LEASE_S)):
+        await RunQueue(private_redis.client()).ring(run_id, 1)
+        await until_started(runs)
+        async with private_redis.hanging():
+            hanging_since = now()
+            await until_interrupted(runs, run_id)
+            assert now() - hanging_since < LEASE_S
+
+
+async def test_a_worker_outlives_the_server_and_works_on_the_next(private_redis: PrivateRedis, run_id: RunId) -> None:
+    runs = WaitingRuns()
+    runs.may_end.set()
+    async with serving(make_worker(private_redis.client(), runs)):
+        await private_redis.kill()
+        await after(0.3)
+        await private_redis.start()
+        await RunQueue(private_redis.client()).ring(run_id, 1)
+        await wait_until(lambda: runs.completed == [run_id], description="the run to end")
+
+
+async def test_a_run_goes_on_while_a_server_that_lost_everything_comes_back(
+    private_redis: PrivateRedis, run_id: RunId
+) -> None:
+    runs = WaitingRuns()
+    queue = RunQueue(private_redis.client())
+    async with serving(make_worker(private_redis.client(), runs, lease_s=6)):
+        await queue.ring(run_id, 1)
+        await until_started(runs)
+        await private_redis.kill()
+        await private_redis.start()
+
+        async def held() -> bool:
+            return await queue.held(run_id, 1)
+
+        await wait_until(held, description="the lease to be taken again")
+        assert runs.interrupted == []
+        assert runs.started == [(run_id, 1)]

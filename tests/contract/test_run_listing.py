@@ -1,0 +1,157 @@
+"""Finding runs: pages without repeats, and what sweepers and cancels look for."""
+
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, ConversationId, ThreadId
+from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.runs import Run, RunOptions
+from shared.sql.paging import Page
+from shared.sql.run_listing import RunFilter
+from shared.sql.tables import injected_messages
+from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT
+from tests.kit.stored_runs import (
+    AGENT,
+    CANCEL,
+    THREAD,
+    Stores,
+    answer,
+    approve,
+    call,
+    said,
+    some_run,
+    stored_runs,
+    texts_of,
+)
+
+WAITS = call("a", needs_approval=True)
+EVERY = RunFilter()
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+async def test_paging_forward_shows_every_run_once(stores: Stores, ascending: bool) -> None:
+    submitted = [(await stores.submitted()).id for _ in range(7)]
+    seen: list[str] = []
+    while page := await stores.listing.page(
+        PROJECT, EVERY, Page(limit=3, after=seen[-1] if seen else None, ascending=ascending)
+    ):
+        seen += [run.id for run in page]
+    assert seen == (submitted if ascending else submitted[::-1])
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+async def test_before_gives_the_page_right_in_front(stores: Stores, ascending: bool) -> None:
+    listed = [(await stores.submitted()).id for _ in range(7)]
+    if not ascending:
+        listed.reverse()
+    page = await stores.listing.page(PROJECT, EVERY, Page(limit=2, before=listed[5], ascending=ascending))
+    assert [run.id for run in page] == listed[3:5]
+
+
+async def test_an_unknown_cursor_is_said_so(stores: Stores) -> None:
+    await stores.submitted()
+    theirs = await stores.submitted(project_id=OTHER_PROJECT)
+    for cursor in ("run-0", theirs.id):
+        with pytest.raises(NotFound):
+            await stores.listing.page(PROJECT, EVERY, Page(after=cursor))
+
+
+async def test_a_list_holds_what_was_asked_for(stores: Stores) -> None:
+    await stores.submitted(project_id=OTHER_PROJECT, thread_id=ThreadId("conv-9"))
+    conversation = ConversationId("conv-2")
+    talk = await stores.submitted(conversation_id=conversation, thread_id=ThreadId("conv-2"))
+    behind = await stores.submitted(options=RunOptions(background=True), thread_id=ThreadId("conv-3"))
+    failed = await stores.ended(RunTrigger.FAIL, agent_id=AgentId("agent-2"), thread_id=ThreadId("conv-4"))
+
+    async def listed(wanted: RunFilter) -> list[Run]:
+        return await stores.listing.page(PROJECT, wanted, Page(ascending=True))
+
+    assert [run.id for run in await listed(EVERY)] == [talk.id, behind.id, failed.id]
+    assert await listed(RunFilter(conversation_id=conversation)) == [talk]
+    assert await listed(RunFilter(background=True)) == [behind]
+    assert await listed(RunFilter(agent_ids=[AgentId("agent-2")])) == [failed]
+    assert await listed(RunFilter(statuses=[RunStatus.FAILED, RunStatus.CANCELLED])) == [failed]
+    assert await listed(RunFilter(stop_reason="error")) == [failed]
+    assert await listed(RunFilter(stop_reason="error", background=True)) == []
+
+
+async def test_active_runs_are_those_that_have_not_ended(stores: Stores) -> None:
+    await stores.ended()
+    parked = await stores.parked(WAITS)
+    created = await stores.submitted(conversation_id=ConversationId("conv-2"), thread_id=ThreadId("conv-2"))
+    running = await stores.claimed(thread_id=ThreadId("conv-3"))
+    active = await stores.listing.active_of_agent(PROJECT, AGENT.id)
+    assert active == [parked, created, running]
+    assert await stores.listing.active_of_agent(PROJECT, AGENT.id, ThreadId("conv-2")) == [created]
+    assert await stores.listing.active_of_agent(OTHER_PROJECT, AGENT.id) == []
+
+
+async def test_the_stream_of_a_parked_run_has_ended_like_that_of_any_other(stores: Stores) -> None:
+    ended = await stores.ended()
+    parked = await stores.parked(WAITS)
+    created = await stores.submitted(thread_id=ThreadId("conv-2"))
+    assert await stores.listing.ended_among([ended.id, parked.id, created.id]) == {ended.id, parked.id}
+    assert await stores.listing.ended_among([]) == set()
+
+
+async def test_a_sweeper_finds_what_was_not_heard_of(stores: Stores) -> None:
+    running = await stores.claimed()
+    await stores.submitted()
+    waiting = await stores.submitted(thread_id=ThreadId("conv-2"))
+    await stores.parked(WAITS, thread_id=ThreadId("conv-3"))
+    await stores.ended(thread_id=ThreadId("conv-4"))
+    later = NOW + timedelta(seconds=1)
+    await stores.submitted(thread_id=ThreadId("conv-5"), created_at=later)
+    found = await stores.listing.unfinished(later, later)
+    assert {run.id for run in found} == {running.id, waiting.id}, "not those behind another run, nor parked or ended"
+    assert await stores.listing.unfinished(NOW, later) == []
+
+
+async def test_a_sweeper_finds_the_carrier_of_a_decision(stores: Stores) -> None:
+    await stores.parked(WAITS)
+    carrying = await stores.decide(approve("a"))
+    assert await stores.listing.unfinished(NOW + timedelta(seconds=1), NOW + timedelta(seconds=1)) == [carrying]
+
+
+async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None:
+    parked = await stores.parked(WAITS)
+    created = await stores.submitted(thread_id=ThreadId("conv-2"))
+    running = await stores.claimed(thread_id=ThreadId("conv-3"))
+    await stores.submitted(thread_id=ThreadId("conv-4"))
+    for run in (parked, created, running):
+        await stores.runs.request_cancel(run.id, CANCEL)
+    found = await stores.listing.cancelled_but_waiting()
+    assert {run.id for run in found} == {parked.id, created.id}, "a running run has an owner"
+
+
+async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores) -> None:
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), keys=["otid:1"])).run
+    run = await stores.recorded(await stores.claim(run), answer("", call("b")), starting=[call("b")])
+    await stores.inbox.inject(run.id, [said("psst")], "next")
+    await stores.settle(run, messages=[answer("done")])
+    with pytest.raises(NotFound):
+        await stores.listing.delete(OTHER_PROJECT, run.id)
+    await stores.listing.delete(PROJECT, run.id)
+    with pytest.raises(NotFound):
+        await stores.runs.look_up(run.id)
+    history = await stores.messages.context(THREAD)
+    assert texts_of(history) == ["hi", "", "done"]
+    assert {stored.run_id for stored in history} == {None}
+    assert await stores.events.read(run.id, run.last_seq) == []
+    assert await stores.checkpoints.intents_of(run.id) == {}
+    assert await stores.callbacks.claim_due(NOW) == []
+    assert (await stores.runs.submit(replace(some_run(), id=run.id), keys=["otid:1"])).is_new
+    async with stores.database.read() as connection:
+        left = await connection.execute(sa.select(sa.func.count()).select_from(injected_messages))
+        assert left.scalar_one() == 0

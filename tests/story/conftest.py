@@ -1,0 +1,66 @@
+"""The product for the stories, in both set-ups: on embedded parts, and on Postgres and a real Redis."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import pytest
+from arq.connections import ArqRedis
+from redis.exceptions import RedisError
+
+from shared.sql.engine import Database
+from tests.kit.missing_service import missing_service
+from tests.kit.model_server import ModelServer
+from tests.kit.product import Product, running_product
+from tests.kit.redis_fixtures import TEST_REDIS, shared_server_url
+from tests.kit.redis_services import RedisService
+
+
+class Places(NamedTuple):
+    """Where a product keeps what it knows."""
+
+    database_url: str
+    redis: RedisService
+
+
+@pytest.fixture(params=["embedded", "services"])
+async def places(request: pytest.FixtureRequest) -> AsyncIterator[Places]:
+    """An empty set-up of each kind."""
+    if request.param == "embedded":
+        found = Places(request.getfixturevalue("sqlite_url"), RedisService(None))
+    else:
+        server = RedisService(shared_server_url())
+        found = Places(request.getfixturevalue("postgres_url"), server)
+        try:
+            await server.empty()
+        except (RedisError, OSError) as error:
+            missing_service("Redis", TEST_REDIS, error)
+    yield found
+    await found.redis.close()
+
+
+@pytest.fixture
+async def models() -> AsyncIterator[ModelServer]:
+    """The model at the other end of the wire."""
+    async with ModelServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def database(places: Places) -> AsyncIterator[Database]:
+    """The product's database, also for tests that run the product in a way of their own."""
+    opened = Database(places.database_url, connections=10)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def redis(places: Places) -> ArqRedis:
+    """The product's Redis, likewise."""
+    return places.redis.client()
+
+
+@pytest.fixture
+async def product(database: Database, redis: ArqRedis, models: ModelServer) -> AsyncIterator[Product]:
+    """The running product."""
+    async with running_product(database, redis, models) as running:
+        yield running

@@ -1,0 +1,80 @@
+"""A model that fails: the same error everywhere it shows, and the agent goes on."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.kit.model_server import Failure, Turn
+from tests.kit.product import Product
+
+KINDS: dict[str, tuple[str, int]] = {
+    "rate_limit": ("llm_rate_limit", 429),
+    "auth": ("llm_authentication", 401),
+    "bad_request": ("llm_bad_request", 400),
+    "context": ("context_window_exceeded", 400),
+    "server": ("llm_error", 500),
+    "overloaded": ("llm_error", 500),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_plain_request_gets_the_errors_status(product: Product, kind: Any) -> None:
+    error_type, status = KINDS[kind]
+    product.models.play(Turn(failure=Failure(kind)))
+    agent = await product.agent()
+
+    answer = await product.http.post(f"/v1/agents/{agent.id}/messages", json={"input": "Hello"})
+
+    assert answer.status_code == status, answer.text
+    if error_type == "context_window_exceeded":
+        assert answer.json()["detail"].startswith("CONTEXT_WINDOW_EXCEEDED")
+    else:
+        assert answer.json()["error"]["type"] == error_type
+    [run] = (await product.http.get("/v1/runs/", params={"agent_id": agent.id})).json()
+    assert (run["status"], run["stop_reason"]) == ("failed", "llm_api_error")
+    assert run["metadata"]["error"]["error_type"] == error_type
+
+
+@pytest.mark.parametrize(
+    "turn", [Turn(failure=Failure("server")), Turn(text="one two three", break_="drop", break_after=2)]
+)
+async def test_a_stream_ends_with_the_error_that_the_run_keeps(product: Product, turn: Turn) -> None:
+    product.models.play(turn, Turn(text="Back again."))
+    agent = await product.agent()
+    body = {"input": "Hello", "streaming": True, "stream_tokens": True, "background": True}
+
+    answer = await product.http.post(f"/v1/agents/{agent.id}/messages", json=body)
+
+    frames = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    tail = [frame["message_type"] for frame in frames[-3:]]
+    assert tail == ["stop_reason", "usage_statistics", "error_message"]
+    assert answer.text.rstrip().endswith("data: [DONE]")
+    assert [f["stop_reason"] for f in frames if f["message_type"] == "stop_reason"] == ["llm_api_error"]
+    run = await product.run(frames[-1]["run_id"])
+    assert run["metadata"]["error"] == {**frames[-1], "seq_id": None}
+    after = await product.client.agents.messages.create(agent_id=agent.id, input="Again")
+    assert after.stop_reason.stop_reason == "end_turn"
+
+
+async def test_a_turn_that_brought_nothing_leaves_nothing(product: Product) -> None:
+    product.models.play(Turn(failure=Failure("server")))
+    agent = await product.agent()
+
+    await product.http.post(f"/v1/agents/{agent.id}/messages", json={"input": "Hello"})
+
+    assert [message["message_type"] for message in await product.history(agent.id)] == ["system_message"]
+
+
+async def test_an_answer_that_was_cut_off_stays_as_far_as_it_was_shown(product: Product) -> None:
+    product.models.play(Turn(text="one two three four", break_="drop", break_after=2), Turn(text="Back."))
+    agent = await product.agent()
+    body = {"input": "Hello", "streaming": True, "stream_tokens": True}
+
+    streamed = await product.http.post(f"/v1/agents/{agent.id}/messages", json=body)
+
+    frames = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    shown = "".join(f["content"] for f in frames if f["message_type"] == "assistant_message")
+    [_, asked, kept] = await product.history(agent.id)
+    assert (asked["content"], kept["content"]) == ("Hello", shown)
+    assert shown == "one two"
