@@ -1,0 +1,68 @@
+"""What the tests of faults run on: a Redis that may be killed, a Postgres database, and workers as processes.
+
+The API runs in the test's own process, so that a test can look at both sides of it; the workers do not.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.sql.engine import Database
+from tests.kit.model_server import ModelServer
+from tests.kit.processes import Processes, processes_in
+from tests.kit.product import Product, running_product
+from tests.kit.redis_services import PrivateRedis
+
+LEASE_S = 1.5
+SWEEP_S = 0.3
+
+
+@pytest.fixture
+async def models() -> AsyncIterator[ModelServer]:
+    """The model at the other end of the wire."""
+    async with ModelServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    """The database of this test, as the test's own process reaches it."""
+    database = Database(postgres_url, connections=8)
+    yield database
+    await database.aclose()
+
+
+@pytest.fixture
+async def product(database: Database, private_redis: PrivateRedis, models: ModelServer) -> AsyncIterator[Product]:
+    """The API, in this process. Nobody works until the test starts a worker."""
+    async with running_product(database, private_redis.client(), models, with_worker=False) as running:
+        yield running
+
+
+@pytest.fixture
+async def working_product(
+    database: Database, private_redis: PrivateRedis, models: ModelServer
+) -> AsyncIterator[Product]:
+    """API and worker, in this process."""
+    settings = {"lease_s": LEASE_S, "sweep_s": SWEEP_S}
+    async with running_product(database, private_redis.client(), models, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def processes(
+    product: Product, postgres_url: str, private_redis: PrivateRedis, models: ModelServer, tmp_path: Path
+) -> AsyncIterator[Processes]:
+    """Processes on the same database and the same Redis as `product`."""
+    environment = {
+        **models.base_urls(),
+        "HOLDFAST_DATABASE_URL": postgres_url,
+        "HOLDFAST_REDIS_URL": private_redis.url,
+        "HOLDFAST_LEASE_S": str(LEASE_S),
+        "HOLDFAST_SWEEP_S": str(SWEEP_S),
+        "HOLDFAST_MODEL_RETRIES": "0",
+        "HOLDFAST_DATABASE_CONNECTIONS": "8",
+    }
+    async with processes_in(tmp_path, environment) as running:
+        yield running

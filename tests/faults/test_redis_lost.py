@@ -1,0 +1,139 @@
+"""Redis is a cache of the log: it may be emptied, killed and started again, and every reader still gets everything."""
+
+import json
+from typing import Any, cast
+
+from tests.kit.model_server import ModelServer, Turn
+from tests.kit.product import Product
+from tests.kit.reading import read_whole, reading
+from tests.kit.redis_services import PrivateRedis
+from tests.kit.wait_until import wait_until
+
+TOKENS = 20_000
+
+
+async def submit(product: Product, *turns: dict[str, Any]) -> str:
+    """A run in token mode that plays a script of the built-in model; its id."""
+    agent = await product.agent(model="builtin/scripted")
+    answer = await product.http.post(
+        f"/v1/agents/{agent.id}/messages/async",
+        json={"input": json.dumps({"turns": turns}), "stream_tokens": True},
+    )
+    return answer.json()["id"]
+
+
+async def flush(redis: PrivateRedis) -> None:
+    await cast("Any", redis.client()).flushall()
+
+
+async def test_a_long_stream_is_the_same_after_redis_was_emptied(
+    working_product: Product, private_redis: PrivateRedis
+) -> None:
+    run_id = await submit(working_product, {"text": "word ", "repeat": TOKENS})
+    assert (await working_product.ended(run_id))["status"] == "completed"
+    before = await read_whole(working_product.http, run_id)
+    before.assert_complete()
+    assert len(before.raw) > TOKENS
+
+    await flush(private_redis)
+
+    after = await read_whole(working_product.http, run_id)
+    assert after.raw == before.raw
+    middle = await read_whole(working_product.http, run_id, starting_after=TOKENS // 2)
+    assert middle.raw == before.raw[TOKENS // 2 :]
+
+
+async def test_a_live_reader_goes_on_when_redis_is_emptied_under_the_run(
+    working_product: Product, private_redis: PrivateRedis
+) -> None:
+    run_id = await submit(working_product, {"text": "word ", "repeat": 400, "delay_ms": 3})
+    async with reading(working_product.http, run_id) as reader:
+        await reader.reach(50)
+        await flush(private_redis)
+        await reader.reach(200)
+        await flush(private_redis)
+        await reader.end()
+
+    reader.assert_complete()
+    assert len(reader.of_type("assistant_message")) == 400
+    assert not reader.notes("step_restarted")
+    assert (await read_whole(working_product.http, run_id)).raw == reader.raw
+
+
+async def test_a_reader_that_comes_after_redis_was_emptied_gets_the_steps_that_are_stored(
+    working_product: Product, private_redis: PrivateRedis, models: ModelServer
+) -> None:
+    tool = await working_product.tool('def look() -> str:\n    """Looks."""\n    return "seen"\n')
+    agent = await working_product.agent(tools=[tool])
+    models.call("look")
+    models.say("never said", silent_before_headers=3600)
+    run = await working_product.client.agents.messages.create_async(agent_id=agent.id, input="Look")
+    await wait_until(lambda: len(models.requests) == 2, description="the second step to wait for its model")
+
+    await flush(private_redis)
+
+    async with reading(working_product.http, run.id) as reader:
+        await wait_until(lambda: reader.of_type("tool_return_message"), description="the tool's return", timeout=2)
+    await working_product.http.post(f"/v1/runs/{run.id}/cancel")
+    whole = await read_whole(working_product.http, run.id)
+    whole.assert_complete()
+    assert whole.raw[: len(reader.raw)] == reader.raw
+
+
+async def test_a_run_goes_on_while_redis_is_restarted(working_product: Product, private_redis: PrivateRedis) -> None:
+    run_id = await submit(working_product, {"text": "word ", "repeat": 300, "delay_ms": 5})
+    async with reading(working_product.http, run_id) as reader:
+        await reader.reach(50)
+        await private_redis.kill()
+        await private_redis.start()
+        await reader.end()
+
+    reader.assert_complete()
+    assert (await working_product.ended(run_id))["status"] == "completed"
+    assert not reader.notes("step_restarted")
+    assert len(reader.of_type("assistant_message")) == 300
+    assert (await read_whole(working_product.http, run_id)).raw == reader.raw
+
+
+async def test_a_run_that_outlived_its_lease_without_redis_is_taken_up_again(
+    working_product: Product, private_redis: PrivateRedis, models: ModelServer
+) -> None:
+    agent = await working_product.agent()
+    models.say("one two three four", silent_after=2)
+    models.say("At last.")
+    answer = await working_product.http.post(
+        f"/v1/agents/{agent.id}/messages/async", json={"input": "Hello", "stream_tokens": True}
+    )
+    run_id = answer.json()["id"]
+    async with reading(working_product.http, run_id) as reader:
+        await wait_until(lambda: reader.of_type("assistant_message"), description="the first words")
+        await private_redis.kill()
+        await wait_until(lambda: models.requests[0].client_left, description="the worker to stop what it may not hold")
+        await private_redis.start()
+        await reader.end()
+
+    reader.assert_complete()
+    assert (await working_product.ended(run_id))["status"] == "completed"
+    assert (await working_product.history(agent.id))[-1]["content"] == "At last."
+    assert (await read_whole(working_product.http, run_id)).raw == reader.raw
+
+
+async def test_a_run_goes_on_after_redis_stood_still(
+    working_product: Product, private_redis: PrivateRedis, models: ModelServer
+) -> None:
+    agent = await working_product.agent()
+    models.play(Turn(text="word " * 2000, pace=0.005))
+    models.say("At last.")
+    answer = await working_product.http.post(
+        f"/v1/agents/{agent.id}/messages/async", json={"input": "Hello", "stream_tokens": True}
+    )
+    run_id = answer.json()["id"]
+    async with reading(working_product.http, run_id) as reader:
+        await reader.reach(20)
+        async with private_redis.hanging():
+            await wait_until(lambda: models.requests[0].client_left, description="the worker to stop in time")
+        await reader.end()
+
+    reader.assert_complete()
+    assert (await working_product.ended(run_id))["status"] == "completed"
+    assert (await read_whole(working_product.http, run_id)).raw == reader.raw
