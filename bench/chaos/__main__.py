@@ -1,0 +1,65 @@
+"""Breaks a deployment of its own for some minutes and says which promises held. Exit status 1: one did not.
+
+It starts a Redis, a database on the given Postgres server, workers and APIs, keeps runs of every kind going, and kills,
+freezes, cuts and empties what they work with, by a schedule that the seed draws. Everything is on loopback, and all
+that it has started is dead at the end.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from bench.chaos.deployment import LEASE_S
+from bench.chaos.performance import Performance
+from bench.chaos.schedule import draw_schedule
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long things are broken (default: 2)")
+    parser.add_argument("--seed", type=int, default=None, help="draws the faults (default: any)")
+    parser.add_argument("--workers", type=int, default=3, help="worker processes (default: 3)")
+    parser.add_argument("--apis", type=int, default=2, help="API processes (default: 2)")
+    parser.add_argument("--runs-at-once", type=int, default=100, help="stories that go on at once (default: 100)")
+    parser.add_argument(
+        "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
+    )
+    parser.add_argument("--only-schedule", action="store_true", help="print the faults of the seed, and do nothing")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1_000_000)
+    if options.only_schedule:
+        print("\n".join(map(str, draw_schedule(options.seed, options.minutes * 60, LEASE_S))))
+        return
+    sys.exit(0 if uvloop.run(perform(options)) else 1)
+
+
+async def perform(options: argparse.Namespace) -> bool:
+    """Breaks, checks and prints; whether everything held. SIGTERM ends it as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+    performance = Performance(
+        directory=directory,
+        seed=options.seed,
+        minutes=options.minutes,
+        workers=options.workers,
+        apis=options.apis,
+        at_once=options.runs_at_once,
+        postgres_url=options.postgres,
+    )
+    scoreboard = await performance.play()
+    print("\n".join(scoreboard.lines()))
+    print(f"\nlogs: {directory}")
+    return scoreboard.is_clean
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A client as programs have it: it goes to any API process, sends again what was not answered, and counts errors."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from bench.chaos.ledger import Column, Ledger
+from tests.kit.product import HEADERS
+
+AGAIN_S = (0.1, 0.8)
+"""Between these a client waits before it sends again."""
+
+SILENT_S = 40.0
+"""A connection on which nothing comes for so long is given up; keep-alives come more often."""
+
+CONNECTION_ERRORS = (httpx.TransportError, OSError, AttributeError)
+"""What a lost connection is raised as. AttributeError: anyio on uvloop, when the other side leaves as it accepts."""
+
+_ERROR_KINDS = frozenset({"llm_error", "llm_timeout", "llm_rate_limit", "llm_authentication", "worker_lost"})
+"""Errors of a run, which a plain request answers with a status of their own."""
+
+
+class StreamLost(Exception):
+    """The connection ended before the stream did."""
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    body: Any
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class Refused(Exception):
+    """A stream was asked for and the answer was something else."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"{answer.status}: {str(answer.body)[:300]}")
+        self.answer = answer
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is sent, and under which keys: the same ones each time it is sent."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+    headers: dict[str, str] | None = None
+    repeat: bool = True
+    """Whether it may be sent again when nobody knows if it arrived."""
+
+
+class Client:
+    """Sends requests to API processes on these ports."""
+
+    def __init__(self, http: httpx.AsyncClient, ports: Sequence[int], ledger: Ledger, dice: random.Random) -> None:
+        self._http = http
+        self._ports = ports
+        self._ledger = ledger
+        self._dice = dice
+
+    async def call(self, request: Request) -> Answer | None:
+        """The answer, after as many tries as it takes; None when nobody knows and it must not be sent again."""
+        while True:
+            try:
+                response = await self._http.request(
+                    request.method, self._url(request.path), json=request.body, headers=request.headers
+                )
+            except CONNECTION_ERRORS as error:
+                self._ledger.http[f"call: {type(error).__name__}"] += 1
+                if not request.repeat:
+                    return None
+                await self.pause()
+                continue
+            answer = self._answer(request, response.status_code, response.content)
+            if answer.status != 503:
+                return answer
+            await self.pause()
+
+    async def get(self, path: str) -> Any:
+        """The body of a GET that must succeed."""
+        answer = await self.call(Request("GET", path))
+        assert answer is not None
+        if not answer.is_success:
+            raise Refused(answer)
+        return answer.body
+
+    async def frames(self, request: Request) -> AsyncGenerator[list[bytes]]:
+        """The frames of a stream as they come, comments left out. Returns when the server ended the answer properly.
+
+        Raises `StreamLost` and `Refused`.
+        """
+        try:
+            async with self._http.stream(
+                request.method, self._url(request.path), json=request.body, headers=request.headers
+            ) as response:
+                if response.status_code != 200:
+                    raise Refused(self._answer(request, response.status_code, await response.aread()))
+                rest = b""
+                async for chunk in response.aiter_raw():
+                    *whole, rest = (rest + chunk).split(b"\n\n")
+                    yield [frame for frame in whole if not frame.startswith(b":")]
+        except CONNECTION_ERRORS as error:
+            self._ledger.http[f"stream: {type(error).__name__}"] += 1
+            raise StreamLost(str(error)) from error
+
+    async def pause(self) -> None:
+        """What a client waits before it tries again."""
+        await asyncio.sleep(self._dice.uniform(*AGAIN_S))
+
+    def _url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self._dice.choice(self._ports)}{path}"
+
+    def _answer(self, request: Request, status: int, content: bytes) -> Answer:
+        try:
+            body = json.loads(content)
+        except ValueError:
+            body = content.decode(errors="replace")
+        if status >= 400:
+            self._ledger.http[f"status {status}"] += 1
+        if status >= 500 and status != 503 and not _is_end_of_run(body):
+            detail = f"{request.method} {request.path} answered {status}: {str(body)[:300]}"
+            self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
+        return Answer(status, body)
+
+
+def _is_end_of_run(body: Any) -> bool:
+    match body:
+        case {"error": {"type": str(kind)}}:
+            return kind in _ERROR_KINDS
+        case _:
+            return False
+
+
+def new_http() -> httpx.AsyncClient:
+    """One connection per request: a client that keeps connections would sit at a process that is gone."""
+    timeout = httpx.Timeout(SILENT_S, connect=5.0, pool=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
+    return httpx.AsyncClient(headers=HEADERS, timeout=timeout, limits=limits)

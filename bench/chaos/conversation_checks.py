@@ -1,0 +1,102 @@
+"""What must be true of every history: it fits together, every provider would take it, and it goes on."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from bench.chaos.client import Client, Request
+from bench.chaos.ledger import Column, Ledger, Thread
+from shared.domain.ids import IdMaker, ThreadId
+from shared.domain.messages import AssistantMessage, Message, ToolReturns, UserMessage
+from shared.provider_rules.request import check_request
+from shared.sql.engine import Database
+from shared.sql.message_store import MessageStore
+from tests.kit.model_server import ModelServer
+from tests.kit.provider_checks import ONE_OF_EACH_WIRE, PATHS
+from worker.models.provider import ModelCall
+from worker.models.registry import Models
+
+GOES_ON_S = 30.0
+GOES_ON = '{"turns": [{"text": "And so it goes on."}]}'
+
+
+@dataclass
+class ConversationChecks:
+    """Looks at every thread once."""
+
+    client: Client
+    ledger: Ledger
+    database: Database
+
+    async def check(self, threads: list[Thread]) -> None:
+        """All checks of this module. Afterwards each thread has one more run."""
+        async with ModelServer() as server:
+            models = Models(server.base_urls(), first_event_timeout=10, idle_timeout=10, retries=0)
+            for thread in threads:
+                context = await MessageStore(self.database).context(ThreadId(thread.id))
+                self._check_calls(thread, context)
+                await self._check_ids(thread)
+                await self._check_providers(thread, context, server, models)
+            await models.aclose()
+        turnstile = asyncio.Semaphore(10)
+        async with asyncio.TaskGroup() as group:
+            for thread in threads:
+                group.create_task(self._check_goes_on(thread, turnstile), name=f"go on with {thread.id}")
+
+    def _check_calls(self, thread: Thread, context: list[Message]) -> None:
+        calls = [call.id for one in context if isinstance(one.body, AssistantMessage) for call in one.body.tool_calls]
+        results = [r.tool_call_id for one in context if isinstance(one.body, ToolReturns) for r in one.body.returns]
+        if sorted(calls) != sorted(results):
+            without = sorted(set(calls) - set(results)), sorted(set(results) - set(calls))
+            self._broken(thread, f"calls without results and results without calls: {without}")
+
+    async def _check_ids(self, thread: Thread) -> None:
+        listed = await self.client.get(f"{thread.messages_path}?limit=1000&order=asc")
+        ids = list(dict.fromkeys(message["id"] for message in listed))
+        if thread.conversation_id is not None:
+            told = (await self.client.get(f"/v1/conversations/{thread.conversation_id}"))["in_context_message_ids"]
+        else:
+            told = (await self.client.get(f"/v1/agents/{thread.agent_id}"))["message_ids"]
+        if ids != told:
+            here = next((n for n, pair in enumerate(zip(ids, told, strict=False)) if pair[0] != pair[1]), None)
+            differ = f"first differing at {here}, {ids[here : here + 3]} and {told[here : here + 3]}" if here else ""
+            self._broken(thread, f"{len(ids)} messages listed, {len(told)} ids told; {differ}")
+
+    async def _check_providers(
+        self, thread: Thread, context: list[Message], server: ModelServer, models: Models
+    ) -> None:
+        spoken = [message for message in context if message.turn]
+        if not spoken:
+            return
+        question = replace(spoken[-1], body=UserMessage(content="And?"), id=IdMaker().message(), run_id=None)
+        for handle in ONE_OF_EACH_WIRE:
+            call = ModelCall(handle=handle, system="Be brief.", history=[*spoken, question])
+            async with aclosing(models.stream(call)) as events:
+                async for _ in events:
+                    pass
+            received = server.requests.pop()
+            violations: list[Any] = list(check_request(PATHS[received.wire], received.body))
+            if violations:
+                self._broken(thread, f"{handle}: {violations[:3]}")
+
+    async def _check_goes_on(self, thread: Thread, turnstile: asyncio.Semaphore) -> None:
+        message = {"role": "user", "content": GOES_ON, "otid": f"next-{thread.id}"}
+        request = Request("POST", thread.messages_path, {"messages": [message], "streaming": False})
+        async with turnstile:
+            try:
+                async with asyncio.timeout(GOES_ON_S):
+                    answer = await self.client.call(request)
+            except TimeoutError:
+                self._broken(thread, f"the next message is not answered within {GOES_ON_S:.0f} s")
+                return
+        assert answer is not None
+        stop_reason = answer.body["stop_reason"]["stop_reason"] if answer.is_success else None
+        if stop_reason != "end_turn":
+            self._broken(thread, f"the next message was answered {answer.status}: {str(answer.body)[:300]}")
+
+    def _broken(self, thread: Thread, detail: str) -> None:
+        ran = [record for record in self.ledger.runs.values() if record.story.thread.id == thread.id]
+        self.ledger.broken(Column.CONVERSATIONS, ran[-1].run_id if ran else "-", f"thread {thread.id}: {detail}")

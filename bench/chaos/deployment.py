@@ -1,0 +1,164 @@
+"""What is broken: API and worker processes, a Redis of their own, a new database, and a door before each service."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.errors import Unavailable
+from shared.sql.engine import Database
+from shared.sql.migrate import migrate
+from tests.kit.door import Door
+from tests.kit.postgres_server import PostgresServer
+from tests.kit.processes import HoldfastProcess, Processes, free_port, processes_in
+from tests.kit.redis_services import PrivateRedis
+
+LEASE_S = 6.0
+
+MOST_CONNECTIONS = 75
+"""To Postgres, for all processes together: a server of the usual settings takes 100, and others may use it."""
+
+SETTINGS = {
+    "HOLDFAST_LEASE_S": str(LEASE_S),
+    "HOLDFAST_KEEPALIVE_S": "5",
+    "HOLDFAST_DATABASE_CONNECTIONS": "14",
+    "HOLDFAST_LOG_LEVEL": "INFO",
+}
+
+
+@dataclass
+class Slot:
+    """A place for one process: when it dies, the next one gets the place, and an API its port."""
+
+    name: str
+    processes: Processes
+    port: int | None = None
+    process: HoldfastProcess | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a fault is done to it."""
+    is_suspended: bool = False
+    failed_starts: int = 0
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    async def start(self) -> None:
+        """Returns when the new process is ready. One that gives up because a service is away is started again."""
+        self.process = await self.started()
+
+    async def started(self) -> HoldfastProcess:
+        """A new process, ready; the slot's own goes on."""
+        while True:
+            try:
+                return await (self.processes.worker() if self.port is None else self.processes.api(self.port))
+            except (AssertionError, TimeoutError):
+                self.failed_starts += 1
+                await asyncio.sleep(0.5)
+
+    def is_running(self) -> bool:
+        """Whether its process is there, suspended or not."""
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+class PatientDatabase(Database):
+    """The harness's own way to the database. A server that is full for a moment must not end the performance."""
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection for reading, as soon as there is one."""
+        async with AsyncExitStack() as stack:
+            while True:
+                try:
+                    connection = await stack.enter_async_context(super().read())
+                except Unavailable:
+                    await asyncio.sleep(0.2)
+                else:
+                    break
+            yield connection
+
+
+@dataclass
+class Deployment:
+    """A running product and the ways to break it."""
+
+    directory: Path
+    redis: PrivateRedis
+    redis_door: Door
+    postgres_door: Door
+    database: Database
+    """The harness's own way to the database, which no fault touches."""
+    workers: list[Slot]
+    apis: list[Slot]
+
+    @property
+    def ports(self) -> list[int]:
+        return [slot.port for slot in self.apis if slot.port is not None]
+
+    @property
+    def has_suspended_worker(self) -> bool:
+        return any(slot.is_suspended for slot in self.workers)
+
+    def redis_client(self) -> Any:
+        """One more client of Redis, past the door."""
+        return cast("Any", self.redis.client())
+
+
+@asynccontextmanager
+async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) -> AsyncGenerator[Deployment]:
+    """A deployment for the block. Everything that was started is dead when it ends, and the database is dropped."""
+    server = PostgresServer(postgres_url)
+    redis = PrivateRedis(directory)
+    url = server.create_database()
+    try:
+        await redis.start()
+        async with AsyncExitStack() as stack:
+            database = PatientDatabase(url)
+            stack.push_async_callback(database.aclose)
+            await migrate(database)
+            redis_door = await stack.enter_async_context(Door(make_url(redis.url).port or 6379).standing())
+            postgres_door = await stack.enter_async_context(
+                Door(make_url(url).port or 5432, MOST_CONNECTIONS).standing()
+            )
+            through_door = make_url(url).set(host="127.0.0.1", port=postgres_door.port)
+            environment = {
+                **SETTINGS,
+                "HOLDFAST_DATABASE_URL": through_door.render_as_string(hide_password=False),
+                "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_door.port}/0",
+            }
+            names = [*(f"worker-{n}" for n in range(workers)), *(f"api-{n}" for n in range(apis))]
+            slots = [await _slot(stack, directory, name, environment) for name in names]
+            deployment = Deployment(
+                directory, redis, redis_door, postgres_door, database, slots[:workers], slots[workers:]
+            )
+            await asyncio.gather(*(slot.start() for slot in slots))
+            yield deployment
+    finally:
+        await redis.close()
+        with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
+            await redis.kill()
+        server.drop_database(url)
+
+
+async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str]) -> Slot:
+    place = directory / name
+    place.mkdir()
+    processes = await stack.enter_async_context(processes_in(place, environment))
+    return Slot(name, processes, free_port() if name.startswith("api") else None)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

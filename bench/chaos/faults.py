@@ -1,0 +1,222 @@
+"""Carries the faults out, each at its moment, side by side where they overlap; and makes everything whole again."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from bench.chaos.deployment import Deployment, Slot, say
+from bench.chaos.ledger import Column, Ledger
+from bench.chaos.recovery import Recoveries
+from bench.chaos.schedule import Fault, FaultKind
+from tests.kit.processes import HoldfastProcess, free_port
+
+OVERLAP_S = 1.0
+"""A fault goes on to have effects for so long: connections are made again, loops wake up."""
+
+WAITS_S = 10.0
+"""How long a fault that is to be alone waits for those before it."""
+
+WATCH_S = 0.02
+WATCH_CLOSELY_S = 0.005
+
+
+@dataclass
+class Happened:
+    """A fault as it was carried out; times are the monotonic clock's."""
+
+    fault: Fault
+    began_at: float
+    ended_at: float = float("inf")
+
+
+@dataclass
+class Faults:
+    """Breaks a deployment by a schedule."""
+
+    deployment: Deployment
+    recoveries: Recoveries
+    ledger: Ledger
+    happened: list[Happened] = field(default_factory=list[Happened])
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    _redis_changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def play(self, schedule: list[Fault]) -> None:
+        """Returns when the last fault is over and all it met is healthy again."""
+        began_at = time.monotonic()
+        under_way: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as group:
+            for number, fault in enumerate(schedule):
+                due_at = began_at + fault.at_s
+                await asyncio.sleep(max(0.0, due_at - time.monotonic()))
+                if fault.is_alone and under_way:
+                    await asyncio.wait(set(under_way), timeout=WAITS_S)
+                    await asyncio.sleep(OVERLAP_S)
+                    began_at += time.monotonic() - due_at  # those that come later keep their distance
+                task = group.create_task(self._carry_out(fault), name=f"fault {number}")
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+
+    async def watch_over(self) -> None:
+        """Replaces processes that end although nobody broke them, and says so."""
+        while True:
+            await asyncio.sleep(0.5)
+            for slot in [*self.deployment.workers, *self.deployment.apis]:
+                if not slot.changing.locked() and not slot.is_running():
+                    async with slot.changing:
+                        where = slot.process.log if slot.process else slot.name
+                        self.ledger.broken(Column.DIED, "-", f"{self.ledger.elapsed_s:.1f} s: {slot.name}, log {where}")
+                        await slot.start()
+
+    async def _carry_out(self, fault: Fault) -> None:
+        acts: dict[FaultKind, Callable[[Fault], Awaitable[bool]]] = {
+            FaultKind.KILL_WORKER: self._kill_worker,
+            FaultKind.END_WORKER: self._end_worker,
+            FaultKind.FREEZE_WORKER: self._freeze_worker,
+            FaultKind.KILL_API: self._kill_api,
+            FaultKind.END_API: self._end_api,
+            FaultKind.KILL_REDIS: self._kill_redis,
+            FaultKind.FREEZE_REDIS: self._freeze_redis,
+            FaultKind.READONLY_REDIS: self._make_redis_read_only,
+        }
+        say(f"fault {fault}")
+        happened = Happened(fault, time.monotonic())
+        self.happened.append(happened)
+        try:
+            done = await acts.get(fault.kind, self._at_a_door)(fault)
+        except (RedisError, OSError) as error:
+            say(f"fault {fault.kind}: {type(error).__name__}: {error}")
+            done = True
+        happened.ended_at = time.monotonic()
+        if not done:
+            self.skipped[fault.kind] += 1
+            self.happened.remove(happened)
+
+    async def _kill_worker(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.workers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            held = await self.recoveries.held_by(slot.pid)
+            began_at = time.monotonic()
+            await slot.process.kill()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.recoveries.watch(fault, held, began_at, WATCH_S), name="recovery")
+                group.create_task(slot.start(), name="new worker")
+        return True
+
+    async def _end_worker(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.workers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            old = slot.process
+            new = await slot.started()
+            held = await self.recoveries.held_by(old.pid)
+            began_at = time.monotonic()
+            old.ask_to_end()
+            await self.recoveries.watch(fault, held, began_at, WATCH_CLOSELY_S)
+            await self._has_ended(slot, old)
+            slot.process = new
+        return True
+
+    async def _freeze_worker(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.workers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            held = await self.recoveries.held_by(slot.pid)
+            began_at = time.monotonic()
+            slot.is_suspended = True
+            slot.process.suspend()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.recoveries.watch(fault, held, began_at, WATCH_S), name="recovery")
+                await asyncio.sleep(fault.lasts_s)
+                slot.process.resume()
+                slot.is_suspended = False
+        return True
+
+    async def _kill_api(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.apis, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            await slot.process.kill()
+            await slot.start()
+        return True
+
+    async def _end_api(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.apis, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            slot.process.ask_to_end()
+            await self._has_ended(slot, slot.process)
+            await slot.start()
+        return True
+
+    async def _has_ended(self, slot: Slot, process: HoldfastProcess) -> None:
+        try:
+            status = await process.ended(30.0)
+        except TimeoutError:
+            await process.kill()
+            status = None
+        if status != 0:
+            detail = f"{slot.name} ended with {status} within 30 s of SIGTERM, log {process.log}"
+            self.ledger.broken(Column.DIED, "-", f"{self.ledger.elapsed_s:.1f} s: {detail}")
+
+    async def _kill_redis(self, fault: Fault) -> bool:
+        async with self._redis_changing:
+            await self.deployment.redis.kill()
+            await asyncio.sleep(fault.lasts_s)
+            await self.deployment.redis.start()
+        return True
+
+    async def _freeze_redis(self, fault: Fault) -> bool:
+        async with self._redis_changing, self.deployment.redis.hanging():
+            await asyncio.sleep(fault.lasts_s)
+        return True
+
+    async def _make_redis_read_only(self, fault: Fault) -> bool:
+        async with self._redis_changing:
+            redis = self.deployment.redis_client()
+            await redis.replicaof("127.0.0.1", str(free_port()))
+            await asyncio.sleep(fault.lasts_s)
+            await redis.replicaof("NO", "ONE")
+        return True
+
+    async def _at_a_door(self, fault: Fault) -> bool:
+        """Faults of the ways to the services, and those that take no time."""
+        deployment = self.deployment
+        match fault.kind:
+            case FaultKind.FLUSH_REDIS:
+                async with self._redis_changing:
+                    await deployment.redis_client().flushall()
+            case FaultKind.CUT_SUBSCRIBERS:
+                async with self._redis_changing:
+                    await deployment.redis.cut_subscribers()
+            case FaultKind.CUT_REDIS:
+                deployment.redis_door.cut()
+            case FaultKind.CUT_POSTGRES:
+                deployment.postgres_door.cut()
+            case FaultKind.STALL_POSTGRES:
+                deployment.postgres_door.stall(True)
+                await asyncio.sleep(fault.lasts_s)
+                deployment.postgres_door.stall(False)
+            case _:
+                door = deployment.redis_door if fault.kind is FaultKind.REFUSE_REDIS else deployment.postgres_door
+                door.shut()
+                await asyncio.sleep(fault.lasts_s)
+                await door.open()
+        return True
+
+
+@asynccontextmanager
+async def _one_of(slots: list[Slot], target: int):
+    """A slot that nothing is done to at the moment, the one aimed at if it is one; None when there is none."""
+    for number in range(len(slots)):
+        slot = slots[(target + number) % len(slots)]
+        if not slot.changing.locked():
+            async with slot.changing:
+                yield slot
+            return
+    yield None

@@ -1,0 +1,151 @@
+"""What the harness knows: what was accepted, what was shown, what it saw go wrong. Nothing here asks the product."""
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from bench.chaos.scripts import Script
+
+
+class Column(StrEnum):
+    """What must be zero."""
+
+    LOST = "lost"
+    CHANGED = "changed after the end"
+    DUPLICATED = "duplicated"
+    GAPS = "gaps"
+    ENDS = "streams without exactly one end"
+    TOOLS = "double tool starts"
+    AFTER_CANCEL = "activity after cancelled"
+    SHOWN = "shown differs from stored"
+    CONVERSATIONS = "invalid conversations"
+    STUCK = "stuck"
+    FAILED = "failed unasked"
+    ERRORS = "answers 5xx other than 503"
+    DIED = "processes that ended by themselves"
+
+
+@dataclass
+class Thread:
+    """A history that runs are sent to: an agent's own, or one of its conversations."""
+
+    agent_id: str
+    conversation_id: str | None = None
+    stories: int = 0
+    """How many are told on it at this moment."""
+
+    @property
+    def id(self) -> str:
+        return self.conversation_id or self.agent_id
+
+    @property
+    def messages_path(self) -> str:
+        owner = f"conversations/{self.conversation_id}" if self.conversation_id else f"agents/{self.agent_id}"
+        return f"/v1/{owner}/messages"
+
+
+@dataclass
+class Story:
+    """One thing that a client does with the product: a run, or several that belong together."""
+
+    number: int
+    kind: str
+    thread: Thread
+    notes: bool
+    """Its runs are made and read with status events."""
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    """Its tool calls: key and name of the tool."""
+    run_ids: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """What SQL held of a run when a cancel of it was answered with "cancelled"."""
+
+    at: float
+    last_seq: int
+    fence: int
+    message_ids: frozenset[str]
+
+
+@dataclass
+class RunRecord:
+    """A run that was accepted, and everything that was shown of it."""
+
+    run_id: str
+    kind: str
+    story: Story
+    script: Script | None
+    frames: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    gaps: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    ends: set[int] = field(default_factory=set[int])
+    standstill: Standstill | None = None
+    accepted_at: float = field(default_factory=time.monotonic)
+    is_pushed: bool = False
+    """Something is done to it on purpose, so it may end otherwise than its script does."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken."""
+
+    column: Column
+    run_id: str
+    kind: str
+    detail: str
+
+
+@dataclass
+class Injection:
+    """A message that was given to a run, and whether that was answered for."""
+
+    otid: str
+    run_id: str
+    if_ended: str
+
+
+@dataclass
+class Ledger:
+    """Everything that is known."""
+
+    runs: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
+    submissions: dict[str, str] = field(default_factory=dict[str, str])
+    """The otid of each answered submission, and its run."""
+    injections: list[Injection] = field(default_factory=list[Injection])
+    violations: list[Violation] = field(default_factory=list[Violation])
+    http: Counter[str] = field(default_factory=Counter[str])
+    notes: Counter[str] = field(default_factory=Counter[str])
+    """What is worth knowing and breaks no promise."""
+    began_at: float = field(default_factory=time.monotonic)
+
+    def accept(self, run_id: str, story: Story, script: Script | None, otid: str | None) -> RunRecord:
+        """A submission was answered with this run. The same otid must always be answered with the same one."""
+        record = self.runs.get(run_id)
+        if record is None:
+            record = self.runs[run_id] = RunRecord(run_id, story.kind, story, script)
+            story.run_ids.append(run_id)
+        if otid is not None:
+            known = self.submissions.setdefault(otid, run_id)
+            if known != run_id:
+                self.broken(Column.DUPLICATED, run_id, f"otid {otid} was answered with {known} before")
+        return record
+
+    def broken(self, column: Column, run_id: str, detail: str) -> None:
+        """Notes a violation, once."""
+        record = self.runs.get(run_id)
+        violation = Violation(column, run_id, record.kind if record else "-", detail)
+        if violation not in self.violations:
+            self.violations.append(violation)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began_at
+
+
+def json_of(frame: bytes) -> dict[str, Any]:
+    """The body of a frame; the end of the stream has none."""
+    data = frame.rpartition(b"data: ")[2]
+    return {} if data == b"[DONE]" else json.loads(data)

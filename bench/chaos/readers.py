@@ -1,0 +1,143 @@
+"""Readers of streams: some stay, some leave and come back, all at whichever API process answers.
+
+A reader checks the numbers as they come; what the frames hold is kept in the run's record, where all readers meet.
+"""
+
+import random
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from bench.chaos.client import Client, Refused, Request, StreamLost
+from bench.chaos.ledger import Column, Ledger, RunRecord, json_of
+
+END = b"data: [DONE]"
+_GAP = b'"gap"'
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request whose answer is the stream of a new run."""
+
+    request: Request
+    accept: Callable[[str], RunRecord]
+    """Told the run's id as soon as the stream says it."""
+
+
+class Reader:
+    """One reader of one run."""
+
+    def __init__(
+        self, client: Client, ledger: Ledger, dice: random.Random, opened: RunRecord | Submission, *, restless: bool
+    ) -> None:
+        self.record = opened if isinstance(opened, RunRecord) else None
+        self.refusal: Refused | None = None
+        self._submission = opened if isinstance(opened, Submission) else None
+        self._client = client
+        self._ledger = ledger
+        self._dice = dice
+        self._restless = restless
+        self._last = 0
+        self._ended = False
+        self._ends = 0
+
+    async def read(self) -> None:
+        """To the end of the stream, however many connections it takes. Returns early when it is refused for good."""
+        while not self._ended and self.refusal is None:
+            try:
+                await self._read_once()
+            except StreamLost:
+                await self._client.pause()
+            except Refused as refusal:
+                await self._after(refusal)
+            if not self._ended and self._restless:
+                self._step_back()
+
+    async def _read_once(self) -> None:
+        stays_for = self._dice.randint(1, 60) if self._restless else 1 << 60
+        async with aclosing(self._client.frames(self._request())) as batches:
+            async for frames in batches:
+                for frame in frames:
+                    self._take(frame)
+                stays_for -= len(frames)
+                if stays_for <= 0 and self.record is not None and not self._ended:
+                    self._ledger.http["stream: left by its reader"] += 1
+                    return
+        if not self._ended:
+            self._ledger.http["stream: closed before its end"] += 1
+            raise StreamLost
+
+    def _request(self) -> Request:
+        if self.record is None and self._submission is not None:
+            return self._submission.request
+        assert self.record is not None
+        body = {"starting_after": self._last, "include_status_events": self.record.story.notes}
+        return Request("POST", f"/v1/runs/{self.record.run_id}/stream", body)
+
+    async def _after(self, refusal: Refused) -> None:
+        if refusal.answer.status in (500, 502, 503, 504):
+            await self._client.pause()
+            return
+        self.refusal = refusal
+        if self.record is not None:
+            self._broken(Column.LOST, f"its stream was refused: {refusal}")
+
+    def _step_back(self) -> None:
+        """Reads again what it has seen, at times: the same numbers must hold the same bytes."""
+        if self._dice.random() < 0.2:
+            self._last = self._dice.randint(0, self._last)
+
+    def _take(self, frame: bytes) -> None:
+        if self.record is None:
+            assert self._submission is not None
+            self.record = self._submission.accept(str(json_of(frame)["run_id"]))
+        seq = int(frame[4 : frame.index(b"\n")])
+        if self._ended:
+            self._broken(Column.ENDS, f"frame {seq} after the end: {frame[:200]!r}")
+        elif frame.endswith(END):
+            self._end(seq)
+        elif _GAP in frame and (first := first_missing(frame)) is not None:
+            self.record.gaps.add((first, seq))
+            if first > self._last + 1:
+                self._broken(Column.GAPS, f"{seq} says a gap from {first}, but {self._last} was the last number")
+            self._last = seq
+        elif seq <= self._last:
+            if b'"message_type":"ping"' not in frame:
+                self._broken(Column.DUPLICATED, f"frame {seq} came after {self._last}: {frame[:200]!r}")
+        else:
+            self._next(seq, frame)
+
+    def _end(self, seq: int) -> None:
+        assert self.record is not None
+        self._ended = True
+        # A reader whose cursor is at the end already is told so under the number of its cursor.
+        if seq > self._last:
+            if seq != self._last + 1:
+                self._broken(Column.GAPS, f"the end {seq} came after {self._last}")
+            self.record.ends.add(seq)
+
+    def _next(self, seq: int, frame: bytes) -> None:
+        assert self.record is not None
+        if seq != self._last + 1:
+            self._broken(Column.GAPS, f"{seq} came after {self._last} without a word of what is missing")
+        self._last = seq
+        known = self.record.frames.setdefault(seq, frame)
+        if known != frame:
+            self._broken(Column.DUPLICATED, f"frame {seq} was {known[:250]!r}, later {frame[:250]!r}")
+
+    def _broken(self, column: Column, detail: str) -> None:
+        assert self.record is not None
+        self._ledger.broken(column, self.record.run_id, f"{self._ledger.elapsed_s:.1f} s: {detail}")
+
+
+def first_missing(frame: bytes) -> int | None:
+    """Where the gap begins that this frame stands for; None when it stands for none."""
+    match json_of(frame):
+        case {"message_type": "gap", "first_missing": int(first)}:
+            return first
+        case {"event_type": "gap", "event_data": {"first_missing": int(first)}}:
+            return first
+        case {"event_type": "gap", "first_missing": int(first)}:
+            return first
+        case _:
+            return None

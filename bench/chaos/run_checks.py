@@ -1,0 +1,164 @@
+"""What must be true of the runs in SQL when everything has come to rest."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from bench.chaos.client import Client, Refused
+from bench.chaos.ledger import Column, Ledger, RunRecord
+from bench.chaos.tools import IDEMPOTENT, Start
+from bench.chaos.witness import Witness
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.runs import RunError
+from shared.sql.columns import from_json
+from shared.sql.engine import Database
+from shared.sql.tables import EPOCH, messages, runs
+
+_OTID = re.compile(r'"otid":"((?:sent|decided)-\d+)"')
+_ANY_OTID = re.compile(r'"otid":"((?:sent|given)-\d+)"')
+SETTLED_LATE_S = 0.25
+"""A message of the transaction that settles may be dated so much after the run's end."""
+
+
+@dataclass
+class RunChecks:
+    """Looks at every run once."""
+
+    client: Client
+    ledger: Ledger
+    witness: Witness
+    database: Database
+    ends: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """How many runs of a kind came to which end."""
+    errors: Counter[str] = field(default_factory=Counter[str])
+
+    async def check(self) -> None:
+        """All checks of this module but those of tools."""
+        async with self.database.read() as connection:
+            rows = {row.id: row for row in await connection.execute(sa.select(runs))}
+        for record in self.ledger.runs.values():
+            await self._check_run(record, rows.get(record.run_id))
+        self._check_otids(rows)
+        await self._check_messages(rows)
+        self._check_continuations(rows)
+
+    async def _check_run(self, record: RunRecord, row: sa.Row[tuple[object, ...]] | None) -> None:
+        if row is None:
+            self.ledger.broken(Column.LOST, record.run_id, f"was accepted, story {record.story.number}; SQL has no run")
+            return
+        self.ends[record.kind, row.status] += 1
+        if row.status not in TERMINAL:
+            self.ledger.broken(Column.STUCK, record.run_id, f"is {row.status}, fence {row.fence}, ring {row.ring}")
+            return
+        try:
+            shown = await self.client.get(f"/v1/runs/{record.run_id}")
+        except Refused as refusal:
+            self.ledger.broken(Column.LOST, record.run_id, f"the API does not show it: {refusal}")
+            return
+        if shown["status"] != row.status:
+            self.ledger.broken(Column.CHANGED, record.run_id, f"SQL says {row.status}, the API {shown['status']}")
+        self._check_failure(record, row)
+        await self._check_standstill(record, row)
+
+    def _check_failure(self, record: RunRecord, row: sa.Row[tuple[object, ...]]) -> None:
+        error = None if row.error is None else from_json(row.error, RunError)
+        if row.status != RunStatus.FAILED or error is None:
+            return
+        self.errors[error.error_type] += 1
+        asked_for = record.script is not None and record.script.fails and error.error_type != "internal_error"
+        waited = "approval" in (error.detail or "").lower()
+        if not asked_for and not waited and error.error_type != "worker_lost":
+            self.ledger.broken(Column.FAILED, record.run_id, f"{error.error_type}: {error.message} {error.detail}")
+
+    async def _check_standstill(self, record: RunRecord, row: sa.Row[tuple[object, ...]]) -> None:
+        before = record.standstill
+        if before is None:
+            return
+        now = await self.witness.standstill_of(record.run_id, before.at)
+        assert now is not None
+        if row.status != RunStatus.CANCELLED:
+            self.ledger.broken(Column.CHANGED, record.run_id, f"was answered with cancelled, is {row.status}")
+        if (now.last_seq, now.fence) != (before.last_seq, before.fence):
+            detail = f"log and fence were at {before.last_seq}, {before.fence}, are at {now.last_seq}, {now.fence}"
+            self.ledger.broken(Column.AFTER_CANCEL, record.run_id, detail)
+        if now.message_ids - before.message_ids:
+            added = sorted(now.message_ids - before.message_ids)
+            self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"messages were written later: {added}")
+
+    def _check_otids(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
+        """Each submission made one run, also those that were sent many times."""
+        made: dict[str, list[str]] = {}
+        for run_id, row in rows.items():
+            for otid in set(_OTID.findall(str(row.input))):
+                made.setdefault(otid, []).append(run_id)
+        for otid, run_ids in made.items():
+            if len(run_ids) > 1:
+                self.ledger.broken(Column.DUPLICATED, run_ids[0], f"otid {otid} made {run_ids}")
+
+    async def _check_messages(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
+        """What was said is in the history once."""
+        async with self.database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages.c.run_id, messages.c.body, messages.c.created_at).where(
+                    messages.c.run_id.is_not(None)
+                )
+            )
+            stored = found.all()
+        said: Counter[str] = Counter()
+        for message in stored:
+            said.update(_ANY_OTID.findall(message.body))
+            row = rows.get(message.run_id)
+            ended = None if row is None else row.completed_at
+            cancelled = row is not None and row.status == RunStatus.CANCELLED
+            if cancelled and ended and (message.created_at - ended).total_seconds() > SETTLED_LATE_S:
+                late = (message.created_at - EPOCH).total_seconds() - (ended - EPOCH).total_seconds()
+                detail = f"a message is {late:.2f} s younger than the run's end"
+                self.ledger.broken(Column.AFTER_CANCEL, message.run_id, detail)
+        self._check_said(rows, said)
+
+    def _check_said(self, rows: dict[str, sa.Row[tuple[object, ...]]], said: Counter[str]) -> None:
+        """`said` counts the stored messages of each otid."""
+        for otid, times in said.items():
+            if times > 1:
+                run_id = self.ledger.submissions.get(otid, "-")
+                self.ledger.broken(Column.DUPLICATED, run_id, f"the message {otid} is stored {times} times")
+        for otid, run_id in self.ledger.submissions.items():
+            row = rows.get(run_id)
+            if otid.startswith("sent") and row is not None and row.status == RunStatus.COMPLETED and not said[otid]:
+                self.ledger.broken(Column.LOST, run_id, f"the run is completed, but its message {otid} is nowhere")
+        for injection in self.ledger.injections:
+            row = rows.get(injection.run_id)
+            answered = row is not None and (row.status, row.stop_reason) == (RunStatus.COMPLETED, "end_turn")
+            if answered and not said[injection.otid]:
+                detail = f"the message {injection.otid} was taken in and is nowhere ({injection.if_ended})"
+                self.ledger.broken(Column.LOST, injection.run_id, detail)
+
+    def _check_continuations(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
+        """One decision, one run that carries it out."""
+        by_parked = Counter(str(row.continues) for row in rows.values() if row.continues is not None)
+        for run_id, times in by_parked.items():
+            if times > 1:
+                self.ledger.broken(Column.DUPLICATED, run_id, f"{times} runs carry its decision out")
+
+
+def check_tools(ledger: Ledger, starts: dict[str, list[Start]]) -> int:
+    """Every call started at most once, none after its run was cancelled, none lives on. How many starts there were."""
+    for record in ledger.runs.values():
+        for key, name in record.story.keys.items():
+            begun = starts.get(key, [])
+            if len(begun) > 1 and name not in IDEMPOTENT:
+                shown = ", ".join(f"pid {start.pid} at {start.at:.2f}" for start in begun)
+                ledger.broken(Column.TOOLS, record.run_id, f"{name} {key} of story {record.story.number}: {shown}")
+            _check_after_cancel(ledger, record, begun)
+    return sum(len(begun) for begun in starts.values())
+
+
+def _check_after_cancel(ledger: Ledger, record: RunRecord, begun: list[Start]) -> None:
+    for start in begun:
+        if record.standstill is not None and start.at > record.standstill.at:
+            late = start.at - record.standstill.at
+            ledger.broken(Column.AFTER_CANCEL, record.run_id, f"{start.key} started {late:.2f} s after cancelled")
+        if start.is_alive():
+            ledger.broken(Column.AFTER_CANCEL, record.run_id, f"process {start.pid} of {start.key} is still alive")

@@ -1,0 +1,102 @@
+"""Which fault comes when: drawn from the seed before anything starts, so that the seed plays the same faults again."""
+
+import random
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """What is done to the deployment."""
+
+    KILL_WORKER = "kill -9 a worker"
+    END_WORKER = "SIGTERM a worker"
+    FREEZE_WORKER = "SIGSTOP a worker beyond its lease"
+    KILL_API = "kill -9 an API"
+    END_API = "SIGTERM an API"
+    KILL_REDIS = "kill -9 Redis, restarted empty"
+    FLUSH_REDIS = "FLUSHALL"
+    FREEZE_REDIS = "SIGSTOP Redis"
+    CUT_REDIS = "Redis connections cut"
+    REFUSE_REDIS = "Redis refused"
+    READONLY_REDIS = "Redis read-only"
+    CUT_SUBSCRIBERS = "pub/sub connections cut"
+    CUT_POSTGRES = "Postgres connections cut"
+    REFUSE_POSTGRES = "Postgres refused"
+    STALL_POSTGRES = "Postgres stalled"
+
+
+LOSES_WORKER = frozenset({FaultKind.KILL_WORKER, FaultKind.FREEZE_WORKER})
+LOSES_REDIS = frozenset({FaultKind.KILL_REDIS, FaultKind.FLUSH_REDIS})
+
+_IN_A_DECK = {
+    FaultKind.KILL_WORKER: 5,
+    FaultKind.END_WORKER: 3,
+    FaultKind.FREEZE_WORKER: 1,
+    FaultKind.KILL_API: 2,
+    FaultKind.END_API: 1,
+}
+"""How often a kind is in a deck of faults; others are in it once."""
+
+_LASTS_S = {
+    FaultKind.KILL_REDIS: (0.0, 1.5),
+    FaultKind.FREEZE_REDIS: (1.0, 4.0),
+    FaultKind.REFUSE_REDIS: (1.0, 5.0),
+    FaultKind.READONLY_REDIS: (1.0, 4.0),
+    FaultKind.REFUSE_POSTGRES: (1.0, 5.0),
+    FaultKind.STALL_POSTGRES: (1.0, 3.0),
+}
+
+_TWO_AT_ONCE = 0.15
+_CLEAN_KILLS = 0.6
+"""The share of killed workers that are followed by quiet, so that the recovery is theirs alone."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: when it begins (seconds from the start), whom it meets, how long it lasts."""
+
+    at_s: float
+    kind: FaultKind
+    target: int
+    lasts_s: float
+    is_alone: bool = False
+    """It waits for those before it to be over, so that what it costs can be measured by itself."""
+
+    def __str__(self) -> str:
+        alone = ", alone" if self.is_alone else ""
+        return f"{self.at_s:6.1f} s  {self.kind} #{self.target} for {self.lasts_s:.1f} s{alone}"
+
+
+def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
+    """The faults of so many seconds, in order. Every kind comes before any comes more often than its share."""
+    dice = random.Random(f"faults {seed}")
+    faults: list[Fault] = []
+    deck: list[FaultKind] = []
+    at_s = dice.uniform(2.0, 4.0)
+    while at_s < seconds:
+        deck = deck or _shuffled(dice)
+        kind = deck.pop()
+        quiet = kind in (FaultKind.KILL_WORKER, FaultKind.END_WORKER) and dice.random() < _CLEAN_KILLS
+        if quiet and faults:
+            at_s = max(at_s, faults[-1].at_s + faults[-1].lasts_s + 2.0)
+        faults.append(replace(_fault(dice, at_s, kind, lease_s), is_alone=quiet))
+        if not quiet and deck and deck[-1] is not kind and dice.random() < _TWO_AT_ONCE:
+            faults.append(_fault(dice, at_s, deck.pop(), lease_s))
+        at_s += dice.uniform(2.0, 6.0)
+        if quiet and kind is FaultKind.KILL_WORKER:
+            at_s = max(at_s, faults[-1].at_s + lease_s + 3.0)
+    return faults
+
+
+def _shuffled(dice: random.Random) -> list[FaultKind]:
+    deck = [kind for kind in FaultKind for _ in range(_IN_A_DECK.get(kind, 1))]
+    dice.shuffle(deck)
+    return deck
+
+
+def _fault(dice: random.Random, at_s: float, kind: FaultKind, lease_s: float) -> Fault:
+    target = dice.randrange(1000)
+    shortest, longest = _LASTS_S.get(kind, (0.0, 0.0))
+    if kind is FaultKind.FREEZE_WORKER:
+        shortest, longest = lease_s + 1.0, lease_s + 4.0
+    return Fault(at_s, kind, target, dice.uniform(shortest, longest))

@@ -1,0 +1,113 @@
+"""What came of it, as text: runs, faults, recoveries, errors of the wire, and the columns that must be zero."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench.chaos.faults import OVERLAP_S, Faults
+from bench.chaos.ledger import Column, Ledger
+from bench.chaos.recovery import NEVER, Recovered, Recoveries, percentile
+from bench.chaos.run_checks import RunChecks
+from bench.chaos.schedule import FaultKind
+
+SHOWN = 60
+"""So many violations are printed; all are counted."""
+
+KILL_SLACK_S = 2.0
+HAND_OVER_S = 0.2
+
+
+@dataclass
+class Scoreboard:
+    """Prints."""
+
+    seed: int
+    lease_s: float
+    ledger: Ledger
+    faults: Faults
+    recoveries: Recoveries
+    runs: RunChecks
+    explicit_gaps: int
+    tool_starts: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything is zero that must be, a recovery that took too long included."""
+        return not self.ledger.violations and not self._too_slow()
+
+    def lines(self) -> Iterable[str]:
+        """All of it."""
+        yield f"seed {self.seed}, {len(self.ledger.runs)} runs accepted, {self.tool_starts} tools started"
+        yield from self._ends()
+        yield from _counted("faults", Counter(happened.fault.kind.value for happened in self.faults.happened))
+        yield from _counted("faults left out, their target being broken already", self.faults.skipped)
+        yield from _counted("failed runs", self.runs.errors)
+        yield from _counted("connections and statuses", self.ledger.http)
+        yield from _counted("notes", self.ledger.notes)
+        yield ""
+        yield from self._recovery()
+        yield from self._columns()
+
+    def _ends(self) -> Iterable[str]:
+        statuses = sorted({status for _, status in self.runs.ends})
+        yield ""
+        yield f"{'runs':24}" + "".join(f"{status:>18}" for status in statuses)
+        for kind in sorted({kind for kind, _ in self.runs.ends}):
+            yield f"{kind:24}" + "".join(f"{self.runs.ends[kind, status]:>18}" for status in statuses)
+
+    def _recovery(self) -> Iterable[str]:
+        for kind in (FaultKind.KILL_WORKER, FaultKind.FREEZE_WORKER, FaultKind.END_WORKER):
+            alone, others = self._measured(kind)
+            for title, measured in (("no other fault", alone), ("among other faults", others)):
+                yield f"recovery, {kind}, {title}: {_figures([one.took_s for one in measured])}"
+        if self.recoveries.unknown:
+            yield f"recovery: {self.recoveries.unknown} times it could not be told which runs a worker held"
+
+    def _columns(self) -> Iterable[str]:
+        counted = Counter(violation.column for violation in self.ledger.violations)
+        yield f"explicit gaps: {self.explicit_gaps}"
+        yield ""
+        yield "must be zero"
+        for column in Column:
+            yield f"  {column.value:40}{counted[column]:>6}"
+        yield f"  {'recovery later than the lease + 2 s':40}{len(self._too_slow()):>6}"
+        for violation in self.ledger.violations[:SHOWN]:
+            yield f"! {violation.column.value}: {violation.run_id} ({violation.kind}): {violation.detail}"
+        for one in self._too_slow()[:SHOWN]:
+            yield f"! recovery: {one.run_id} took {one.took_s:.2f} s"
+
+    def _too_slow(self) -> list[Recovered]:
+        """The p99 must be below; with few runs that is all of them but one in a hundred."""
+        kills, _ = self._measured(FaultKind.KILL_WORKER)
+        limit = self.lease_s + KILL_SLACK_S
+        if not kills or percentile([one.took_s for one in kills], 0.99) <= limit:
+            return []
+        return [one for one in kills if one.took_s > limit]
+
+    def _measured(self, kind: FaultKind) -> tuple[list[Recovered], list[Recovered]]:
+        """Those without another fault meanwhile, and the others."""
+        measured = [one for one in self.recoveries.measured if one.fault.kind is kind]
+        return [one for one in measured if self._is_alone(one)], [one for one in measured if not self._is_alone(one)]
+
+    def _is_alone(self, recovered: Recovered) -> bool:
+        return not any(
+            happened.began_at < recovered.until and happened.ended_at + OVERLAP_S > recovered.began_at
+            for happened in self.faults.happened
+            if happened.fault is not recovered.fault
+        )
+
+
+def _figures(figures: list[float]) -> str:
+    if not figures:
+        return "none"
+    p50, p99 = percentile(figures, 0.5), percentile(figures, 0.99)
+    never = sum(figure == NEVER for figure in figures)
+    lost = f", {never} not within a minute" if never else ""
+    return f"{len(figures)} runs, p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms{lost}"
+
+
+def _counted(title: str, counted: Counter[str]) -> Iterable[str]:
+    if counted:
+        yield ""
+        yield title
+        yield from (f"  {name:56}{times:>6}" for name, times in sorted(counted.items()))

@@ -1,0 +1,185 @@
+"""What clients do: one method for each kind of story, from the submission to the end of all that it led to."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from bench.chaos.client import Client, Request
+from bench.chaos.deciding import Deciding
+from bench.chaos.ledger import Injection, Ledger, RunRecord, Story
+from bench.chaos.scripts import Script, Scripts
+from bench.chaos.submitting import Submitting
+from bench.chaos.witness import Witness
+
+CANCEL_MODES = ("interrupt", "interrupt", "after_step", "rollback")
+
+Tell = Callable[[Story], Awaitable[None]]
+
+
+@dataclass
+class Stories:
+    """Tells them."""
+
+    client: Client
+    ledger: Ledger
+    witness: Witness
+    scripts: Scripts
+    submitting: Submitting
+    deciding: Deciding
+    dice: random.Random
+
+    def kinds(self) -> dict[str, tuple[Tell, int]]:
+        """Each kind of story and how often it is told, beside the others."""
+        return {
+            "text": (self.text, 4),
+            "long text": (self.long_text, 3),
+            "polled": (self.polled, 2),
+            "whole answer": (self.whole_answer, 2),
+            "tools": (self.tools, 3),
+            "idempotent tools": (self.idempotent_tools, 2),
+            "parallel tools": (self.parallel_tools, 2),
+            "slow tool": (self.slow_tool, 3),
+            "approval": (self.approval, 4),
+            "cancel": (self.cancel, 6),
+            "inject": (self.inject, 2),
+            "busy": (self.busy, 2),
+            "in the way": (self.in_the_way, 2),
+            "model error": (self.model_error, 2),
+        }
+
+    async def text(self, story: Story) -> None:
+        await self._streamed(story, self.scripts.plain())
+
+    async def long_text(self, story: Story) -> None:
+        await self._streamed(story, self.scripts.long())
+
+    async def tools(self, story: Story) -> None:
+        await self._streamed(story, self.scripts.tools())
+
+    async def idempotent_tools(self, story: Story) -> None:
+        await self._streamed(story, self.scripts.idempotent())
+
+    async def parallel_tools(self, story: Story) -> None:
+        await self._streamed(story, self.scripts.parallel())
+
+    async def slow_tool(self, story: Story) -> None:
+        await self._streamed(story, self.scripts.slow_tool())
+
+    async def model_error(self, story: Story) -> None:
+        tell = self.dice.choice([self._streamed, self._polled, self.submitting.whole])
+        await tell(story, self.scripts.error())
+
+    async def polled(self, story: Story) -> None:
+        await self._polled(story, self.dice.choice([self.scripts.plain, self.scripts.tools, self.scripts.slow_tool])())
+
+    async def whole_answer(self, story: Story) -> None:
+        await self.submitting.whole(story, self.dice.choice([self.scripts.plain, self.scripts.tools])())
+
+    async def approval(self, story: Story) -> None:
+        """A run that waits for a person, and the run that carries the decision out."""
+        record = await self._streamed(story, self.scripts.approval())
+        while record is not None and await self.submitting.until_parked_or_over(record.run_id):
+            record = await self.deciding.decide(story, record)
+            if record is not None:
+                async with self.submitting.readers(record, self.dice.randint(1, 2)):
+                    pass
+
+    async def cancel(self, story: Story) -> None:
+        """Any run, cancelled at any moment."""
+        scripts = self.scripts
+        write = self.dice.choice([scripts.long, scripts.long, scripts.slow_tool, scripts.tools, scripts.approval])
+        async with AsyncExitStack() as stack:
+            record = await self._begin(story, write(), stack)
+            if record is None:
+                return
+            record.is_pushed = True
+            await asyncio.sleep(self.dice.choice([0.0, self.dice.uniform(0, 1), self.dice.uniform(0, 6)]))
+            await self._cancel(record)
+        await self._cancel_what_waits(record)
+
+    async def inject(self, story: Story) -> None:
+        """A run that is given a message while it works."""
+        async with AsyncExitStack() as stack:
+            record = await self._begin(story, self.dice.choice([self.scripts.long, self.scripts.slow_tool])(), stack)
+            if record is None:
+                return
+            record.is_pushed = True
+            await asyncio.sleep(self.dice.uniform(0, 4))
+            await self._inject(story, record)
+
+    async def busy(self, story: Story) -> None:
+        """Several messages for one agent, one behind the other."""
+        records = [await self.submitting.later(story, self.scripts.plain(20)) for _ in range(self.dice.randint(2, 4))]
+        async with AsyncExitStack() as stack:
+            for record in records:
+                if record is not None:
+                    await stack.enter_async_context(self.submitting.readers(record, 1))
+
+    async def in_the_way(self, story: Story) -> None:
+        """A message that cancels what is in its way, or is given to it."""
+        policy = self.dice.choice(["interrupt", "rollback", "inject"])
+        async with AsyncExitStack() as stack:
+            first = await self._begin(story, self.scripts.long(), stack)
+            if first is None:
+                return
+            first.is_pushed = True
+            await asyncio.sleep(self.dice.uniform(0, 2))
+            second = await self.submitting.later(story, self.scripts.plain(20), if_busy=policy)
+            if second is not None and second is not first:
+                await stack.enter_async_context(self.submitting.readers(second, 1))
+
+    async def _streamed(self, story: Story, script: Script) -> RunRecord | None:
+        async with AsyncExitStack() as stack:
+            return await self._begin(story, script, stack)
+
+    async def _begin(self, story: Story, script: Script, stack: AsyncExitStack) -> RunRecord | None:
+        """A run with one to three readers, who are waited for at the end of the stack."""
+        in_conversation = story.thread.conversation_id is not None
+        if in_conversation or self.dice.random() < 0.6:
+            record = await stack.enter_async_context(self.submitting.streaming(story, script))
+            more = self.dice.choice([0, 0, 1, 2])
+        else:
+            record = await self.submitting.later(story, script)
+            more = self.dice.randint(1, 3)
+        if record is not None and more:
+            await stack.enter_async_context(self.submitting.readers(record, more))
+        return record
+
+    async def _polled(self, story: Story, script: Script) -> None:
+        record = await self.submitting.later(story, script)
+        if record is not None:
+            await self.submitting.poll(record.run_id)
+
+    async def _cancel(self, record: RunRecord) -> None:
+        """Cancels until the answer is how the run ended."""
+        body = {"mode": self.dice.choice(CANCEL_MODES), "reason": "chaos", "wait": self.dice.choice([0, 2, 5])}
+        while True:
+            answer = await self.client.call(Request("POST", f"/v1/runs/{record.run_id}/cancel", body))
+            assert answer is not None
+            status = answer.body["status"] if answer.is_success else f"answered {answer.status}"
+            self.ledger.notes[f"cancels: {status}"] += 1
+            if status == "cancelled":
+                await self.witness.cancelled(record)
+            if status != "cancelling":
+                return
+            await asyncio.sleep(0.3)
+
+    async def _cancel_what_waits(self, record: RunRecord) -> None:
+        """A cancel after the step finds a run that parked itself: nobody will decide it, so it is cancelled again."""
+        if await self.submitting.until_parked_or_over(record.run_id):
+            await self._cancel(record)
+
+    async def _inject(self, story: Story, record: RunRecord) -> None:
+        script = self.scripts.plain(15)
+        otid, if_ended = self.submitting.otid("given"), self.dice.choice(["refuse", "next"])
+        message = {"role": "user", "content": script.text, "otid": otid}
+        path = f"/v1/runs/{record.run_id}/inject"
+        answer = await self.client.call(
+            # The route knows no keys: a second try might say it twice.
+            Request("POST", path, {"messages": [message], "if_ended": if_ended}, repeat=False)
+        )
+        if answer is not None and answer.is_success:
+            self.ledger.injections.append(Injection(otid, record.run_id, if_ended))
+        self.ledger.notes[f"injections: {answer.status if answer else 'unknown'}"] += 1

@@ -1,0 +1,121 @@
+"""What must be true of the streams: every reader saw the same, it is what is read now, and it is what is stored."""
+
+import asyncio
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from bench.chaos.client import Client
+from bench.chaos.faults import Happened
+from bench.chaos.ledger import Column, Ledger, RunRecord, json_of
+from bench.chaos.readers import Reader
+from bench.chaos.schedule import LOSES_REDIS, LOSES_WORKER
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import AssistantMessage, Message
+from shared.sql.columns import message_of
+from shared.sql.engine import Database
+from shared.sql.tables import messages, runs
+
+AT_ONCE = 20
+JUST_BEFORE_S = 1.0
+"""A run may be at work before its submission is answered."""
+
+TOGETHER_S = 15.0
+"""A worker's and Redis' loss within so many seconds count as one: the log was not written again in between."""
+
+
+@dataclass
+class StreamChecks:
+    """Reads every stream once more, from its beginning to its end, and compares."""
+
+    client: Client
+    ledger: Ledger
+    database: Database
+    happened: list[Happened]
+    dice: random.Random
+    explicit_gaps: int = 0
+    frames_read: int = 0
+    _whole: dict[str, Reader] = field(default_factory=dict[str, Reader])
+
+    async def check(self) -> None:
+        """All checks of this module."""
+        records = list(self.ledger.runs.values())
+        turnstile = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for record in records:
+                group.create_task(self._read(record, turnstile), name=f"read {record.run_id} again")
+        async with self.database.read() as connection:
+            found = await connection.execute(sa.select(messages).order_by(messages.c.turn, messages.c.position))
+            stored: dict[str | None, list[Message]] = defaultdict(list)
+            for row in found.mappings():
+                stored[row["run_id"]].append(message_of(row))
+            found = await connection.execute(sa.select(runs.c.id, runs.c.last_seq, runs.c.status))
+            ended = {str(row.id): (int(row.last_seq), str(row.status)) for row in found}
+        for record in records:
+            last, status = ended.get(record.run_id, (None, None))
+            self._check_numbers(record, last)
+            self._check_text(record, stored[record.run_id], completed=status == RunStatus.COMPLETED)
+            self._check_gaps(record)
+            self.frames_read += len(record.frames)
+
+    async def _read(self, record: RunRecord, turnstile: asyncio.Semaphore) -> None:
+        async with turnstile:
+            reader = Reader(self.client, self.ledger, self.dice, record, restless=False)
+            try:
+                async with asyncio.timeout(30):
+                    await reader.read()
+            except TimeoutError:
+                self.ledger.broken(Column.ENDS, record.run_id, "read again from its beginning, it does not end")
+
+    def _check_numbers(self, record: RunRecord, last_seq: int | None) -> None:
+        if len(record.ends) != 1:
+            self.ledger.broken(Column.ENDS, record.run_id, f"ends at {sorted(record.ends)}")
+            return
+        [end] = record.ends
+        if last_seq is not None and last_seq != end:
+            self.ledger.broken(Column.ENDS, record.run_id, f"ends at {end}, SQL says {last_seq}")
+        missing = set(range(1, end)) - set(record.frames)
+        missing -= {number for first, last in record.gaps for number in range(first, last + 1)}
+        if missing:
+            self.ledger.broken(Column.GAPS, record.run_id, f"nobody was shown {sorted(missing)[:20]} of {end}")
+        beyond = [number for number in record.frames if number >= end]
+        if beyond:
+            self.ledger.broken(Column.ENDS, record.run_id, f"frames {beyond[:20]} at or after the end {end}")
+
+    def _check_text(self, record: RunRecord, stored: list[Message], *, completed: bool) -> None:
+        """What was shown of each stored answer is that answer, and a script that was played to its end was said."""
+        shown: dict[str, list[str]] = defaultdict(list)
+        for _, frame in sorted(record.frames.items()):
+            if b'"assistant_message"' in frame:
+                body = json_of(frame)
+                shown[body["id"]].append(body["content"])
+        answers = [(one.id, one.body) for one in stored if isinstance(one.body, AssistantMessage)]
+        for message_id, body in answers:
+            if body.text and not record.gaps:
+                text = "".join(shown[message_id])
+                if text.strip() != body.text.strip():
+                    detail = f"{message_id}: shown …{text[-120:]!r}, stored …{body.text[-120:]!r}"
+                    self.ledger.broken(Column.SHOWN, record.run_id, detail)
+        if not completed or record.script is None or record.is_pushed or record.kind == "approval":
+            return
+        said = " ".join(word for _, body in answers for word in body.text.split())
+        if said != record.script.said:
+            detail = f"scripted {record.script.said[-150:]!r}, said {said[-150:]!r}"
+            self.ledger.broken(Column.SHOWN, record.run_id, detail)
+
+    def _check_gaps(self, record: RunRecord) -> None:
+        """A gap that is said is right only where a worker and Redis were lost together."""
+        if not record.gaps:
+            return
+        self.explicit_gaps += len(record.gaps)
+        since = [one for one in self.happened if one.ended_at > record.accepted_at - JUST_BEFORE_S]
+        workers = [one for one in since if one.fault.kind in LOSES_WORKER]
+        redis = [one for one in since if one.fault.kind in LOSES_REDIS]
+        if not any(_together(one, other) for one in workers for other in redis):
+            self.ledger.broken(Column.GAPS, record.run_id, f"gaps {sorted(record.gaps)} without a double loss")
+
+
+def _together(one: Happened, other: Happened) -> bool:
+    return one.began_at - TOGETHER_S < other.ended_at and other.began_at - TOGETHER_S < one.ended_at

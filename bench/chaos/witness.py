@@ -1,0 +1,91 @@
+"""Watches SQL while the deployment is broken: what is final must stay as it is, what is cancelled must stand still."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from bench.chaos.deployment import Deployment
+from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
+from bench.chaos.tools import StartLog
+from shared.domain.lifecycle import TERMINAL
+from shared.domain.runs import OTIDS
+from shared.sql.tables import messages, runs, submission_keys
+
+LOOK_S = 1.0
+TOOL_DEAD_S = 0.5
+"""So long after "cancelled" a tool's process may take to be gone from the process table of a busy machine."""
+
+
+@dataclass
+class Witness:
+    """Remembers what it has seen of each run in SQL."""
+
+    deployment: Deployment
+    ledger: Ledger
+    starts: StartLog
+    final: dict[str, tuple[str, str | None]] = field(default_factory=dict[str, tuple[str, str | None]])
+    """The status and stop reason of each run that was seen to have ended."""
+
+    async def watch(self) -> None:
+        """Looks again and again."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> dict[str, str]:
+        """Compares what has ended with what was seen before; the status of every run."""
+        async with self.deployment.database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.id, runs.c.status, runs.c.stop_reason))
+            rows = [(str(row.id), str(row.status), row.stop_reason) for row in found]
+        for run_id, status, stop_reason in rows:
+            seen = self.final.get(run_id)
+            if seen is not None and seen != (status, stop_reason):
+                self.ledger.broken(Column.CHANGED, run_id, f"was {seen}, is ({status}, {stop_reason})")
+            elif seen is None and status in TERMINAL:
+                self.final[run_id] = (status, stop_reason)
+        return {run_id: status for run_id, status, _ in rows}
+
+    async def status_of(self, run_id: str) -> str | None:
+        """As SQL has it; None when it does not."""
+        async with self.deployment.database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.status).where(runs.c.id == run_id))
+            return found.scalar_one_or_none()
+
+    async def run_of(self, thread_id: str, otid: str) -> str | None:
+        """The run of a submission, by its otid."""
+        query = sa.select(submission_keys.c.run_id).where(
+            submission_keys.c.thread_id == thread_id, submission_keys.c.key == OTIDS + otid
+        )
+        async with self.deployment.database.read() as connection:
+            return (await connection.execute(query)).scalar_one_or_none()
+
+    async def cancelled(self, record: RunRecord) -> None:
+        """A cancel of this run was just answered with "cancelled": from now on nothing may happen."""
+        at = time.time()
+        standstill = await self.standstill_of(record.run_id, at)
+        if standstill is None:
+            self.ledger.broken(Column.LOST, record.run_id, "was answered with cancelled, but SQL does not have it")
+            return
+        record.standstill = record.standstill or standstill
+        await asyncio.sleep(TOOL_DEAD_S)
+        excused = self.deployment.has_suspended_worker
+        starts = self.starts.starts()
+        for start in (one for key in record.story.keys for one in starts.get(key, [])):
+            if not start.is_alive():
+                continue
+            if excused:
+                self.ledger.notes["tools that outlived a cancel beside a suspended worker"] += 1
+            else:
+                detail = f"process {start.pid} of {start.key} still runs {time.time() - at:.2f} s after cancelled"
+                self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"{self.ledger.elapsed_s:.1f} s: {detail}")
+
+    async def standstill_of(self, run_id: str, at: float) -> Standstill | None:
+        """What SQL holds of a run now."""
+        async with self.deployment.database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.last_seq, runs.c.fence).where(runs.c.id == run_id))
+            row = found.one_or_none()
+            ids = await connection.execute(sa.select(messages.c.id).where(messages.c.run_id == run_id))
+            known = frozenset(str(one) for one in ids.scalars())
+        return None if row is None else Standstill(at, row.last_seq, row.fence, known)
