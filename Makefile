@@ -16,7 +16,7 @@ dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k cancel")
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Run the linter, the format check and the type checker
 	@$(BIN)/ruff check --quiet .

@@ -12,11 +12,11 @@ import structlog
 from shared.clock import Clock, unix_ms
 from shared.domain.closing import partial_answer
 from shared.domain.errors import CancelMode, Unavailable
-from shared.domain.events import Event, Gap, decode, encode
+from shared.domain.events import Event, decode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import Cause, Run
-from shared.log_takeover import take_over_log
+from shared.log_takeover import gap_after, take_over_log
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.run_queue import RunQueue
@@ -76,23 +76,21 @@ class UnownedRuns:
         """What the lost owner has shown and SQL does not have. Shuts the owner out of the log first."""
         at = unix_ms(self.clock.now())
         try:
-            return await take_over_log(run, self.event_log, at=at)
+            return (await take_over_log(run, self.event_log, at=at)).tail
         except Unavailable:
-            # Nobody can say what was shown and not stored, so none of its numbers may come again.
-            if run.reserved_seq == run.last_seq:
+            if run.reserved_seq <= run.last_seq:
                 return LogTail(Seq(run.last_seq + 1), ())
-            return LogTail(run.reserved_seq, [encode(Gap(at, first_missing=Seq(run.last_seq + 1)))])
+            # Nobody can say what was shown and not stored, so none of its numbers may come again.
+            return gap_after(run, at=at, shown_to=run.last_seq)
 
     async def _announce(self, settled: Settled) -> None:
         """Tells live readers and the next run in line. SQL has the truth, so Redis may miss it."""
         run, tail = settled.run, settled.tail
         try:
             if tail.entries:
-                opened = await self.event_log.open(run.id, run.fence)
-                known = max(0, opened.last - tail.first + 1)
-                await self.event_log.append(
-                    run.id, run.fence, Seq(tail.first + known), tail.entries[known:], restoring=True
-                )
+                owned = await self.event_log.open(run.id, run.fence)
+                known = max(0, owned.last - tail.first + 1)
+                await owned.append(Seq(tail.first + known), tail.entries[known:], restoring=True)
             await self.event_log.expire(run.id)
             await self.cancel_signal.clear(run.id)
             if settled.next is not None:

@@ -89,11 +89,11 @@ class Cancellation:
             held.interruption.interrupt(ShutdownRequested())
 
     async def still_owned(self, run_id: RunId) -> bool:
-        """Whether SQL says that a run which this worker holds is still its own."""
+        """Whether SQL says that a run which this worker holds is still its own, and is to be nobody else's."""
         if run_id not in self._held:
             return False
         run = self._held[run_id].run
-        return await self.runs.owns(run.id, run.fence)
+        return await self.runs.owns(run.id, run.fence, run.ring)
 
     async def _listen(self) -> None:
         async with self.signal.listen() as announcements:

@@ -37,6 +37,8 @@ class _HeldJob:
     lost: bool = False
     ending: bool = False
     """The job's code has returned; its lease is being given up."""
+    unsure: bool = False
+    """Redis had forgotten the lease, and it is not yet settled whose the job is."""
 
     @property
     def kept(self) -> bool:
@@ -48,7 +50,7 @@ class LeaseKeeper:
 
     `keep` runs on the keeper's loop, everything else is called from the process's. `on_lost(job_id)` is called once for
     a job that must stop at once. `still_ours(job_id)` tells whether SQL says that no other worker has claimed the job's
-    run; it may raise `Unavailable`. Neither may raise anything else. Both are called on the keeper's loop.
+    run, nor may; it may raise `Unavailable`. Neither may raise anything else. Both are called on the keeper's loop.
     """
 
     def __init__(
@@ -137,17 +139,21 @@ class LeaseKeeper:
 
     def _settle(self, held: _HeldJob, renewal: Renewal, asked_at: float) -> bool:
         """Takes note of a renewal. False when it is still open what becomes of the lease."""
-        if renewal is Renewal.RENEWED:
-            held.valid_until = asked_at + self._lease_s
-        elif renewal is Renewal.TAKEN:
+        if renewal is Renewal.TAKEN:
             self._lose(held, "another worker has it")
-        return renewal is not Renewal.FORGOTTEN
+        elif renewal is Renewal.FORGOTTEN:
+            held.unsure = True
+        elif not held.unsure:
+            held.valid_until = asked_at + self._lease_s
+        return not held.unsure
 
     async def _retake(self, leases: JobLeases, held: _HeldJob) -> None:
+        """Asks SQL before and after: the sweeper, which takes a forgotten job for a lost one, first renews the ring in
+        SQL and then looks whether the lease is there again. So one of the two sees the other."""
         if not held.kept:
             return
         if not await self._still_ours(held.job_id):
-            self._lose(held, "the run was claimed by another worker")
+            self._lose(held, "the run was claimed or rung again")
             return
         asked_at = self._now()
         if not held.kept:
@@ -155,10 +161,14 @@ class LeaseKeeper:
         if not await leases.retake(held.job_id):
             self._lose(held, "another worker was quicker to take it again")
             return
-        held.valid_until = asked_at + self._lease_s
-        logger.warning("Redis had forgotten the lease of job %s: taken again", held.job_id)
-        if not held.kept:
-            await leases.release(held.job_id)  # the job ended while we asked for its lease
+        if not await self._still_ours(held.job_id):
+            self._lose(held, "the run was rung again")
+        if held.kept:
+            held.unsure = False
+            held.valid_until = asked_at + self._lease_s
+            logger.warning("Redis had forgotten the lease of job %s: taken again", held.job_id)
+        else:
+            await leases.release(held.job_id)  # lost, or the job ended while we asked for its lease
 
     def _lose_all(self, reason: str) -> None:
         for held in self._kept():

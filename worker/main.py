@@ -158,6 +158,7 @@ def _recovery(parts: Parts, runs: RunStore, unowned: UnownedRuns) -> Recovery:
         unowned=unowned,
         clock=parts.clock,
         quiet_s=max(2.0, parts.settings.lease_s),
+        patience_s=parts.settings.lease_s / 2,
     )
 
 

@@ -17,7 +17,7 @@ from shared.domain.events import Event, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.runs import Run
 from shared.log_takeover import take_over_log
-from shared.redis.event_log import EventLog, LogBehind
+from shared.redis.event_log import EventLog, LogBehind, OwnedLog
 from shared.sql.checkpoint_store import CheckpointStore
 from shared.sql.event_rows import EventStore, LogTail
 from worker.interruption import Interruption
@@ -71,6 +71,8 @@ class Publisher:
         self._outgoing: list[bytes] = []
         self._outgoing_from = self._next
         self._reserved = run.reserved_seq
+        self._found_gap = False
+        """What is unsaved begins with a gap that SQL must know before anything more is reserved."""
         self._awake = asyncio.Event()
         self._idle = asyncio.Event()
         self._lost = False
@@ -83,8 +85,8 @@ class Publisher:
     @asynccontextmanager
     async def publishing(self) -> AsyncGenerator["Publisher"]:
         """Takes the log over and sends what is emitted, until the block ends. Raises `LeaseLost`."""
-        await self._take_over_log()
-        async with background(self._send(), name=f"publish {self.run.id}"):
+        owned = await self._take_over_log()
+        async with background(self._send(owned), name=f"publish {self.run.id}"):
             try:
                 yield self
             finally:
@@ -154,29 +156,33 @@ class Publisher:
     def _drop_saved(self, tail: LogTail) -> None:
         del self._unsaved[: len(tail.entries)]
         self._unsaved_from = Seq(tail.first + len(tail.entries))
+        self._found_gap = False
 
-    async def _take_over_log(self) -> None:
+    async def _take_over_log(self) -> OwnedLog:
         """Goes on where the log ends, in Redis or in SQL; what only Redis has is stored with the next checkpoint."""
         run = self.run
         known: list[bytes] = []
         if run.last_seq > run.checkpoint_seq:
             known = [entry for _, entry in await self._events.read(run.id, run.checkpoint_seq, limit=run.last_seq)]
-        tail = await take_over_log(run, self._event_log, at=unix_ms(self._clock.now()))
+        taken = await take_over_log(run, self._event_log, at=unix_ms(self._clock.now()))
+        tail = taken.tail
         self._unsaved_from, self._unsaved = tail.first, list(tail.entries)
         self.since_checkpoint = [decode(entry) for entry in [*known, *tail.entries]]
         self._next = self._outgoing_from = Seq(tail.last + 1)
         self.resumes = run.last_seq > 1 or bool(tail.entries)
         self._idle.set()
-        if tail.first > run.last_seq + 1:
+        self._found_gap = taken.found_gap
+        if taken.found_gap:
             self._outgoing, self._outgoing_from = list(tail.entries), tail.first
             self._idle.clear()
             self._awake.set()
         early, self._early = self._early, None
         self.emit(*(early or ()))
+        return taken.log
 
-    async def _send(self) -> None:
+    async def _send(self, owned: OwnedLog) -> None:
         if not self._stores_first:
-            await self._reserve()
+            await self._reserve(owned)
         while True:
             await self._awake.wait()
             self._awake.clear()
@@ -184,9 +190,9 @@ class Publisher:
                 if self._stores_first:
                     await self._store_before_showing()
                 elif not self._sendable():
-                    await self._reserve()
+                    await self._reserve(owned)
                 if batch := self._sendable():
-                    await self._send_batch(batch)
+                    await self._send_batch(owned, batch)
             self._idle.set()
             if len(self._unsaved) >= SPILL_AT:
                 await self._spill()
@@ -200,24 +206,30 @@ class Publisher:
 
     def _sendable(self) -> list[bytes]:
         """Of what waits to be sent, that which may be shown now."""
-        up_to = self._unsaved_from - 1 if self._stores_first else max(self._reserved, self._unsaved_from - 1)
-        return self._outgoing[: max(0, up_to - self._outgoing_from + 1)]
+        return self._showable(self._outgoing_from, self._outgoing)
 
-    async def _reserve(self) -> None:
+    def _showable(self, first: Seq, entries: list[bytes]) -> list[bytes]:
+        up_to = self._unsaved_from - 1 if self._stores_first else max(self._reserved, self._unsaved_from - 1)
+        return entries[: max(0, up_to - first + 1)]
+
+    async def _reserve(self, owned: OwnedLog) -> None:
         """Before numbers are shown, SQL knows that they may be: should Redis and this process be lost together, they
         are not given to other events. Done while the model is being asked, so it costs no time."""
         async with self._saving:
+            if self._found_gap:
+                await self._store_unsaved()
             # Whoever had the lock may have ended the run, and SQL has every number then.
             is_done = (
                 self._next - 1 <= max(self._unsaved_from - 1, self._reserved) and self._next > self.run.last_seq + 1
             )
-            if is_done or await self._reserve_up_to(Seq(self._next - 1 + RESERVED_AHEAD)):
+            if not self._found_gap and (is_done or await self._reserve_ahead(owned)):
                 return
         await asyncio.sleep(RETRY_S)
 
-    async def _reserve_up_to(self, up_to: Seq) -> bool:
+    async def _reserve_ahead(self, owned: OwnedLog) -> bool:
+        up_to = Seq(self._next - 1 + RESERVED_AHEAD)
         try:
-            await self._checkpoints.reserve(self.run, up_to, self._clock.now())
+            await self._checkpoints.reserve(self.run, up_to, owned.log_id, self._clock.now())
         except IllegalTransition:
             up_to = Seq(self._next - 1)  # we have ended or parked the run ourselves: all of it is stored
         except LifecycleError as error:
@@ -229,10 +241,10 @@ class Publisher:
         self._reserved = up_to
         return True
 
-    async def _send_batch(self, batch: list[bytes]) -> None:
+    async def _send_batch(self, owned: OwnedLog, batch: list[bytes]) -> None:
         """Sends what has queued up; notes when it is no longer ours to send."""
         try:
-            await self._append(batch)
+            await self._append(owned, batch)
         except LeaseLost as error:
             self._stop(error)
         except Unavailable as error:
@@ -243,27 +255,28 @@ class Publisher:
         self._lost = True
         self._interruption.interrupt(error)
 
-    async def _append(self, batch: list[bytes]) -> None:
+    async def _append(self, owned: OwnedLog, batch: list[bytes]) -> None:
+        is_stored = self._unsaved_from >= self._outgoing_from
         try:
-            await self._event_log.append(self.run.id, self.run.fence, self._outgoing_from, batch)
+            await owned.append(self._outgoing_from, batch, before_is_stored=is_stored)
         except LogBehind:
-            await self._restore()
+            await self._restore(owned)
             return
         del self._outgoing[: len(batch)]
         self._outgoing_from = Seq(self._outgoing_from + len(batch))
 
-    async def _restore(self) -> None:
+    async def _restore(self, owned: OwnedLog) -> None:
         """Redis has lost its data: gives it the tail that SQL lacks again, so that live readers go on."""
         first, entries = self._lost_tail()
-        await self._event_log.append(self.run.id, self.run.fence, first, entries, restoring=True)
+        await owned.append(first, entries, restoring=True)
         sent = first + len(entries) - self._outgoing_from
         del self._outgoing[:sent]
         self._outgoing_from = Seq(self._outgoing_from + sent)
 
     def _lost_tail(self) -> tuple[Seq, Sequence[bytes]]:
         if self._unsaved_from <= self._outgoing_from:
-            return self._unsaved_from, list(self._unsaved)
-        return self._outgoing_from, list(self._outgoing)
+            return self._unsaved_from, self._showable(self._unsaved_from, self._unsaved)
+        return self._outgoing_from, self._sendable()
 
     async def _spill(self) -> None:
         async with self._saving:

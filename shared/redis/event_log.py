@@ -6,7 +6,7 @@ first entry which it gets does not follow the last one that it had.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from arq.connections import ArqRedis
@@ -27,13 +27,41 @@ class LogBehind(HoldfastError):
         self.last = last
 
 
-class Opened(NamedTuple):
-    """A log that was taken."""
+class OwnedLog:
+    """One run's log in the hands of one fence. `EventLog.open` gives it."""
 
-    last: Seq
-    """The last seq in it, 0 when Redis has none."""
-    is_remembered: bool
-    """Whether Redis knew an owner before. If the log had one, and Redis does not know, its entries are lost."""
+    def __init__(self, run_id: RunId, append: LuaScript, *, holder: str, log_id: str, live_ms: int, last: Seq) -> None:
+        self.last = last
+        """The last seq in it when it was opened, 0 when Redis had none."""
+        self.log_id = log_id
+        """Made up when a log begins. Redis kept a log since somebody noted its id if it has the same id still."""
+        self._run_id = run_id
+        self._append = append
+        self._holder = holder
+        self._live_ms = live_ms
+
+    async def append(
+        self, first: Seq, entries: Sequence[bytes], *, restoring: bool = False, before_is_stored: bool = True
+    ) -> None:
+        """Appends `entries` (each without a line break) as `first`, `first` + 1, … and publishes them.
+
+        `before_is_stored`: SQL has everything before `first`, so a log without entries may begin with it. Entries that
+        are there already are left alone, so a repetition is harmless. Raises `LeaseLost` when a newer owner has the
+        log, and `LogBehind` when the log ends before `first` - 1 or is not the one that was opened. The answer to
+        `LogBehind` is to append everything since the last checkpoint with `restoring`, which accepts both.
+        """
+        how = "restore" if restoring else "begin" if before_is_stored else "go on"
+        run_id = self._run_id
+        async with redis_answers():
+            with durable(DurableWrite.APPEND):
+                outcome, last = await self._append(
+                    keys=[keys.events(run_id), keys.fence(run_id)],
+                    args=[self._holder, self.log_id, first, self._live_ms, keys.feed(run_id), how, *entries],
+                )
+        if outcome == b"lost":
+            raise LeaseLost
+        if outcome == b"behind":
+            raise LogBehind(Seq(last))
 
 
 class EventLog:
@@ -54,41 +82,25 @@ class EventLog:
         self._open = LuaScript(redis, "open")
         self._append = LuaScript(redis, "append")
 
-    async def open(self, run_id: RunId, fence: Fence) -> Opened:
+    async def open(self, run_id: RunId, fence: Fence) -> OwnedLog:
         """Takes the log for `fence`. Raises `LeaseLost` when a newer owner has it."""
+        holder = f"{fence} {self._owner}"
         async with redis_answers():
             with durable(DurableWrite.OPEN_LOG):
-                last, is_remembered = await self._open(
-                    keys=[keys.fence(run_id), keys.events(run_id)], args=[self._holder(fence), self._live_ms]
+                last, log_id = await self._open(
+                    keys=[keys.fence(run_id), keys.events(run_id)], args=[holder, self._live_ms, uuid4().hex]
                 )
         if last < 0:
             raise LeaseLost
-        return Opened(Seq(last), bool(is_remembered))
-
-    async def append(
-        self, run_id: RunId, fence: Fence, first: Seq, entries: Sequence[bytes], *, restoring: bool = False
-    ) -> None:
-        """Appends `entries` (each without a line break) as `first`, `first` + 1, … and publishes them.
-
-        Entries that are there already are left alone, so a repetition is harmless. Raises `LeaseLost` when a newer
-        owner has the log, and `LogBehind` when the log ends before `first` - 1 or has forgotten its owner. The answer
-        to `LogBehind` is to append everything since the last checkpoint with `restoring`, which accepts both.
-        """
-        async with redis_answers():
-            with durable(DurableWrite.APPEND):
-                outcome, last = await self._append(
-                    keys=[keys.events(run_id), keys.fence(run_id)],
-                    args=[self._holder(fence), first, self._live_ms, keys.feed(run_id), int(restoring), *entries],
-                )
-        if outcome == b"lost":
-            raise LeaseLost
-        if outcome == b"behind":
-            raise LogBehind(Seq(last))
+        return OwnedLog(
+            run_id, self._append, holder=holder, log_id=log_id.decode(), live_ms=self._live_ms, last=Seq(last)
+        )
 
     async def read(self, run_id: RunId, after: Seq, limit: int = 1000) -> list[tuple[Seq, bytes]]:
         """The first `limit` entries after `after`. They need not begin at `after` + 1: Redis may have lost some."""
         async with redis_answers():
-            found: Any = await self._redis.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
+            # "0-1" is the log's mark and no event; no event's id ends like that.
+            found: Any = await self._redis.xrange(keys.events(run_id), min=f"({after}-1", count=limit)
         return [(Seq(int(entry_id[:-2])), fields[b"e"]) for entry_id, fields in found]
 
     async def expire(self, run_id: RunId) -> None:
@@ -97,6 +109,3 @@ class EventLog:
             pipe.pexpire(keys.events(run_id), self._ended_ms)
             pipe.pexpire(keys.fence(run_id), self._ended_ms)
             await pipe.execute()
-
-    def _holder(self, fence: Fence) -> str:
-        return f"{fence} {self._owner}"

@@ -71,10 +71,11 @@ class CheckpointStore:
             await keep(connection, run.id, held=run.fence, now=now, values={})
             await _insert_intents(connection, run, calls, now)
 
-    async def reserve(self, run: Run, up_to: Seq, now: datetime) -> None:
-        """Stores that events up to this one may be shown from now on."""
+    async def reserve(self, run: Run, up_to: Seq, log_id: str, now: datetime) -> None:
+        """Stores that events up to this one may be shown from now on, in this log."""
         async with self._database.write(DurableWrite.RESERVE) as connection:
-            await keep(connection, run.id, held=run.fence, now=now, values={"reserved_seq": up_to})
+            values = {"reserved_seq": up_to, "reserved_log": log_id}
+            await keep(connection, run.id, held=run.fence, now=now, values=values)
 
     async def record_log(self, run: Run, tail: LogTail, now: datetime) -> None:
         """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""

@@ -40,8 +40,8 @@ def run_of(row: RowMapping) -> Run:
         for name in (
             "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause",
             "continues", "turn", "ring", "fence", "stalled_claims", "step_count", "last_seq", "checkpoint_seq",
-            "reserved_seq", "callback_url", "callback_sent_at", "callback_status_code", "callback_error", "created_at",
-            "started_at", "completed_at",
+            "reserved_seq", "reserved_log", "callback_url", "callback_sent_at", "callback_status_code",
+            "callback_error", "created_at", "started_at", "completed_at",
         )
     }  # fmt: skip
     return Run(

@@ -136,14 +136,11 @@ class RunStore:
         except (LifecycleError, NotFound, IntegrityError):
             return None
 
-    async def owns(self, run_id: RunId, fence: Fence) -> bool:
-        """Whether this fence is still the run's, and the run is running."""
+    async def owns(self, run_id: RunId, fence: Fence, ring: int) -> bool:
+        """Whether the run is running under this fence, and nobody has rung since for somebody else to claim it."""
+        is_mine = (runs.c.fence == fence, runs.c.ring == ring, runs.c.status == RunStatus.RUNNING)
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(runs.c.id).where(
-                    runs.c.id == run_id, runs.c.fence == fence, runs.c.status == RunStatus.RUNNING
-                )
-            )
+            found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run_id, *is_mine))
             return found.one_or_none() is not None
 
     async def take_over(self, run: Run, now: datetime) -> Run:

@@ -146,6 +146,7 @@ runs = sa.Table(
     sa.Column("last_seq", sa.BigInteger, nullable=False),
     sa.Column("checkpoint_seq", sa.BigInteger, nullable=False),
     sa.Column("reserved_seq", sa.BigInteger, nullable=False),
+    sa.Column("reserved_log", sa.Text),
     sa.Column("callback_url", sa.Text),
     sa.Column("callback_sent_at", UtcMoment),
     sa.Column("callback_status_code", sa.Integer),

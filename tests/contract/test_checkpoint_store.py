@@ -185,7 +185,7 @@ WRITES: dict[str, Write] = {
     "park": lambda stores, run: stores.park(run, call("a", needs_approval=True)),
     "settle": lambda stores, run: stores.settle(run, RunTrigger.CANCEL, messages=[answer("from the dead")]),
     "leave": lambda stores, run: stores.checkpoints.leave(run, LogTail(Seq(2), [ENTRY]), Seq(2), NOW),
-    "reserve": lambda stores, run: stores.checkpoints.reserve(run, Seq(100), NOW),
+    "reserve": lambda stores, run: stores.checkpoints.reserve(run, Seq(100), "log", NOW),
     "acknowledge": lambda stores, run: stores.runs.acknowledge_cancel(run.id, run.fence, NOW),
     "take_over": lambda stores, run: stores.runs.take_over(run, NOW),
     "deliver": lambda stores, run: stores.inbox.deliver(run, NOW),

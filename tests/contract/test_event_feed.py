@@ -9,7 +9,7 @@ from arq.connections import ArqRedis
 from shared.domain.errors import Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.redis.event_feed import EventFeed, Subscription
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventLog, OwnedLog
 from tests.kit.redis_services import PrivateRedis, RedisService
 from tests.kit.turns import after
 from tests.kit.wait_until import wait_until
@@ -23,11 +23,13 @@ class Writer:
     def __init__(self, log: EventLog, run_id: RunId) -> None:
         self._log = log
         self._run_id = run_id
+        self._owned: OwnedLog | None = None
         self.last = 0
 
     async def write(self, count: int = 1) -> None:
         entries = [b'{"seq":%d}' % (self.last + number) for number in range(1, count + 1)]
-        await self._log.append(self._run_id, FENCE, Seq(self.last + 1), entries)
+        self._owned = self._owned or await self._log.open(self._run_id, FENCE)
+        await self._owned.append(Seq(self.last + 1), entries)
         self.last += count
 
 
@@ -53,7 +55,6 @@ def log(redis_service: RedisService) -> EventLog:
 
 @pytest.fixture
 async def writer(log: EventLog, run_id: RunId) -> Writer:
-    await log.open(run_id, FENCE)
     return Writer(log, run_id)
 
 
@@ -141,7 +142,6 @@ async def test_readers_of_one_run_do_not_disturb_each_other(
 
 async def test_events_of_other_runs_are_not_heard(redis: ArqRedis, log: EventLog, run_id: RunId) -> None:
     other = RunId(f"{run_id}-other")
-    await log.open(other, FENCE)
     feed = EventFeed(redis)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         async with feed.subscribe(other) as elsewhere:
@@ -154,7 +154,6 @@ async def test_events_of_other_runs_are_not_heard(redis: ArqRedis, log: EventLog
 
 async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: PrivateRedis, run_id: RunId) -> None:
     log = EventLog(private_redis.client(), ttl_s=60)
-    await log.open(run_id, FENCE)
     writer = Writer(log, run_id)
     await writer.write(3)
     feed = EventFeed(private_redis.client())
@@ -169,13 +168,11 @@ async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: Priv
 
 async def test_readers_go_on_after_the_server_was_away(private_redis: PrivateRedis, run_id: RunId) -> None:
     log = EventLog(private_redis.client(), ttl_s=60)
-    await log.open(run_id, FENCE)
     feed = EventFeed(private_redis.client())
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
         await private_redis.kill()
         await private_redis.start()
-        await log.open(run_id, FENCE)
         await Writer(log, run_id).write(2)
         assert await read_up_to(subscription, log, 2) == [1, 2]
 
@@ -190,7 +187,6 @@ async def test_connections_that_break_all_the_time_cost_no_event(private_redis: 
 
     async def write(run_id: RunId) -> None:
         writer = Writer(log, run_id)
-        await log.open(run_id, FENCE)
         while writer.last < total:
             await writer.write(min(randomness.choice([1, 1, 1, 3]), total - writer.last))
             await after(randomness.uniform(0.001, 0.02))

@@ -170,3 +170,50 @@ async def test_a_lease_is_lost_in_time_when_sql_cannot_say_whose_the_run_is(
     assert time.monotonic() - held_since < 6.0
     keeping.cancel()
     await asyncio.wait([keeping])
+
+
+async def test_a_lease_that_was_taken_again_is_given_up_when_the_run_was_rung_meanwhile(
+    mine: JobLeases, theirs: JobLeases, job_id: str, redis: ArqRedis
+) -> None:
+    """The sweeper had looked before the lease was back, and another worker may claim the run by its new ring."""
+    lost: list[str] = []
+    answers = [True, False]
+
+    async def rung_meanwhile(job_id: str) -> bool:
+        return answers.pop(0)
+
+    keeper = keeper_of("mine", lease_s=0.6, on_lost=lost.append, still_ours=rung_meanwhile)
+    await mine.claim(1)
+    keeper.hold(job_id, asked_at=time.monotonic())
+    await redis.delete(keys.lease(job_id))
+    keeping = asyncio.ensure_future(keeper.keep(mine, WorkerPresence(redis)))
+    await wait_until(lambda: lost == [job_id], description="the job to be stopped")
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert answers == []
+    assert (await theirs.claim(1)).job_ids == [job_id]
+
+
+async def test_a_lease_counts_only_when_sql_has_said_so_after_it_was_taken_again(
+    mine: JobLeases, job_id: str, redis: ArqRedis
+) -> None:
+    """It was renewed from then on as if nothing had happened."""
+    lost: list[str] = []
+    asked: list[str] = []
+
+    async def answers_once(job_id: str) -> bool:
+        asked.append(job_id)
+        if len(asked) % 2 == 0:
+            raise Unavailable("SQL does not answer")
+        return True
+
+    keeper = keeper_of("mine", lease_s=3.0, on_lost=lost.append, still_ours=answers_once)
+    await mine.claim(1)
+    held_since = time.monotonic()
+    keeper.hold(job_id, asked_at=held_since)
+    await redis.delete(keys.lease(job_id))
+    keeping = asyncio.ensure_future(keeper.keep(mine, WorkerPresence(redis)))
+    await wait_until(lambda: lost == [job_id], description="the job to be stopped")
+    assert time.monotonic() - held_since < 3.0
+    keeping.cancel()
+    await asyncio.wait([keeping])

@@ -19,6 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from shared.redis.connection import connect_embedded
+from tests.kit.protocol_disasters import (
+    evict_log,
+    lose_all_but_mark,
+    lose_redis_and_owners,
+    sweep_before_the_worker_notices,
+)
 from tests.kit.protocol_owner import Owner, SqlWrite
 from tests.kit.protocol_witness import KnownRun, Witness
 from tests.kit.protocol_worker import LEASE_MS, Job, Late, ProtocolWorker, Surroundings
@@ -41,6 +47,8 @@ delays = st.sampled_from([0, 0, 0, 0, 0, 3, 900, LEASE_MS + 100])
 
 
 LOSSES = ("all", "all, late", "all, rung", "all, swept", "replicate", "replicate", "fail over", "end of log", "queue")
+DISASTERS = ("owners too", "swept first", "evicted", "all but mark")
+RINGING = ("submit", "submit_unrung", "ring", "sweep", "ring_stranded", "lose_ring", "sound")
 WHILE_IT_RUNS: tuple[SqlWrite, ...] = ("record", "record", "record_log", "record_intents", "acknowledge_cancel")
 
 
@@ -89,7 +97,10 @@ class Protocol(RuleBasedStateMachine):
         self.world.pass_time(ms)
         self._step(self.world.check())
 
-    @rule(doing=st.sampled_from(["submit", "submit_unrung", "ring", "sweep", "ring_stranded", "lose_ring"]), run=which)
+    @rule(
+        doing=st.sampled_from(["submit", "submit_unrung", "ring", "sweep", "ring_stranded", "lose_ring", "sound"]),
+        run=which,
+    )
     def ring(self, doing: str, run: int) -> None:
         world = self.world
         match doing:
@@ -101,6 +112,8 @@ class Protocol(RuleBasedStateMachine):
                 self._step(world.sweep())
             case "ring_stranded" | "lose_ring":
                 self._step(world.ring_stranded(lose_ring=doing == "lose_ring"))
+            case "sound":
+                self._step(world.sound())
             case _:
                 pass
 
@@ -112,7 +125,7 @@ class Protocol(RuleBasedStateMachine):
     )
     def lease(self, worker: int, doing: str, there: int, back: int) -> None:
         leasing = self.world.workers[worker]
-        forgotten = [job for job in leasing.jobs.values() if job.forgotten]
+        forgotten = [job for job in leasing.jobs.values() if job.unsure]
         if leasing.frozen:
             return
         if doing == "claim":
@@ -191,7 +204,8 @@ class Protocol(RuleBasedStateMachine):
                 # What comes next, and is seldom enough what chance puts here.
                 self._step(world.lose_queue(self._run(run)) if how == "queue" else world.flush())
                 self._step(world.sweep() if how == "all, swept" else world.ring(self._run(run)))
-                self._step(world.ring_stranded(lose_ring=False))
+                self._step(world.ring_stranded())
+                self._step(world.sound())
                 for worker in [worker for worker in world.workers if not worker.frozen][:number]:
                     self._step(worker.claim(1))
             case "all, late":
@@ -205,6 +219,20 @@ class Protocol(RuleBasedStateMachine):
                 self._step(world.fail_over())
             case _:
                 self._step(world.lose_end_of_log(self._run(run), number))
+
+    @precondition(lambda self: not self.redis_is_sound)
+    @rule(what=st.sampled_from(DISASTERS), run=which, deaths=st.integers(1, 3))
+    def meet_disaster(self, what: str, run: int, deaths: int) -> None:
+        world = self.world
+        match what:
+            case "owners too":
+                self._step(lose_redis_and_owners(world, deaths=deaths))
+            case "swept first":
+                self._step(sweep_before_the_worker_notices(world))
+            case "evicted":
+                self._step(evict_log(world, self._run(run)))
+            case _:
+                self._step(lose_all_but_mark(world, self._run(run)))
 
     @precondition(has_zombies)
     @rule(zombie=which, kind=st.sampled_from([*WHILE_IT_RUNS, "park", "settle", "reserve", "leave"]))

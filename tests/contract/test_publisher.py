@@ -1,18 +1,22 @@
 """The publisher against its stores: what it stores on the way never meets what a checkpoint or a settle stores."""
 
 from collections.abc import AsyncGenerator
+from datetime import datetime
 
 import pytest
 import sqlalchemy as sa
 from arq.connections import ArqRedis
 
 from shared.clock import SystemClock
-from shared.domain.errors import LeaseLost
-from shared.domain.events import StatusChanged, decode, encode
+from shared.domain.errors import LeaseLost, Unavailable
+from shared.domain.events import Gap, StatusChanged, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog
+from shared.sql.checkpoint_store import CheckpointStore
+from shared.sql.engine import Database
+from shared.sql.event_rows import LogTail
 from shared.sql.tables import event_blocks
 from tests.kit.redis_services import RedisService
 from tests.kit.stored_runs import NOW, Stores, stored_runs
@@ -28,13 +32,19 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 
 def publisher_of(
-    run: Run, stores: Stores, redis: ArqRedis, interruption: Interruption | None = None, *, stores_first: bool = False
+    run: Run,
+    stores: Stores,
+    redis: ArqRedis,
+    interruption: Interruption | None = None,
+    *,
+    checkpoints: CheckpointStore | None = None,
+    stores_first: bool = False,
 ) -> Publisher:
     return Publisher(
         run,
         event_log=EventLog(redis, ttl_s=60),
         events=stores.events,
-        checkpoints=stores.checkpoints,
+        checkpoints=checkpoints or stores.checkpoints,
         clock=SystemClock(),
         interruption=interruption or Interruption(),
         stores_first=stores_first,
@@ -155,3 +165,40 @@ async def test_an_owner_that_was_replaced_leaves_nothing_behind(stores: Stores, 
 
     assert await stored(stores, run) == []
     assert isinstance(interruption.error, LeaseLost)
+
+
+class OrderedStore(CheckpointStore):
+    """Notes what a publisher writes."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.written: list[str] = []
+
+    async def record_log(self, run: Run, tail: LogTail, now: datetime) -> None:
+        if not self.written:
+            self.written.append("refused")
+            raise Unavailable("SQL does not answer")
+        await super().record_log(run, tail, now)
+        self.written.append("log")
+
+    async def reserve(self, run: Run, up_to: Seq, log_id: str, now: datetime) -> None:
+        await super().reserve(run, up_to, log_id, now)
+        self.written.append("reservation")
+
+
+async def test_a_gap_is_stored_before_anything_is_reserved_behind_it(stores: Stores, redis: ArqRedis) -> None:
+    """The reservation that had shown the gap was overwritten: a second crash, and its numbers were given again."""
+    run = await stores.claimed()
+    await stores.checkpoints.reserve(run, Seq(50), "a log that Redis lost", NOW)
+    run = await stores.claim(run)
+    checkpoints = OrderedStore(stores.database)
+    publisher = publisher_of(run, stores, redis, checkpoints=checkpoints)
+    async with publisher.publishing():
+        publisher.emit(*numbered(2))
+        assert await publisher.flushed(10)
+        publisher.emit(*numbered(1))
+        assert await publisher.flushed(10)
+    assert checkpoints.written == ["refused", "log", "reservation"]
+    entries = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
+    assert [seq for seq, _ in entries] == [51, 52, 53, 54]
+    assert isinstance(decode(entries[0][1]), Gap)

@@ -29,12 +29,10 @@ async def test_a_hole_in_the_middle_of_a_page_is_filled_from_sql(stores: Stores,
     """A worker stored its last events while Redis took no writes; readers were sent on without them."""
     log = EventLog(redis, ttl_s=60)
     run = await stores.claimed()
-    await log.open(run.id, run.fence)
-    await log.append(run.id, run.fence, Seq(2), ENTRIES[:2])
+    await (await log.open(run.id, run.fence)).append(Seq(2), ENTRIES[:2])
     await stores.checkpoints.leave(run, LogTail(Seq(2), ENTRIES[:5]), Seq(6), NOW)
     run = await stores.claim(run)
-    await log.open(run.id, run.fence)
-    await log.append(run.id, run.fence, Seq(7), ENTRIES[5:8], restoring=True)
+    await (await log.open(run.id, run.fence)).append(Seq(7), ENTRIES[5:8], restoring=True)
     settled = await stores.settle(run, RunTrigger.COMPLETE, tail=LogTail(Seq(7), ENTRIES[5:8]))
 
     reader = RunReader(runs=stores.runs, events=stores.events, event_log=log, feed=EventFeed(redis))
@@ -48,12 +46,10 @@ async def test_a_reader_is_not_stuck_behind_a_hole_that_sql_has_filled(stores: S
     """What Redis had behind the hole was thrown away and never asked for again, until the next event came."""
     log = EventLog(redis, ttl_s=60)
     run = await stores.claimed()
-    await log.open(run.id, run.fence)
-    await log.append(run.id, run.fence, Seq(2), ENTRIES[:2])
+    await (await log.open(run.id, run.fence)).append(Seq(2), ENTRIES[:2])
     await stores.checkpoints.leave(run, LogTail(Seq(2), ENTRIES[:4]), Seq(5), NOW)
     run = await stores.claim(run)
-    await log.open(run.id, run.fence)
-    await log.append(run.id, run.fence, Seq(6), ENTRIES[4:6], restoring=True)
+    await (await log.open(run.id, run.fence)).append(Seq(6), ENTRIES[4:6], restoring=True)
 
     reader = RunReader(runs=stores.runs, events=stores.events, event_log=log, feed=EventFeed(redis))
     seen: list[Seq] = []

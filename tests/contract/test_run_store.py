@@ -90,8 +90,8 @@ async def test_a_claim_gives_a_fence_and_begins_the_history(stores: Stores) -> N
     claimed = await stores.claim(run)
     assert (claimed.status, claimed.fence, claimed.turn, claimed.started_at) == (RunStatus.RUNNING, 1, 1, NOW)
     assert texts_of(await stores.messages.context(run.thread_id)) == ["one", "two"]
-    assert await stores.runs.owns(run.id, claimed.fence)
-    assert not await stores.runs.owns(run.id, Fence(0))
+    assert await stores.runs.owns(run.id, claimed.fence, claimed.ring)
+    assert not await stores.runs.owns(run.id, Fence(0), claimed.ring)
 
 
 async def test_a_reclaim_bumps_the_fence_and_keeps_the_history(stores: Stores) -> None:
@@ -99,7 +99,7 @@ async def test_a_reclaim_bumps_the_fence_and_keeps_the_history(stores: Stores) -
     second = await stores.claim(first)
     assert (second.fence, second.turn, second.stalled_claims) == (2, 1, 2)
     assert texts_of(await stores.messages.context(first.thread_id)) == ["hi"]
-    assert not await stores.runs.owns(first.id, first.fence)
+    assert not await stores.runs.owns(first.id, first.fence, first.ring)
 
 
 async def test_a_run_that_is_handed_over_is_not_to_blame(stores: Stores) -> None:

@@ -14,10 +14,10 @@ from shared.domain.events import TextChunk, encode
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import Run
-from shared.log_takeover import take_over_log
-from shared.redis.event_log import EventLog, LogBehind
+from shared.log_takeover import TakenLog, take_over_log
+from shared.redis.event_log import EventLog, LogBehind, OwnedLog
 from shared.sql.event_rows import LogTail
-from tests.kit.protocol_witness import KnownRun, Trace, Witness, is_gap
+from tests.kit.protocol_witness import KnownRun, Trace, Witness
 from tests.kit.standing_clock import StandingClock
 from tests.kit.stored_runs import Stores, answer, call, checkpoint, ending, request_of
 
@@ -41,7 +41,9 @@ class Owner:
     clock: StandingClock
     reserved: int = 0
     """Numbers up to here may be shown."""
-    is_open: bool = False
+    owned: OwnedLog | None = None
+    found_gap: bool = False
+    """A gap waits to be stored; nothing may be reserved before."""
     behind: bool = False
     """Redis said that it lost a part of the log."""
     over: bool = False
@@ -51,6 +53,10 @@ class Owner:
     outgoing_from: int = 0
     outgoing: list[bytes] = field(default_factory=list[bytes])
     numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def is_open(self) -> bool:
+        return self.owned is not None
 
     @property
     def next(self) -> int:
@@ -68,27 +74,30 @@ class Owner:
         """Takes the log and goes on where it ends; whether it is ours."""
         newer = self.known.log_owner > self.run.fence
         try:
-            if self.is_open:
-                await self.log.open(self.run.id, self.run.fence)
-                self._took_log()
-                self.known.taken_empty(self.next)
-            else:
+            if self.owned is None and not self.over:
                 self._go_on_after(await take_over_log(self.run, self.log, at=0))
+            else:
+                await self._open_again()
         except LeaseLost:
             assert newer, "an owner was shut out of a log that nobody newer had taken"
             return False
         assert not newer, "an old owner took the log"
         return True
 
-    def _go_on_after(self, tail: LogTail) -> None:
+    async def _open_again(self) -> None:
+        """A request that was late, or one of the API to show the end of the log."""
+        again = await self.log.open(self.run.id, self.run.fence)
+        self.owned = again if self.over else self.owned
+        self._took_log()
+
+    def _go_on_after(self, taken: TakenLog) -> None:
+        tail, self.owned, self.found_gap = taken.tail, taken.log, taken.found_gap
         self.unsaved_from, self.unsaved = tail.first, list(tail.entries)
         self.outgoing_from = tail.last + 1
         self.reserved = self.run.reserved_seq
-        if tail.entries and is_gap(tail.entries[0]):
+        if taken.found_gap:
             assert self.known.redis_lost_data, "a gap is told, and Redis had lost nothing"
             self.outgoing_from, self.outgoing = tail.first, list(tail.entries)
-            self.known.taken_empty(self.next)
-        self.is_open = True
         if self.run.fence > self.known.newest_log_owner and self.known.shown_to > tail.last:
             self.known.doubled(tail.last + 1)
         self._took_log()
@@ -121,8 +130,10 @@ class Owner:
         entries = list(tail.entries)
         if not entries:
             return True
+        assert self.owned is not None, "nobody sends to a log that he has not opened"
+        before_is_stored = self.unsaved_from >= tail.first
         try:
-            await self.log.append(self.run.id, self.run.fence, tail.first, entries, restoring=restoring)
+            await self.owned.append(tail.first, entries, restoring=restoring, before_is_stored=before_is_stored)
         except LeaseLost:
             assert newer, "an owner was shut out of a log that nobody newer had taken"
             return False
@@ -154,6 +165,8 @@ class Owner:
 
     async def write(self, kind: SqlWrite) -> bool:
         """Tries one write to SQL; whether it was accepted, which is exactly when the fence is the run's."""
+        if kind == "reserve" and self.found_gap:
+            kind = "record_log"
         before = self.witness.trace(self.run.id)
         unsaved = LogTail(Seq(self.unsaved_from), list(self.unsaved))
         try:
@@ -165,6 +178,7 @@ class Owner:
         assert self._may(kind, before), f"{kind} under fence {self.run.fence} was accepted by {before}"
         if kind in ("record", "record_log", "park", "settle", "leave"):
             del self.unsaved[:]
+            self.found_gap = False
             self.unsaved_from = unsaved.last + 1
         if kind in ("reserve", "leave"):
             self.reserved = self.next - 1 + (RESERVED_AHEAD if kind == "reserve" else 0)
@@ -194,7 +208,8 @@ class Owner:
             case "leave":
                 await stores.checkpoints.leave(run, unsaved, Seq(self.next - 1), now)
             case "reserve":
-                await stores.checkpoints.reserve(run, Seq(self.next - 1 + RESERVED_AHEAD), now)
+                assert self.owned is not None, "nobody reserves numbers for a log that he has not opened"
+                await stores.checkpoints.reserve(run, Seq(self.next - 1 + RESERVED_AHEAD), self.owned.log_id, now)
             case "park":
                 waits = call(f"call-{next(self.numbers)}", needs_approval=True)
                 asking = answer("may I?", waits)

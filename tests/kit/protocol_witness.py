@@ -63,18 +63,10 @@ class KnownRun:
     newest_log_owner: Fence = NOBODY
     """The same, as far as anybody remembers it."""
     redis_lost_data: bool = False
-    rung_while_held: bool = False
-    """The sweeper gave it a new ring while a worker ran it, who is not told and whose lease is for the old one."""
     redis_lost_end: bool = False
     """It lost the end of this log and remembers that the log is there."""
-    redis_lost_all_but_owner: bool = False
-    """It remembers who has the log and no entry of it: then it takes any number for the first, and the owner is not
-    told that readers lack what came before until the next checkpoint."""
     taken_by_zombie: bool = False
     """Redis had forgotten the newest owner, and an older one took the log."""
-    taken_since_loss_at: int = 1
-    """Redis had lost data when somebody took the log, and readers had seen events up to here. Until SQL has as many,
-    Redis knows an owner and no entries, and who comes next takes that for a log that was not begun."""
     unsure_from: int | None = None
     """From this number on, what readers saw may not be what will be stored: an owner was gone, and Redis had lost what
     it alone had, in a way that the next owner cannot see. Elsewhere a `Gap` keeps numbers from being given twice."""
@@ -85,8 +77,7 @@ class KnownRun:
 
     def see(self, seq: int, content: bytes, *, place: str) -> None:
         """Somebody can read this entry."""
-        if is_gap(content) or (self.unsure_from is not None and seq >= self.unsure_from):
-            # A gap says that what had this number is gone.
+        if self.unsure_from is not None and seq >= self.unsure_from:
             self.events[seq] = content
             return
         known = self.events.setdefault(seq, content)
@@ -95,7 +86,7 @@ class KnownRun:
     @property
     def may_have_hole(self) -> bool:
         """Whether there may be numbers that neither Redis nor SQL has, though Redis has later ones."""
-        return self.unsure_from is not None or self.redis_lost_all_but_owner
+        return self.unsure_from is not None
 
     def see_log(self, entries: list[tuple[Seq, bytes]]) -> None:
         """Somebody can read the log in Redis: all that is not stored yet must be there, from its first entry on."""
@@ -108,23 +99,12 @@ class KnownRun:
 
     def doubled(self, first: int) -> None:
         """Numbers from `first` on are given out twice: what readers saw of them may not be what will be stored."""
-        is_forgotten = self.taken_since_loss_at > self.stored_to
-        may_happen = self.redis_lost_end or self.taken_by_zombie or is_forgotten
-        assert may_happen, f"numbers from {first} on are given out twice"
+        assert self.redis_lost_end or self.taken_by_zombie, f"numbers from {first} on are given out twice"
         self.unsure_from = min(first, self.unsure_from or first)
-
-    def taken_empty(self, up_to: int) -> None:
-        """Somebody took the log and has not given Redis what it lost."""
-        if self.redis_lost_data:
-            self.taken_since_loss_at = max(self.shown_to, up_to)
 
     def took_log(self, fence: Fence) -> None:
         self.log_owner = fence
         self.newest_log_owner = max(fence, self.newest_log_owner)
-
-
-def is_gap(entry: bytes) -> bool:
-    return isinstance(decode(entry), Gap)
 
 
 def follows(seq: int, entry: bytes, last: int) -> bool:

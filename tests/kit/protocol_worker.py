@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 from arq.connections import ArqRedis
 
+from shared.domain.lifecycle import RunStatus
 from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.job_leases import JobLeases, Renewal
@@ -51,10 +52,12 @@ class Job:
     valid_until_ms: int
     losses_before: int
     owner: Owner | None = None
-    forgotten: bool = False
-    """Redis knows of no lease."""
+    unsure: bool = False
+    """Redis knew of no lease, and it is not settled whose the job is."""
     still_ours: bool = False
-    """Redis knows of no lease, and SQL said that the run is ours."""
+    """SQL has said since that the run is ours."""
+    taken_again: tuple[int, int] | None = None
+    """Redis has given the lease anew: when it was asked, and its losses before."""
 
 
 class ProtocolWorker:
@@ -113,33 +116,49 @@ class ProtocolWorker:
         clock.advance(back_ms)
         for job_id, renewal in renewals.items():
             job = self.jobs[job_id]
-            job.forgotten = renewal is Renewal.FORGOTTEN
-            job.still_ours = job.still_ours and job.forgotten
-            if renewal is Renewal.RENEWED:
-                job.valid_until_ms, job.losses_before = asked_at + LEASE_MS, losses
-            elif renewal is Renewal.TAKEN:
+            is_forgotten = renewal is Renewal.FORGOTTEN
+            job.unsure = job.unsure or is_forgotten
+            job.still_ours, job.taken_again = job.still_ours and is_forgotten, None
+            if renewal is Renewal.TAKEN:
                 self.lose(job)
+            elif not job.unsure:
+                job.valid_until_ms, job.losses_before = asked_at + LEASE_MS, losses
 
     async def retake(self, job: Job) -> None:
-        """The next thing for a forgotten lease: ask SQL, then ask Redis."""
-        if not job.still_ours:
-            run = job.owner.run if job.owner is not None else None
-            job.still_ours = run is not None and await self._world.stores.runs.owns(run.id, run.fence)
+        """The next thing for a forgotten lease: ask SQL, ask Redis, ask SQL again."""
+        if job.taken_again is not None:
+            asked_at, losses = job.taken_again
+            if await self._is_ours(job):
+                job.unsure, job.still_ours, job.taken_again = False, False, None
+                job.valid_until_ms, job.losses_before = asked_at + LEASE_MS, losses
+            else:
+                await self.give_up(job)
+        elif job.still_ours:
+            asked = self._world.clock.ms, self._world.losses
+            if await self._leases.retake(job.job_id):
+                job.taken_again = asked
+            else:
+                self.lose(job)
+        else:
+            job.still_ours = await self._is_ours(job)
             if not job.still_ours:
                 self.lose(job)
-            return
-        asked_at, losses = self._world.clock.ms, self._world.losses
-        job.forgotten = job.still_ours = False
-        if await self._leases.retake(job.job_id):
-            job.valid_until_ms, job.losses_before = asked_at + LEASE_MS, losses
-        else:
-            self.lose(job)
+
+    async def _is_ours(self, job: Job) -> bool:
+        if job.owner is None:
+            return False
+        run = job.owner.run
+        is_ours = await self._world.stores.runs.owns(run.id, run.fence, run.ring)
+        trace = self._world.witness.trace(run.id)
+        may_run = trace.status == RunStatus.RUNNING and (trace.fence, trace.ring) == (run.fence, run.ring)
+        assert is_ours == may_run, f"{self.name} with {run.fence} and ring {run.ring} was told {is_ours}: {trace}"
+        return is_ours
 
     async def work(self) -> None:
         """A while in a worker that is well: it renews, takes what waits, and shows an event of each run."""
         await self.renew()
         for job in list(self.jobs.values()):
-            while job.forgotten and job.job_id in self.jobs:
+            while job.unsure and job.job_id in self.jobs:
                 await self.retake(job)
         if not self.jobs:
             await self.claim(1)
@@ -185,7 +204,7 @@ class ProtocolWorker:
         """Notes that the lease is over and nobody has it yet, and that SQL still says that the run is ours."""
         self._world.clock.advance(LEASE_MS + 2)
         await self.renew()
-        if job.job_id in self.jobs and job.forgotten:
+        if job.job_id in self.jobs and job.unsure:
             await self.retake(job)
 
     async def do_late(self, job: Job, what: Late) -> None:
@@ -194,7 +213,7 @@ class ProtocolWorker:
         match what:
             case "renew":
                 await self.renew()
-            case "retake" if job.forgotten:
+            case "retake" if job.unsure:
                 await self.retake(job)
             case "write" if owner is not None:
                 await self.or_give_up(job, owner.write("record"))

@@ -37,6 +37,7 @@ class ProtocolWorld:
         self._queue = RunQueue(around.redis)
         self._log = EventLog(around.redis, ttl_s=LOG_TTL_S)
         self._stranded: list[Run] = []
+        self._to_sound: list[tuple[Run, int]] = []
         self._replica: tuple[Replica, dict[RunId, Fence]] | None = None
 
     @property
@@ -72,17 +73,21 @@ class ProtocolWorld:
         in_queue = await self._queue.is_rung([(run.id, run.ring) for run in waiting])
         self._stranded = [run for run in waiting if (run.id, run.ring) not in in_queue]
 
-    async def ring_stranded(self, *, lose_ring: bool) -> None:
-        """The sweeper rings again for those that it found a while ago, or dies before the bell sounds."""
+    async def ring_stranded(self, *, lose_ring: bool = False) -> None:
+        """The sweeper gives new rings to those that it found a while ago. It may die before the bell sounds."""
         for run in self._stranded:
             ring = await self.around.stores.runs.ring_again(run)
-            if ring is None:
-                continue
-            known = next(known for known in self.around.runs if known.run_id == run.id)
-            known.rung_while_held = known.rung_while_held or bool(self._believers(known))
-            if not lose_ring:
-                await self._queue.ring(ring.run_id, ring.number)
+            if ring is not None and not lose_ring:
+                self._to_sound.append((run, ring.number))
         self._stranded = []
+
+    async def sound(self) -> None:
+        """The bell sounds, unless the worker of a run has its old lease again."""
+        for run, number in self._to_sound:
+            is_held = run.status is RunStatus.RUNNING and await self._queue.is_rung([(run.id, run.ring)])
+            if not is_held:
+                await self._queue.ring(run.id, number)
+        self._to_sound = []
 
     async def live(self, ms: int) -> None:
         """Time passes, and whoever is well does what there is to do: several round trips of each, one after another."""
@@ -115,22 +120,22 @@ class ProtocolWorld:
         around = self.around
         taker = Owner("api", known, run, self._log, around.stores, around.witness, around.clock)
         if to_show is not None:
-            taker.is_open = taker.over = True
+            taker.over = True
             taker.reserved, taker.unsaved_from = run.last_seq, to_show.last + 1
             taker.outgoing_from, taker.outgoing = to_show.first, list(to_show.entries)
         return taker
 
     async def go_on_taking(self, taker: Owner) -> None:
         """The API's next round trip: take the log, settle, show the end."""
-        if not taker.is_open:
-            goes_on = await taker.open()
-        elif not taker.over:
-            goes_on = await taker.write("settle")
-        else:
+        if taker.over:
             shown = not taker.outgoing or (await taker.open() and await taker.restore())
             if shown:
                 await self._log.expire(taker.run.id)
             goes_on = False
+        elif taker.is_open:
+            goes_on = await taker.write("settle")
+        else:
+            goes_on = await taker.open()
         if not goes_on:
             self.takers.remove(taker)
             if taker.run.status is RunStatus.RUNNING:
@@ -176,8 +181,6 @@ class ProtocolWorld:
         for known in self.around.runs:
             known.log_owner = owners.get(known.run_id, NOBODY)
             known.redis_lost_end = True
-            has_log = await cast("Any", self.around.redis).exists(keys.events(known.run_id))
-            known.redis_lost_all_but_owner |= known.log_owner > NOBODY and not has_log
         self._note_loss()
 
     async def lose_end_of_log(self, known: KnownRun, number: int) -> None:
@@ -221,12 +224,9 @@ class ProtocolWorld:
         believers = self._believers(known)
         if len(believers) < 2:
             return
-        if len({job.job_id for _, job in believers}) == len(believers):
-            assert known.rung_while_held, f"{believers} hold different rings of a run that was not rung meanwhile"
-            return
         since_ms = self.around.clock.ms - self.around.lost_at_ms
-        assert self.around.losses, f"{believers} hold one lease, and Redis had lost nothing"
-        assert since_ms <= LEASE_MS, f"{believers} hold one lease, {since_ms} ms after Redis lost data"
+        assert self.around.losses, f"{believers} hold one run, and Redis had lost nothing"
+        assert since_ms <= LEASE_MS, f"{believers} hold one run, {since_ms} ms after Redis lost data"
 
     async def _check_leases(self) -> None:
         """What a worker believes is what Redis says, unless Redis lost data since the worker asked."""
@@ -264,7 +264,8 @@ class ProtocolWorld:
         self.workers = []
         self.pass_time(LEASE_MS + 2)
         await self.sweep()
-        await self.ring_stranded(lose_ring=False)
+        await self.ring_stranded()
+        await self.sound()
         fresh = self._worker()
         self.workers = [fresh]
         await fresh.claim(1000)

@@ -22,7 +22,7 @@ from tests.kit.conversation_world import TOOLS, TURNS, World
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 
-INTERLEAVINGS = int(os.environ.get("HOLDFAST_INTERLEAVINGS") or (2000 if os.environ.get("CI") == "true" else 60))
+INTERLEAVINGS = int(os.environ.get("HOLDFAST_INTERLEAVINGS") or (800 if os.environ.get("CI") == "true" else 60))
 
 choices = st.lists(st.sampled_from(["approve", "deny", "tool"]), min_size=1, max_size=3)
 

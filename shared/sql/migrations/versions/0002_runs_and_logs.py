@@ -145,6 +145,7 @@ def _create_runs() -> None:
         sa.Column("last_seq", sa.BigInteger(), nullable=False),
         sa.Column("checkpoint_seq", sa.BigInteger(), nullable=False),
         sa.Column("reserved_seq", sa.BigInteger(), nullable=False),
+        sa.Column("reserved_log", sa.Text(), nullable=True),
         sa.Column("callback_url", sa.Text(), nullable=True),
         sa.Column("callback_sent_at", sa.BigInteger(), nullable=True),
         sa.Column("callback_status_code", sa.Integer(), nullable=True),

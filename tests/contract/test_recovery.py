@@ -1,0 +1,84 @@
+"""The sweeper rings for runs in nobody's hands, and leaves alone what a living worker holds."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+
+import pytest
+from arq.connections import ArqRedis
+
+from shared.clock import SystemClock
+from shared.domain.ids import RunId
+from shared.redis import keys
+from shared.redis.cancel_signal import CancelSignal
+from shared.redis.event_log import EventLog
+from shared.redis.job_leases import JobLeases
+from shared.redis.run_queue import RunQueue
+from shared.unowned_run import UnownedRuns
+from tests.kit.stored_runs import Stores, stored_runs
+from worker.recovery import Recovery
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+class WatchedQueue(RunQueue):
+    """Does something right after it was looked at for the nth time: what it has said is out of date then."""
+
+    def __init__(self, redis: ArqRedis, *, after_look: int, do: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(redis)
+        self._looks_left = after_look
+        self._do = do
+
+    async def is_rung(self, rings: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
+        found = await super().is_rung(rings)
+        self._looks_left -= 1
+        if self._looks_left == 0:
+            await self._do()
+        return found
+
+
+def recovery_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Recovery:
+    unowned = UnownedRuns(
+        runs=stores.runs,
+        settlements=stores.settlements,
+        events=stores.events,
+        event_log=EventLog(redis, ttl_s=60),
+        queue=queue,
+        cancel_signal=CancelSignal(redis),
+        clock=SystemClock(),
+    )
+    return Recovery(
+        listing=stores.listing,
+        runs=stores.runs,
+        queue=queue,
+        unowned=unowned,
+        clock=SystemClock(),
+        quiet_s=1,
+        patience_s=0,
+    )
+
+
+async def test_a_run_in_nobodys_hands_is_rung_again(stores: Stores, redis: ArqRedis) -> None:
+    waiting, running = await stores.submitted(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
+    queue = RunQueue(redis)
+    assert await recovery_of(stores, redis, queue).sweep() == 2
+    rings = {(waiting.id, waiting.ring + 1), (running.id, running.ring + 1)}
+    assert await queue.is_rung(rings) == rings
+
+
+@pytest.mark.parametrize("after_look", [1, 2])
+async def test_a_run_whose_worker_takes_its_lease_again_meanwhile_is_left_to_it(
+    stores: Stores, redis: ArqRedis, after_look: int
+) -> None:
+    """Redis had lost everything, and the sweeper was quicker: two workers ran one run until the first wrote again."""
+    run = await stores.claimed()
+    leases = JobLeases(redis, worker="living", lease_s=6)
+
+    async def retake() -> None:
+        assert await leases.retake(keys.job_id(run.id, run.ring))
+
+    queue = WatchedQueue(redis, after_look=after_look, do=retake)
+    assert await recovery_of(stores, redis, queue).sweep() == 0
+    assert await queue.is_rung([(run.id, run.ring), (run.id, run.ring + 1)]) == {(run.id, run.ring)}
