@@ -1,6 +1,7 @@
 """The story of a run in its worker: claim it, hold it, watch for a cancel, run its steps, settle it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
@@ -18,6 +19,7 @@ from shared.domain.errors import (
     Unavailable,
 )
 from shared.domain.ids import RunId
+from shared.domain.runs import Run
 from shared.sql.run_store import RunStore
 from worker.cancellation import Cancellation
 from worker.compaction import compact_thread
@@ -41,8 +43,8 @@ class RunExecution:
     settling: RunSettling
     max_stalled_claims: int
     run_timeout_s: float
-    claiming: asyncio.Semaphore
-    """A worker that takes over many runs claims a few at a time: all at once, none would begin before the last."""
+    beginning: asyncio.Semaphore
+    """A worker that takes over many runs begins a few at a time: all at once, none would begin before the last."""
 
     async def execute_run(self, run_id: RunId, ring: int) -> None:
         """Answers one ring. Does nothing when the run is not to be run now, or not by this ring.
@@ -51,20 +53,25 @@ class RunExecution:
         when it is to be tried again.
         """
         with bound_contextvars(run_id=run_id):
-            async with self.claiming:
+            async with AsyncExitStack() as beginning:
+                await beginning.enter_async_context(self.beginning)
                 run = await self.runs.claim(run_id, ring, self.preparation.clock.now())
-            if run is None:
-                log.debug("ring_ignored", ring=ring)
-                return
-            interruption = Interruption()
-            publisher = self.preparation.publisher(run, interruption)
-            async with self.cancellation.holding(run, interruption, publisher), publisher.publishing():
-                try:
-                    work = await self.preparation.work(run, publisher, interruption)
-                except NotFound as error:
-                    await self.settling.fail(publisher, failed_by_defect(error))
+                if run is None:
+                    log.debug("ring_ignored", ring=ring)
                     return
-                await self.settling.conclude(work, await self._outcome_of(work))
+                await self._execute(run, beginning)
+
+    async def _execute(self, run: Run, beginning: AsyncExitStack) -> None:
+        interruption = Interruption()
+        publisher = self.preparation.publisher(run, interruption)
+        async with self.cancellation.holding(run, interruption, publisher), publisher.publishing():
+            try:
+                work = await self.preparation.work(run, publisher, interruption)
+            except NotFound as error:
+                await self.settling.fail(publisher, failed_by_defect(error))
+                return
+            await beginning.aclose()
+            await self.settling.conclude(work, await self._outcome_of(work))
 
     async def _outcome_of(self, work: RunWork) -> Outcome | Parked:
         """Runs the steps and says how they ended. Raises `ShutdownRequested` or `LeaseLost` when others go on."""

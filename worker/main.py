@@ -15,7 +15,6 @@ from shared.redis.keys import parse_job_id
 from shared.redis.run_queue import RunQueue
 from shared.sql.agent_store import AgentStore
 from shared.sql.approval_store import ApprovalStore
-from shared.sql.block_store import BlockStore
 from shared.sql.checkpoint_store import CheckpointStore
 from shared.sql.decision_store import DecisionStore
 from shared.sql.event_rows import EventStore
@@ -24,7 +23,6 @@ from shared.sql.message_store import MessageStore
 from shared.sql.run_listing import RunListing
 from shared.sql.run_store import RunStore
 from shared.sql.settlement import SettlementStore
-from shared.sql.tool_store import ToolStore
 from shared.unowned_run import UnownedRuns
 from worker.approval_expiry import ApprovalExpiry
 from worker.cancellation import Cancellation
@@ -37,7 +35,7 @@ from worker.run_work import RunServices
 from worker.settle_run import RunSettling
 from worker.tools.process_sandbox import ProcessSandbox
 
-CLAIMS_AT_ONCE = 4
+BEGINNING_AT_ONCE = 4
 
 HAND_OVER_S = 10.0
 """Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
@@ -114,8 +112,6 @@ def _execution(parts: Parts, runs: RunStore, cancellation: Cancellation, service
         runs=runs,
         preparation=RunPreparation(
             agents=AgentStore(database),
-            blocks=BlockStore(database),
-            tools=ToolStore(database),
             checkpoints=services.checkpoints,
             events=EventStore(database),
             event_log=event_log,
@@ -134,7 +130,7 @@ def _execution(parts: Parts, runs: RunStore, cancellation: Cancellation, service
         ),
         max_stalled_claims=parts.settings.max_stalled_claims,
         run_timeout_s=parts.settings.run_timeout,
-        claiming=asyncio.Semaphore(CLAIMS_AT_ONCE),
+        beginning=asyncio.Semaphore(BEGINNING_AT_ONCE),
     )
 
 

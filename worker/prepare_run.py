@@ -9,10 +9,8 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog
 from shared.sql.agent_store import AgentStore
-from shared.sql.block_store import BlockStore
 from shared.sql.checkpoint_store import CheckpointStore
 from shared.sql.event_rows import EventStore
-from shared.sql.tool_store import ToolStore
 from worker.interruption import Interruption
 from worker.publisher import Publisher
 from worker.run_work import RunServices, RunWork
@@ -25,8 +23,6 @@ class RunPreparation:
     """Loads a run's agent and opens its log."""
 
     agents: AgentStore
-    blocks: BlockStore
-    tools: ToolStore
     checkpoints: CheckpointStore
     events: EventStore
     event_log: EventLog
@@ -49,12 +45,11 @@ class RunPreparation:
 
     async def work(self, run: Run, publisher: Publisher, interruption: Interruption) -> RunWork:
         """The run with everything that its steps need. Raises `NotFound` when its agent is gone."""
-        agent = await self.agents.get(run.project_id, run.agent_id)
-        tools = await self.tools.for_agent(run.agent_id)
+        agent, tools, blocks = await self.agents.equipped(run.project_id, run.agent_id)
         return RunWork(
             run=run,
             agent=agent,
-            blocks=await self.blocks.for_agent(run.agent_id),
+            blocks=blocks,
             tools={tool.name: tool for tool in tools},
             services=self.services,
             publisher=publisher,

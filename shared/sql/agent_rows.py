@@ -1,5 +1,6 @@
 """Rows of agents and the system message that heads their history, inside somebody's transaction."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,15 +46,13 @@ async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> 
     if not rows:
         return []
     ids = [row["id"] for row in rows]
-    tool_ids = await _grouped(connection, agent_tools, agent_tools.c.tool_id, agent_tools.c.number, ids)
-    block_ids = await _grouped(connection, agent_blocks, agent_blocks.c.block_id, agent_blocks.c.number, ids)
-    tags = await _grouped(connection, agent_tags, agent_tags.c.tag, agent_tags.c.tag, ids)
+    links = await _links_of(connection, ids)
     return [
         replace(
             from_json(row["document"], Agent),
-            tool_ids=[ToolId(tool_id) for tool_id in tool_ids[row["id"]]],
-            block_ids=[BlockId(block_id) for block_id in block_ids[row["id"]]],
-            tags=tags[row["id"]],
+            tool_ids=[ToolId(tool_id) for tool_id in links["tool", row["id"]]],
+            block_ids=[BlockId(block_id) for block_id in links["block", row["id"]]],
+            tags=links["tag", row["id"]],
             last_stop_reason=row["last_stop_reason"],
             updated_at=row["updated_at"],
         )
@@ -61,16 +60,27 @@ async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> 
     ]
 
 
-async def _grouped(
-    connection: AsyncConnection, links: sa.Table, value: sa.Column[Any], order: sa.Column[Any], ids: Sequence[str]
-) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {agent_id: [] for agent_id in ids}
+async def _links_of(connection: AsyncConnection, ids: Sequence[str]) -> defaultdict[tuple[str, str], list[str]]:
+    """Ids of tools and blocks in the order in which they were attached, and tags by name; by kind and agent."""
+    kinds = [
+        ("tool", agent_tools, agent_tools.c.tool_id, agent_tools.c.number),
+        ("block", agent_blocks, agent_blocks.c.block_id, agent_blocks.c.number),
+        ("tag", agent_tags, agent_tags.c.tag, sa.literal(0)),
+    ]
     found = await connection.execute(
-        sa.select(links.c.agent_id, value).where(links.c.agent_id.in_(ids)).order_by(order)
+        sa.union_all(
+            *(
+                sa.select(sa.literal(kind), table.c.agent_id, value.label("value"), place.label("place")).where(
+                    table.c.agent_id.in_(ids)
+                )
+                for kind, table, value, place in kinds
+            )
+        ).order_by("place", "value")
     )
-    for agent_id, linked in found:
-        grouped[agent_id].append(linked)
-    return grouped
+    links: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for kind, agent_id, value, _ in found:
+        links[kind, agent_id].append(value)
+    return links
 
 
 async def load_agent(connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId) -> Agent:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -47,6 +48,14 @@ class AgentFilter(msgspec.Struct, frozen=True):
     block_id: BlockId | None = None
 
 
+class EquippedAgent(NamedTuple):
+    """What a run needs of its agent. Tools and blocks are in the order in which they were attached."""
+
+    agent: Agent
+    tools: Sequence[Tool]
+    blocks: Sequence[Block]
+
+
 class AgentDetails(msgspec.Struct, frozen=True):
     """An agent with what its links lead to."""
 
@@ -85,6 +94,14 @@ class AgentStore:
         """One agent of this project. Raises `NotFound`."""
         async with self._database.read() as connection:
             return await load_agent(connection, project_id, agent_id)
+
+    async def equipped(self, project_id: ProjectId, agent_id: AgentId) -> EquippedAgent:
+        """One agent of this project with what it works with. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            agent = await load_agent(connection, project_id, agent_id)
+            tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if agent.tool_ids else []
+            blocks = (await blocks_of_agents(connection, [agent_id]))[agent_id] if agent.block_ids else []
+            return EquippedAgent(agent, tools, blocks)
 
     async def list(self, project_id: ProjectId, wanted: AgentFilter, page: Page) -> list[Agent]:
         """A page of the project's agents."""

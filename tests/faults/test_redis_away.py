@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from shared.background import background
-from shared.domain.ids import RunId
-from shared.redis import keys
+from shared.domain.ids import RunId, Seq
+from shared.redis.event_log import EventLog
 from shared.sql.engine import Database
 from tests.kit.behind_doors import BehindDoors, Way, away, behind_doors
 from tests.kit.model_server import ModelServer, Turn
@@ -277,4 +276,4 @@ async def test_a_stream_goes_on_at_the_redis_that_took_the_place_of_the_lost_one
 
 async def length_of_log(redis: PrivateRedis, run_id: str) -> int:
     """How many of the run's events this server has; the first of all is never stored."""
-    return await cast("Any", redis.client()).xlen(keys.events(RunId(run_id)))
+    return len(await EventLog(redis.client(), ttl_s=60).read(RunId(run_id), Seq(0), limit=10_000))
