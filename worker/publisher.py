@@ -111,30 +111,33 @@ class Publisher:
         self._awake.set()
 
     @asynccontextmanager
-    async def saving(self) -> AsyncGenerator[LogTail]:
-        """The entries that SQL lacks, for a checkpoint or a settle; they count as stored when the block ends without an
-        error. Nobody else stores them meanwhile."""
+    async def storing(self) -> AsyncGenerator[LogTail]:
+        """The entries that SQL lacks, for somebody who stores them in the middle of a step; they count as stored when
+        the block ends without an error. Nobody else stores them meanwhile."""
         async with self._saving:
             tail = LogTail(self._unsaved_from, list(self._unsaved))
             yield tail
             self._drop_saved(tail)
+
+    @asynccontextmanager
+    async def saving(self) -> AsyncGenerator[LogTail]:
+        """The same for a checkpoint or a settle, which the step in hand ends with."""
+        async with self.storing() as tail:
+            yield tail
             self.since_checkpoint.clear()
 
     async def leave_behind(self) -> bool:
         """Stores what SQL lacks of an unfinished step, for the next owner: Redis may not have it, and readers do. False
         when SQL does not answer."""
-        async with self._saving:
-            tail = LogTail(self._unsaved_from, list(self._unsaved))
-            try:
+        try:
+            async with self.storing() as tail:
                 await self._checkpoints.leave(self.run, tail, Seq(self._next - 1), self._clock.now())
-            except LifecycleError as error:
-                self._stop(LeaseLost(str(error)))
-            except Unavailable as error:
-                log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
-                return False
-            else:
-                self._drop_saved(tail)
                 self._reserved = Seq(self._next - 1)
+        except LifecycleError as error:
+            self._stop(LeaseLost(str(error)))
+        except Unavailable as error:
+            log.warning("events_wait_for_sql", entries=len(self._unsaved), error=str(error))
+            return False
         return True
 
     async def flushed(self, within_s: float) -> bool:

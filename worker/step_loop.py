@@ -73,14 +73,20 @@ def _is_answered(work: RunWork, history: Sequence[Message]) -> bool:
 
 
 async def _deliver_input(work: RunWork) -> bool:
-    """Takes messages that were injected into the run: each enters the history once, and the stream says so."""
+    """Takes messages that were injected into the run: each enters the history once, and the stream says so once, also
+    if a worker dies over it: what it has shown of them, the next one finds in the log."""
+    inbox = work.services.inbox
     with work.interruption.held_back():
-        delivered = await work.services.inbox.deliver(work.run, work.services.clock.now())
-        for message in delivered:
-            if isinstance(message.body, UserMessage):
-                text = text_of(message.body.content)
-                work.emit(InputDelivered(work.at, message.id, text, message.body.otid))
-    return bool(delivered)
+        waiting = await work.insist(lambda _: inbox.waiting(work.run.id))
+        if not waiting.messages:
+            return False
+        shown = {event.message_id for event in work.publisher.since_checkpoint if isinstance(event, InputDelivered)}
+        for message in waiting.messages:
+            if isinstance(message.body, UserMessage) and message.id not in shown:
+                work.emit(InputDelivered(work.at, message.id, text_of(message.body.content), message.body.otid))
+        async with work.publisher.storing() as tail:
+            await work.insist(lambda _: inbox.deliver(work.run, waiting, tail, work.services.clock.now()))
+    return True
 
 
 async def _has_more_input(work: RunWork) -> bool:

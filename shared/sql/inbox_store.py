@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,6 +15,7 @@ from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
 from shared.sql.columns import from_json, to_json
 from shared.sql.engine import Database
+from shared.sql.event_rows import LogTail, insert_events
 from shared.sql.message_rows import insert_messages
 from shared.sql.run_rows import get_run
 from shared.sql.run_transitions import keep
@@ -22,6 +23,14 @@ from shared.sql.tables import injected_messages, runs, submission_keys
 
 IfEnded = Literal["refuse", "next"]
 """What becomes of an injected message when its run ends before it is delivered: dropped, or the next run's input."""
+
+
+class Waiting(NamedTuple):
+    """Messages that a run is to get."""
+
+    messages: list[NewMessage]
+    last: int
+    """Number of the last one, in the order of their arrival; 0 when there is none."""
 
 
 class InboxStore:
@@ -63,15 +72,29 @@ class InboxStore:
             )
             return waiting.one_or_none() is not None
 
-    async def deliver(self, run: Run, now: datetime) -> list[NewMessage]:
-        """Moves what waits for a run into its history; gives it in order. Raises `StaleFence`."""
-        if not await self.has_waiting(run.id):
-            return []
+    async def waiting(self, run_id: RunId) -> Waiting:
+        """What waits for its delivery to the run."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(injected_messages).where(_undelivered(run_id)).order_by(injected_messages.c.number)
+            )
+            rows = found.mappings().all()
+        return Waiting([from_json(row["message"], NewMessage) for row in rows], rows[-1]["number"] if rows else 0)
+
+    async def deliver(self, run: Run, waiting: Waiting, tail: LogTail, now: datetime) -> None:
+        """Moves what was found waiting into the run's history, together with the events that say so, which the tail of
+        its log ends with. Does nothing the second time. Raises `StaleFence`."""
         async with self._database.write(DurableWrite.DELIVER) as connection:
-            await keep(connection, run.id, held=run.fence, now=now, values={})
-            messages = await take_undelivered(connection, run.id, now)
-            await insert_messages(connection, run, messages)
-            return messages
+            await keep(connection, run.id, held=run.fence, now=now, values={"last_seq": tail.last})
+            delivered = await connection.execute(
+                sa.update(injected_messages)
+                .where(_undelivered(run.id), injected_messages.c.number <= waiting.last)
+                .values(delivered_at=now)
+                .returning(injected_messages.c.number)
+            )
+            if delivered.all():
+                await insert_messages(connection, run, waiting.messages)
+                await insert_events(connection, run.id, tail)
 
 
 async def _are_new(connection: AsyncConnection, thread_id: ThreadId, run_id: RunId, keys: Sequence[str]) -> bool:
@@ -88,17 +111,6 @@ async def _are_new(connection: AsyncConnection, thread_id: ThreadId, run_id: Run
     rows = [{"thread_id": thread_id, "key": key, "run_id": run_id} for key in dict.fromkeys(keys)]
     await connection.execute(sa.insert(submission_keys), rows)
     return True
-
-
-async def take_undelivered(connection: AsyncConnection, run_id: RunId, now: datetime) -> list[NewMessage]:
-    """Marks what waits for a run as delivered and gives it in order."""
-    found = await connection.execute(
-        sa.select(injected_messages).where(_undelivered(run_id)).order_by(injected_messages.c.number)
-    )
-    rows = found.mappings().all()
-    if rows:
-        await connection.execute(sa.update(injected_messages).where(_undelivered(run_id)).values(delivered_at=now))
-    return [from_json(row["message"], NewMessage) for row in rows]
 
 
 async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:

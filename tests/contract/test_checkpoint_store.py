@@ -188,7 +188,7 @@ WRITES: dict[str, Write] = {
     "reserve": lambda stores, run: stores.checkpoints.reserve(run, Seq(100), "log", NOW),
     "acknowledge": lambda stores, run: stores.runs.acknowledge_cancel(run.id, run.fence, NOW),
     "take_over": lambda stores, run: stores.runs.take_over(run, NOW),
-    "deliver": lambda stores, run: stores.inbox.deliver(run, NOW),
+    "deliver": lambda stores, run: stores.delivered(run),
 }
 
 

@@ -8,7 +8,6 @@ import pytest
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from tests.kit.definitions import NOW
 from tests.kit.stored_runs import (
     THREAD,
     Stores,
@@ -41,15 +40,15 @@ async def test_messages_are_delivered_once_and_in_order(stores: Stores) -> None:
     await stores.inbox.inject(run.id, [first, second], "refuse")
     await stores.inbox.inject(run.id, [third], "next")
     assert await history(stores) == ["hi"]
-    assert await stores.inbox.deliver(run, NOW) == [first, second, third]
-    assert await stores.inbox.deliver(run, NOW) == []
+    assert await stores.delivered(run) == [first, second, third]
+    assert await stores.delivered(run) == []
     assert await history(stores) == ["hi", "first", "second", "third"]
 
 
 async def test_a_run_that_has_not_begun_gets_them_when_it_does(stores: Stores) -> None:
     run = await stores.submitted()
     await stores.inbox.inject(run.id, [said("more")], "refuse")
-    await stores.inbox.deliver(await stores.claim(run), NOW)
+    await stores.delivered(await stores.claim(run))
     assert await history(stores) == ["hi", "more"]
 
 
@@ -58,8 +57,7 @@ async def test_two_deliverers_do_not_both_deliver(stores: Stores) -> None:
     sent = [said(str(number)) for number in range(5)]
     await stores.inbox.inject(run.id, sent, "refuse")
     async with second_process(stores) as other:
-        delivered = await asyncio.gather(*(each.inbox.deliver(run, NOW) for each in (stores, other)))
-    assert sorted(delivered, key=len) == [[], sent]
+        await asyncio.gather(*(each.delivered(run) for each in (stores, other)))
     assert await history(stores) == ["hi", "0", "1", "2", "3", "4"]
 
 
@@ -67,7 +65,7 @@ async def test_messages_are_only_for_their_own_run(stores: Stores) -> None:
     run = await stores.claimed()
     elsewhere = await stores.claimed(thread_id=ThreadId("conv-2"))
     await stores.inbox.inject(run.id, [said("mine")], "refuse")
-    assert await stores.inbox.deliver(elsewhere, NOW) == []
+    assert await stores.delivered(elsewhere) == []
 
 
 async def test_a_run_that_is_parked_or_over_takes_no_messages(stores: Stores) -> None:
@@ -85,7 +83,7 @@ async def test_a_message_that_is_sent_again_is_taken_once_even_when_its_run_has_
     run = await stores.claimed()
     assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
     assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
-    assert len(await stores.inbox.deliver(run, NOW)) == 1
+    assert len(await stores.delivered(run)) == 1
     await stores.settle(run, messages=[answer("done")])
     assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
 

@@ -143,10 +143,13 @@ async def assert_nothing_was_lost(product: Product, models: ModelServer, agent_i
     assert sorted(said) == ["And this.", "Note it."]
     assert history[-1]["content"] == "All is noted."
     assert [rule for request in models.requests for rule in broken_rules(request)] == []
+    shown: list[str] = []
     for run in (asked, carried):
         whole = await read_whole(product.http, run["id"])
         whole.assert_complete()
         assert (await read_whole(product.http, run["id"])).raw == whole.raw
+        shown += [frame["content"] for frame in whole.of_type("user_message")]
+    assert shown == ["And this."], "an injected message is shown once"
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -187,6 +187,13 @@ class Stores:
         assert claimed is not None, f"{run.id} could not be claimed"
         return claimed
 
+    async def delivered(self, run: Run, *entries: bytes) -> list[NewMessage]:
+        """Delivers what waits for the run; gives it."""
+        waiting = await self.inbox.waiting(run.id)
+        last = (await self.runs.look_up(run.id)).last_seq
+        await self.inbox.deliver(run, waiting, LogTail(Seq(last + 1), entries), NOW)
+        return waiting.messages
+
     async def claimed(self, **fields: Any) -> Run:
         return await self.claim(await self.submitted(**fields))
 
