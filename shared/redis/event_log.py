@@ -70,8 +70,8 @@ class EventLog:
     `ttl_s` is how long a log stays after its end. `owner` names this process among those that might hold the same
     fence after a database was set back; by default it is made up.
 
-    Every method raises `Unavailable` when Redis does not answer. An append that ended like that may have been written:
-    repeat it as it was.
+    Every method, those of `OwnedLog` too, raises `Unavailable` when Redis does not answer. An append that ended like
+    that may have been written: repeat it as it was.
     """
 
     def __init__(self, redis: ArqRedis, *, ttl_s: int, owner: str | None = None) -> None:

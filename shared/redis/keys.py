@@ -42,9 +42,10 @@ LEASE_PREFIX = in_progress_key_prefix
 
 
 def events(run_id: RunId) -> str:
-    """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes.
+    """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes. Before them stands the
+    log's mark: entry id `0-1`, field `log`, an id that is gone when the stream is.
 
-    Written by `append.lua`. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
+    Written by `open.lua` (the mark) and `append.lua`. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
     """
     return f"run:{{{run_id}}}:events"
 

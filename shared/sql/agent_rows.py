@@ -60,26 +60,26 @@ async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> 
     ]
 
 
+def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
+    agent_id: sa.Column[Any] = value.table.c.agent_id
+    chosen = sa.select(sa.literal(kind).label("kind"), agent_id, value.label("value"), place.label("place"))
+    return chosen.where(agent_id.in_(sa.bindparam("ids", expanding=True)))
+
+
+# Made once: it is read for every run and every agent that is shown, and making it costs more than reading it.
+_LINKS = sa.union_all(
+    _links("tool", agent_tools.c.tool_id, agent_tools.c.number),
+    _links("block", agent_blocks.c.block_id, agent_blocks.c.number),
+    _links("tag", agent_tags.c.tag, sa.literal(0)),
+).order_by("place", "value")
+
+
 async def _links_of(connection: AsyncConnection, ids: Sequence[str]) -> defaultdict[tuple[str, str], list[str]]:
     """Ids of tools and blocks in the order in which they were attached, and tags by name; by kind and agent."""
-    kinds = [
-        ("tool", agent_tools, agent_tools.c.tool_id, agent_tools.c.number),
-        ("block", agent_blocks, agent_blocks.c.block_id, agent_blocks.c.number),
-        ("tag", agent_tags, agent_tags.c.tag, sa.literal(0)),
-    ]
-    found = await connection.execute(
-        sa.union_all(
-            *(
-                sa.select(sa.literal(kind), table.c.agent_id, value.label("value"), place.label("place")).where(
-                    table.c.agent_id.in_(ids)
-                )
-                for kind, table, value, place in kinds
-            )
-        ).order_by("place", "value")
-    )
+    found = await connection.execute(_LINKS, {"ids": list(ids)})
     links: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for kind, agent_id, value, _ in found:
-        links[kind, agent_id].append(value)
+    for row in found.mappings():
+        links[row["kind"], row["agent_id"]].append(row["value"])
     return links
 
 

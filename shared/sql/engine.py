@@ -70,11 +70,18 @@ class Database:
 
     `connections` is the most that it opens, each kept once it was needed, and `wait_s` is how long to wait for one when
     all are in use. `answer_s` is how long a statement may take before the database counts as gone; None for work that
-    takes its time.
+    takes its time. A connection of Postgres that was not used for `trusted_s` is asked whether it works: the pool's own
+    way asks before every use, which costs a busy process a round trip per transaction.
     """
 
     def __init__(
-        self, url: str, *, connections: int = 20, answer_s: float | None = ANSWER_S, wait_s: float = WAIT_S
+        self,
+        url: str,
+        *,
+        connections: int = 20,
+        answer_s: float | None = ANSWER_S,
+        wait_s: float = WAIT_S,
+        trusted_s: float = TRUSTED_S,
     ) -> None:
         self.url = database_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -101,7 +108,7 @@ class Database:
             event.listen(self._engine.sync_engine, "connect", _set_pragmas)
         else:
             event.listen(self._engine.sync_engine, "checkin", _note_use)
-            event.listen(self._engine.sync_engine, "checkout", partial(_ping_if_idle, self._engine.dialect))
+            event.listen(self._engine.sync_engine, "checkout", partial(_ping_if_idle, self._engine.dialect, trusted_s))
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
@@ -154,10 +161,8 @@ def _note_use(_: Any, entry: ConnectionPoolEntry) -> None:
     entry.info[_USED_AT] = time.monotonic()
 
 
-def _ping_if_idle(dialect: Dialect, connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
-    """Finds the connections that the server closed while nobody used them. The engine's own way asks before every use,
-    which costs a busy process a round trip per transaction."""
-    if time.monotonic() - entry.info.get(_USED_AT, math.inf) < TRUSTED_S:
+def _ping_if_idle(dialect: Dialect, trusted_s: float, connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+    if time.monotonic() - entry.info.get(_USED_AT, math.inf) < trusted_s:
         return
     try:
         dialect.do_ping(connection)
