@@ -89,6 +89,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.RunInterrupted: _NEVER_HERE,
     domain.CancelRequested: _NEVER_HERE,
     domain.LeaseLost: _NEVER_HERE,
+    domain.MoreInput: _NEVER_HERE,
     domain.RunTimeout: _NEVER_HERE,
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,

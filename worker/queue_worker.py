@@ -24,7 +24,7 @@ from arq.worker import RetryJob, Worker, func
 from redis.exceptions import RedisError
 
 from shared.background import background
-from shared.domain.errors import LeaseLost, ShutdownRequested, Unavailable
+from shared.domain.errors import LeaseLost, MoreInput, ShutdownRequested, Unavailable
 from shared.domain.ids import RunId
 from shared.own_thread import on_own_thread
 from shared.redis import keys
@@ -62,7 +62,7 @@ class QueueWorker(Worker):
 
     How `execute` ends decides about the job:
     - it returns, or raises anything else: the job is done and removed;
-    - `ShutdownRequested` or a `CancelledError`: the job is given back, another worker has it within milliseconds;
+    - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is given back, and claimed within milliseconds;
     - `Unavailable`: the same, after a pause;
     - `LeaseLost`: somebody else has the job already, nothing is touched.
 
@@ -258,7 +258,7 @@ class QueueWorker(Worker):
             raise RetryJob  # too late to begin
         try:
             await self._execute(RunId(run_id), ring)
-        except (ShutdownRequested, LeaseLost) as interruption:
+        except (ShutdownRequested, LeaseLost, MoreInput) as interruption:
             raise RetryJob from interruption
         except Unavailable as error:
             logger.warning("run %s is given back: %s", run_id, error)

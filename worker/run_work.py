@@ -44,6 +44,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     mode: CancelMode | None = None
     compaction: Compaction | None = None
     """What the run changes in its thread, if it was there to compact it."""
+    is_answer: bool = False
+    """The model has answered everything that it was told: a message that comes meanwhile wants one more step."""
 
 
 class Parked(msgspec.Struct, frozen=True):

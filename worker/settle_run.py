@@ -10,7 +10,7 @@ import structlog
 from shared.clock import Clock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.closing import partial_answer, shown_text
-from shared.domain.errors import CancelMode, LifecycleError, Unavailable
+from shared.domain.errors import CancelMode, LifecycleError, MoreInput, Unavailable
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Step, Usage
 from shared.redis.cancel_signal import CancelSignal
@@ -43,13 +43,20 @@ class RunSettling:
     """How long the end of a run waits for a database that is away."""
 
     async def conclude(self, work: RunWork, outcome: Outcome | Parked) -> None:
-        """Makes the run's end true, then shows it."""
+        """Makes the run's end true, then shows it. Raises `MoreInput` when it has to go on, by whoever claims it."""
         if isinstance(outcome, Parked):
             work.publisher.send_stored(outcome.tail)
             log.info("run_parked")
             await self._finish_stream(work.publisher)
             return
-        await self._end(work.publisher, lambda tail: self._settlement(work, outcome, tail))
+        try:
+            await self._end(work.publisher, lambda tail: self._settlement(work, outcome, tail))
+        except MoreInput:
+            # It came after the step loop had looked. The run goes on with the answer stored, as after a crash.
+            log.info("run_goes_on", reason="a message came at the last moment")
+            if outcome.messages:
+                await work.checkpoint(outcome.messages)
+            raise
 
     async def fail(self, publisher: Publisher, outcome: Outcome) -> None:
         """Ends a run that could not even be prepared."""
@@ -123,6 +130,7 @@ class RunSettling:
             denial_reason=DENIED_BY_CANCEL,
             rollback=rollback,
             compaction=outcome.compaction,
+            unless_more_input=outcome.is_answer,
         )
 
     async def _finish_stream(self, publisher: Publisher) -> None:

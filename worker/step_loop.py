@@ -35,7 +35,7 @@ async def run_steps(work: RunWork) -> Outcome | Parked:
         if ends_turn(work.agent.tool_rules, work.called):
             return _completed("tool_rule")
     elif _is_answered(work, history) and not await _has_more_input(work):
-        return _completed("end_turn")
+        return _completed("end_turn", is_answer=True)
     is_fresh = open_ is None
     while work.step_count < work.run.options.max_steps:
         if await _deliver_input(work) or not is_fresh:
@@ -44,7 +44,7 @@ async def run_steps(work: RunWork) -> Outcome | Parked:
         answer = await take_answer(work, history)
         if not answer.calls:
             if not await _has_more_input(work):
-                return _completed(STOP_REASONS[answer.reason], answer, work)
+                return _completed(STOP_REASONS[answer.reason], answer, work, is_answer=True)
             await work.checkpoint([answer.message])
             work.stop_if_asked()
             continue
@@ -58,12 +58,15 @@ async def run_steps(work: RunWork) -> Outcome | Parked:
     return _completed("max_steps")
 
 
-def _completed(stop_reason: str, answer: Answer | None = None, work: RunWork | None = None) -> Outcome:
+def _completed(
+    stop_reason: str, answer: Answer | None = None, work: RunWork | None = None, *, is_answer: bool = False
+) -> Outcome:
     return Outcome(
         trigger=RunTrigger.COMPLETE,
         stop_reason=stop_reason,
         messages=[] if answer is None else [answer.message],
         step=None if work is None else work.step,
+        is_answer=is_answer,
     )
 
 

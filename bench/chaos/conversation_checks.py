@@ -19,6 +19,7 @@ from tests.kit.provider_checks import ONE_OF_EACH_WIRE, PATHS
 from worker.models.provider import ModelCall
 from worker.models.registry import Models
 
+PAGE = 500
 GOES_ON_S = 30.0
 GOES_ON = '{"turns": [{"text": "And so it goes on."}]}'
 
@@ -53,9 +54,17 @@ class ConversationChecks:
             without = sorted(set(calls) - set(results)), sorted(set(results) - set(calls))
             self._broken(thread, f"calls without results and results without calls: {without}")
 
+    async def _listed_ids(self, thread: Thread) -> list[str]:
+        """Page by page; the parts of one answer share its id."""
+        ids: dict[str, None] = {}
+        cursor = ""
+        while page := await self.client.get(f"{thread.messages_path}?limit={PAGE}&order=asc{cursor}"):
+            ids |= dict.fromkeys(message["id"] for message in page)
+            cursor = f"&after={page[-1]['id']}"
+        return list(ids)
+
     async def _check_ids(self, thread: Thread) -> None:
-        listed = await self.client.get(f"{thread.messages_path}?limit=1000&order=asc")
-        ids = list(dict.fromkeys(message["id"] for message in listed))
+        ids = await self._listed_ids(thread)
         if thread.conversation_id is not None:
             told = (await self.client.get(f"/v1/conversations/{thread.conversation_id}"))["in_context_message_ids"]
         else:

@@ -10,6 +10,7 @@ HoldfastError
 │   ├── NothingToCancel
 │   ├── PendingApproval         a person must decide before this history can go on
 │   └── Busy                    another run of this conversation is active
+├── MoreInput                   a run that has taken in a message cannot end without answering it
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
 │   └── StaleFence              somebody else has claimed the run since
@@ -105,6 +106,10 @@ class Busy(Conflict):
             "or say what to do with `if_busy`: enqueue, interrupt, rollback or inject."
         )
         self.run_id = run_id
+
+
+class MoreInput(HoldfastError):
+    """The run has taken in a message since its last answer was given."""
 
 
 class LifecycleError(HoldfastError):

@@ -67,10 +67,7 @@ class InboxStore:
     async def has_waiting(self, run_id: RunId) -> bool:
         """Whether a message waits for its delivery to the run."""
         async with self._database.read() as connection:
-            waiting = await connection.execute(
-                sa.select(injected_messages.c.number).where(_undelivered(run_id)).limit(1)
-            )
-            return waiting.one_or_none() is not None
+            return await has_undelivered(connection, run_id)
 
     async def waiting(self, run_id: RunId) -> Waiting:
         """What waits for its delivery to the run."""
@@ -111,6 +108,12 @@ async def _are_new(connection: AsyncConnection, thread_id: ThreadId, run_id: Run
     rows = [{"thread_id": thread_id, "key": key, "run_id": run_id} for key in dict.fromkeys(keys)]
     await connection.execute(sa.insert(submission_keys), rows)
     return True
+
+
+async def has_undelivered(connection: AsyncConnection, run_id: RunId) -> bool:
+    """Whether a message waits for its delivery to the run."""
+    waiting = await connection.execute(sa.select(injected_messages.c.number).where(_undelivered(run_id)).limit(1))
+    return waiting.one_or_none() is not None
 
 
 async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:

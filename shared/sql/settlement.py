@@ -12,6 +12,7 @@ from shared.crash_points import DurableWrite
 from shared.domain.closing import close_calls, open_calls, returns_event
 from shared.domain.compaction import Compaction
 from shared.domain.ending import end_events
+from shared.domain.errors import MoreInput
 from shared.domain.events import encode
 from shared.domain.ids import IdMaker, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, next_status
@@ -21,6 +22,7 @@ from shared.sql.callback_rows import insert_callback
 from shared.sql.columns import to_json
 from shared.sql.engine import Database
 from shared.sql.event_rows import LogTail, insert_events, merge_small_blocks
+from shared.sql.inbox_store import has_undelivered
 from shared.sql.message_rows import insert_messages, messages_of_turn, replace_by_summary, take_out_of_context
 from shared.sql.run_transitions import apply, hold
 from shared.sql.step_rows import upsert_step
@@ -48,6 +50,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     denial_reason: str = ""
     rollback: bool = False
     compaction: Compaction | None = None
+    unless_more_input: bool = False
+    """The run has answered everything, and ends only if that is still so."""
 
 
 class Settled(NamedTuple):
@@ -66,12 +70,15 @@ class SettlementStore:
         self._ids = ids
 
     async def settle(self, run: Run, end: Settlement) -> Settled:
-        """Ends a run whose fence the caller holds. Raises `StaleFence` or `IllegalTransition`, and changes nothing."""
+        """Ends a run whose fence the caller holds. Raises `StaleFence`, `IllegalTransition` or `MoreInput`, and changes
+        nothing."""
         async with self._database.write(DurableWrite.SETTLE) as connection:
             # The thread first, as everybody who takes both locks does; the run before its messages, so that the second
             # of two who end it is told so instead of stumbling over the first one's rows.
             await lock_thread(connection, run.thread_id)
             await hold(connection, run.id, end.trigger, held=run.fence)
+            if end.unless_more_input and await has_undelivered(connection, run.id):
+                raise MoreInput
             turn = run.turn or await next_turn(connection, run.thread_id)
             run = msgspec.structs.replace(run, turn=turn)
             closing = await self._close_conversation(connection, run, end)

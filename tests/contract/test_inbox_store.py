@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from shared.domain.errors import Conflict, NotFound
+from shared.domain.errors import Conflict, MoreInput, NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from tests.kit.stored_runs import (
@@ -76,6 +76,19 @@ async def test_a_run_that_is_parked_or_over_takes_no_messages(stores: Stores) ->
             await stores.inbox.inject(run_id, [said("hello?")], "next")
     with pytest.raises(NotFound):
         await stores.inbox.inject(some_run().id, [said("hello?")], "next")
+
+
+async def test_a_run_does_not_end_over_a_message_that_it_has_taken_in(stores: Stores) -> None:
+    """The message came after the worker's last look, was accepted, and was dropped with the end of the run."""
+    run = await stores.claimed()
+    await stores.inbox.inject(run.id, [said("wait")], "refuse")
+    with pytest.raises(MoreInput):
+        await stores.settle(run, messages=[answer("done")], unless_more_input=True)
+    assert await history(stores) == ["hi"]
+    assert await stores.status_of(run) is RunStatus.RUNNING
+    await stores.delivered(run)
+    settled = await stores.settle(run, messages=[answer("done")], unless_more_input=True)
+    assert settled.run.status is RunStatus.COMPLETED
 
 
 async def test_a_message_that_is_sent_again_is_taken_once_even_when_its_run_has_ended(stores: Stores) -> None:
