@@ -31,7 +31,7 @@ async def take_over_log(run: Run, event_log: EventLog, *, at: int) -> TakenLog:
     log = await event_log.open(run.id, run.fence)
     after = Seq(run.last_seq + 1)
     shown = await event_log.read(run.id, run.last_seq, limit=log.last) if log.last > run.last_seq else []
-    is_kept = run.reserved_seq <= run.last_seq or run.reserved_log == log.log_id
+    is_kept = run.reserved_seq <= run.last_seq or log.has_kept(run.reserved_log)
     if is_kept and shown and shown[0][0] == after:
         return TakenLog(log, LogTail(after, [entry for _, entry in shown]), found_gap=False)
     if is_kept and not shown:

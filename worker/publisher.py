@@ -70,7 +70,7 @@ class Publisher:
         self._unsaved: list[bytes] = []
         self._outgoing: list[bytes] = []
         self._outgoing_from = self._next
-        self._reserved = run.reserved_seq
+        self._reserved = run.last_seq  # what former owners reserved was for them
         self._found_gap = False
         """What is unsaved begins with a gap that SQL must know before anything more is reserved."""
         self._awake = asyncio.Event()
@@ -232,7 +232,7 @@ class Publisher:
     async def _reserve_ahead(self, owned: OwnedLog) -> bool:
         up_to = Seq(self._next - 1 + RESERVED_AHEAD)
         try:
-            await self._checkpoints.reserve(self.run, up_to, owned.log_id, self._clock.now())
+            await self._checkpoints.reserve(self.run, up_to, owned.reserved_as, self._clock.now())
         except IllegalTransition:
             up_to = Seq(self._next - 1)  # we have ended or parked the run ourselves: all of it is stored
         except LifecycleError as error:

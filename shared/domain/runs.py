@@ -125,7 +125,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     reserved_seq: Seq = Seq(1)
     """Events up to here may have been shown, whoever knows of them still. Never less than what was shown."""
     reserved_log: str | None = None
-    """Id of the log in Redis in which they may have been shown. If Redis has another one now, it has lost them."""
+    """The log in Redis in which they may have been shown, and by whom (`OwnedLog.reserved_as`). If Redis has another
+    log now, it has lost them."""
     callback_url: str | None = None
     callback_sent_at: datetime | None = None
     callback_status_code: int | None = None

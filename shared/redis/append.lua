@@ -17,7 +17,7 @@
 --
 -- Entries that the caller has written before are skipped: a repeated append is a success. A stream without entries can
 -- begin with any seq. Restoring claims a log that Redis forgot, drops what a stranger may have written in the meantime,
--- and takes any first seq after the last.
+-- and takes any first seq after the last; the log's id is who restored it from then on.
 
 local FIRST_ENTRY = 7
 local MARK = '0-1'
@@ -32,13 +32,14 @@ if held and held ~= ARGV[1] and fence_of(held) >= fence_of(ARGV[1]) then
   return {'lost', 0}
 end
 local mark = redis.call('XRANGE', KEYS[1], MARK, MARK)[1]
-if held ~= ARGV[1] or not mark or mark[2][2] ~= ARGV[2] then
+local is_ours = held == ARGV[1] and mark and (mark[2][2] == ARGV[2] or mark[2][2] == ARGV[1])
+if not is_ours then
   if not restoring then
     return {'behind', 0}
   end
   redis.call('SET', KEYS[2], ARGV[1])
   redis.call('DEL', KEYS[1])
-  redis.call('XADD', KEYS[1], MARK, 'log', ARGV[2])
+  redis.call('XADD', KEYS[1], MARK, 'log', ARGV[1])
 end
 
 local first = tonumber(ARGV[3])

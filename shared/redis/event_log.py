@@ -34,11 +34,21 @@ class OwnedLog:
         self.last = last
         """The last seq in it when it was opened, 0 when Redis had none."""
         self.log_id = log_id
-        """Made up when a log begins. Redis kept a log since somebody noted its id if it has the same id still."""
+        """Made up when a log begins; who restored it, as "<fence> <owner>", when somebody had to."""
         self._run_id = run_id
         self._append = append
         self._holder = holder
         self._live_ms = live_ms
+
+    @property
+    def reserved_as(self) -> str:
+        """What to note with numbers that are reserved for this owner: see `has_kept`."""
+        return f"{self.log_id}|{self._holder}"
+
+    def has_kept(self, reserved_as: str | None) -> bool:
+        """Whether Redis has had this log ever since somebody noted that, or was given it again by that very owner: what
+        an older one restores lacks what came after it."""
+        return reserved_as is not None and self.log_id in reserved_as.split("|")
 
     async def append(
         self, first: Seq, entries: Sequence[bytes], *, restoring: bool = False, before_is_stored: bool = True

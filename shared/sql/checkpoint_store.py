@@ -71,10 +71,10 @@ class CheckpointStore:
             await keep(connection, run.id, held=run.fence, now=now, values={})
             await _insert_intents(connection, run, calls, now)
 
-    async def reserve(self, run: Run, up_to: Seq, log_id: str, now: datetime) -> None:
-        """Stores that events up to this one may be shown from now on, in this log."""
+    async def reserve(self, run: Run, up_to: Seq, log: str, now: datetime) -> None:
+        """Stores that events up to this one may be shown from now on, in this log (`OwnedLog.reserved_as`)."""
         async with self._database.write(DurableWrite.RESERVE) as connection:
-            values = {"reserved_seq": up_to, "reserved_log": log_id}
+            values = {"reserved_seq": up_to, "reserved_log": log}
             await keep(connection, run.id, held=run.fence, now=now, values=values)
 
     async def record_log(self, run: Run, tail: LogTail, now: datetime) -> None:

@@ -35,7 +35,7 @@ async def shown(stores: Stores, log: EventLog, count: int) -> Run:
     """A run whose owner has shown so many events that SQL does not have, and is gone; it was claimed anew."""
     run = await stores.claimed()
     owned = await log.open(run.id, run.fence)
-    await stores.checkpoints.reserve(run, RESERVED, owned.log_id, NOW)
+    await stores.checkpoints.reserve(run, RESERVED, owned.reserved_as, NOW)
     await owned.append(Seq(2), ENTRIES[:count])
     return await stores.claim(run)
 
@@ -111,3 +111,38 @@ async def test_a_stream_that_was_evicted_with_its_owner_leaves_a_gap(
     taken = await take_over_log(run, log, at=0)
     assert taken.found_gap
     assert gap_of(taken.tail) == (2, RESERVED + 1)
+
+
+async def test_a_log_that_an_older_owner_restored_lacks_what_came_after_it(
+    stores: Stores, log: EventLog, redis: ArqRedis
+) -> None:
+    """A worker stood still, its successor died together with Redis, and the first one woke up and gave Redis what it
+    knew: the numbers of the successor's events were given again. Found by chaos."""
+    run = await stores.claimed()
+    first = await log.open(run.id, run.fence)
+    await stores.checkpoints.reserve(run, RESERVED, first.reserved_as, NOW)
+    await first.append(Seq(2), ENTRIES[:2])
+    run = await stores.claim(run)
+    second = await log.open(run.id, run.fence)
+    await stores.checkpoints.reserve(run, RESERVED, second.reserved_as, NOW)
+    await second.append(Seq(4), ENTRIES[2:5])
+    await lose_log(redis, run)
+    await first.append(Seq(2), ENTRIES[:2], restoring=True)
+
+    run = await stores.claim(run)
+    taken = await take_over_log(run, log, at=0)
+    assert taken.found_gap
+    assert gap_of(taken.tail) == (2, RESERVED + 1)
+
+
+async def test_a_log_that_its_last_owner_restored_is_whole(stores: Stores, log: EventLog, redis: ArqRedis) -> None:
+    run = await stores.claimed()
+    owned = await log.open(run.id, run.fence)
+    await stores.checkpoints.reserve(run, RESERVED, owned.reserved_as, NOW)
+    await owned.append(Seq(2), ENTRIES[:2])
+    await lose_log(redis, run)
+    await owned.append(Seq(2), ENTRIES[:3], restoring=True)
+    await owned.append(Seq(5), ENTRIES[3:4], before_is_stored=False)
+
+    taken = await take_over_log(await stores.claim(run), log, at=0)
+    assert (taken.tail, taken.found_gap) == (LogTail(Seq(2), ENTRIES[:4]), False)

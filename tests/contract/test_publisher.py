@@ -181,8 +181,8 @@ class OrderedStore(CheckpointStore):
         await super().record_log(run, tail, now)
         self.written.append("log")
 
-    async def reserve(self, run: Run, up_to: Seq, log_id: str, now: datetime) -> None:
-        await super().reserve(run, up_to, log_id, now)
+    async def reserve(self, run: Run, up_to: Seq, log: str, now: datetime) -> None:
+        await super().reserve(run, up_to, log, now)
         self.written.append("reservation")
 
 

@@ -94,7 +94,7 @@ class Owner:
         tail, self.owned, self.found_gap = taken.tail, taken.log, taken.found_gap
         self.unsaved_from, self.unsaved = tail.first, list(tail.entries)
         self.outgoing_from = tail.last + 1
-        self.reserved = self.run.reserved_seq
+        self.reserved = self.run.last_seq
         if taken.found_gap:
             assert self.known.redis_lost_data, "a gap is told, and Redis had lost nothing"
             self.outgoing_from, self.outgoing = tail.first, list(tail.entries)
@@ -209,7 +209,7 @@ class Owner:
                 await stores.checkpoints.leave(run, unsaved, Seq(self.next - 1), now)
             case "reserve":
                 assert self.owned is not None, "nobody reserves numbers for a log that he has not opened"
-                await stores.checkpoints.reserve(run, Seq(self.next - 1 + RESERVED_AHEAD), self.owned.log_id, now)
+                await stores.checkpoints.reserve(run, Seq(self.next - 1 + RESERVED_AHEAD), self.owned.reserved_as, now)
             case "park":
                 waits = call(f"call-{next(self.numbers)}", needs_approval=True)
                 asking = answer("may I?", waits)
