@@ -23,14 +23,14 @@ from shared.clock import SystemClock
 from shared.crash_points import arm
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 from shared.domain.ids import IdMaker
-from shared.logging import configure_logging
-from shared.parts import Parts
-from shared.process_lock import only_process
-from shared.redis.connection import Redis, connect, connect_embedded
-from shared.settings import Settings
+from shared.process.context import ProcessContext, only_process
+from shared.process.logging import configure_logging
+from shared.process.settings import Settings
+from shared.process.version import VERSION
+from shared.redis.connection import Redis, connect
+from shared.redis.embedded import connect_embedded
 from shared.sql.engine import WAIT_S, Database
 from shared.sql.migrate import is_current, migrate
-from shared.version import VERSION
 from worker.main import working
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -120,9 +120,11 @@ async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
             "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL and HOLDFAST_DATABASE_URL, or use "
             "holdfast api and holdfast worker"
         )
+    if "builtin_models" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"builtin_models": True})
     with only_process(settings.data_dir):
         database = Database(f"sqlite:///{settings.data_dir / 'holdfast.db'}")
-        async with _parts(settings, database, connect_embedded()) as parts:
+        async with _parts(settings, database, connect_embedded(), is_embedded=True) as parts:
             await migrate(database)
             async with working(parts, alone=True), serving(parts) as app:
                 await _serve(app, options)
@@ -155,12 +157,15 @@ async def _run_migrate(settings: Settings, _options: argparse.Namespace) -> None
 
 
 @asynccontextmanager
-async def _parts(settings: Settings, database: Database, redis: Redis) -> AsyncGenerator[Parts]:
+async def _parts(
+    settings: Settings, database: Database, redis: Redis, *, is_embedded: bool = False
+) -> AsyncGenerator[ProcessContext]:
     try:
-        yield Parts(
+        yield ProcessContext(
             settings=settings,
             database=database,
             redis=redis,
+            is_embedded=is_embedded,
             clock=SystemClock(),
             ids=IdMaker(),
             environment=os.environ,

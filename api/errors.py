@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from shared.domain import errors as domain
-from shared.sql.database_errors import DATABASE_ERRORS, as_ours
+from shared.sql.engine import DATABASE_ERRORS, as_ours
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.CancelRequested: _NEVER_HERE,
     domain.LeaseLost: _NEVER_HERE,
     domain.MoreInput: _NEVER_HERE,
+    domain.LogClosed: _NEVER_HERE,
     domain.RunTimeout: _NEVER_HERE,
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,
@@ -104,19 +105,13 @@ _MODEL_STATUS: Mapping[str, int] = {
     domain.ModelErrorType.BAD_REQUEST: 400,
     domain.ModelErrorType.ERROR: 500,
 }
-_MODEL_MESSAGE: Mapping[str, str] = {
-    domain.ModelErrorType.AUTHENTICATION: "Authentication failed with the LLM model provider.",
-    domain.ModelErrorType.RATE_LIMIT: "The LLM model provider limits the rate of requests. Wait, then try again.",
-    domain.ModelErrorType.TIMEOUT: "The LLM model provider did not answer in time.",
-    domain.ModelErrorType.BAD_REQUEST: "The LLM model provider refused the request as invalid.",
-}
 
 
 def model_error_answer(error_type: str, detail: str | None, message: str | None = None) -> JSONResponse:
     """The answer for a run that failed with this error type; types that are not a model's are a 500 of their own."""
     if error_type == domain.ModelErrorType.CONTEXT_WINDOW:
         return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400)
-    said = message or _MODEL_MESSAGE.get(error_type, "An error occurred with the LLM request.")
+    said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
     body = {"error": {"type": error_type, "message": said, "detail": detail}}
     return JSONResponse(body, _MODEL_STATUS.get(error_type, 500))
 

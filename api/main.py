@@ -7,17 +7,13 @@ from random import random
 
 from fastapi import FastAPI
 
-from api.agent_threads import AgentThreads
-from api.approval_decisions import ApprovalDecisions
+from api.agent_answers import WaitingApproval
+from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
-from api.callback_signature import signing_key
-from api.callbacks import CallbackClient, Callbacks, callback_client
-from api.cancel_requests import CancelRequests
-from api.cancelling import RunCancelling
-from api.compacting import Compacting
-from api.ending import Ending
+from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
+from api.callbacks.signature import signing_key
 from api.errors import add_error_answers
-from api.paths import LettaPaths
+from api.middleware import LettaPaths, ShutdownAnswers
 from api.routes import (
     agent_blocks,
     agent_tools,
@@ -34,37 +30,39 @@ from api.routes import (
     steps,
     tools,
 )
-from api.run_reader import RunReader
-from api.sending import Sending
+from api.runs.answers import AnswerService
+from api.runs.cancel import CancelService, RunCanceller
+from api.runs.compaction import CompactionService
+from api.runs.reader import LogEnds, RunReader
+from api.runs.streaming import StreamService
+from api.runs.submission import SubmissionService
+from api.runs.threads import AgentThreads
 from api.services import Services
-from api.streaming import RunStreaming
-from api.submission import Submission
-from api.waiting_approval import WaitingApproval
-from shared.carry_out import CarryingOut
-from shared.parts import Parts
+from shared.process.context import ProcessContext
+from shared.process.version import VERSION
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.connection import is_reachable
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
-from shared.redis.run_queue import RunQueue
-from shared.redis.worker_presence import WorkerPresence
-from shared.sql.agent_store import AgentStore
-from shared.sql.approval_store import ApprovalStore
-from shared.sql.block_store import BlockStore
-from shared.sql.callback_rows import CallbackStore
-from shared.sql.conversation_store import ConversationStore
-from shared.sql.decision_store import DecisionStore
-from shared.sql.event_rows import EventStore
-from shared.sql.inbox_store import InboxStore
-from shared.sql.message_store import MessageStore
+from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
+from shared.runs.approvals import ApprovalService
+from shared.runs.unowned import UnownedRuns
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.blocks import BlockStore
+from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.tools import ToolStore
+from shared.sql.history.messages import MessageStore
 from shared.sql.migrate import is_current
-from shared.sql.run_listing import RunListing
-from shared.sql.run_store import RunStore
-from shared.sql.settlement import SettlementStore
-from shared.sql.step_rows import StepStore
-from shared.sql.tool_store import ToolStore
-from shared.unowned_run import UnownedRuns
-from shared.version import VERSION
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.callbacks import CallbackStore
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.events import EventStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
+from shared.sql.runs.steps import StepStore
 
 ROUTES = (
     health, agents, agent_tools, agent_blocks, tools, blocks, models, conversations, conversation_messages,
@@ -80,20 +78,20 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(routes.router)
     add_error_answers(app)
     app.add_middleware(LettaPaths)
-    app.add_middleware(Ending)
+    app.add_middleware(ShutdownAnswers)
     return app
 
 
 @asynccontextmanager
-async def serving(parts: Parts) -> AsyncGenerator[FastAPI]:
+async def serving(parts: ProcessContext) -> AsyncGenerator[FastAPI]:
     """The application, with its feed running and callbacks delivered for as long as the block lasts."""
     feed = EventFeed(parts.redis)
     async with feed.running(), callback_client() as client, _callbacks(parts, client).delivering():
         yield create_app(_services(parts, feed))
 
 
-def _callbacks(parts: Parts, client: CallbackClient) -> Callbacks:
-    return Callbacks(
+def _callbacks(parts: ProcessContext, client: CallbackClient) -> CallbackDelivery:
+    return CallbackDelivery(
         outbox=CallbackStore(parts.database),
         runs=RunStore(parts.database),
         messages=MessageStore(parts.database),
@@ -102,26 +100,53 @@ def _callbacks(parts: Parts, client: CallbackClient) -> Callbacks:
         jitter=random,
         key=signing_key(parts.settings.callback_secret.get_secret_value()),
         allow_private=parts.settings.callback_allow_private,
+        intervals=IntervalLock(parts.redis),
     )
 
 
-def _services(parts: Parts, feed: EventFeed) -> Services:
+def _services(parts: ProcessContext, feed: EventFeed) -> Services:
     settings, database, clock, ids = parts.settings, parts.database, parts.clock, parts.ids
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
-    agent_store, conversation_store = AgentStore(database), ConversationStore(database)
+    agent_store, conversation_store = AgentEditor(database), ConversationStore(database)
     message_store, inbox = MessageStore(database), InboxStore(database)
     event_log, queue = EventLog(parts.redis, ttl_s=settings.stream_ttl_s), RunQueue(parts.redis)
-    cancelling = _cancelling(parts, run_store, event_log, queue, feed)
-    reader = RunReader(runs=run_store, events=EventStore(database), event_log=event_log, feed=feed)
-    streaming = RunStreaming(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
-    submission = Submission(
+    unowned = _unowned(parts, run_store, event_log, queue)
+    canceller = RunCanceller(
+        runs=run_store,
+        unowned=unowned,
+        cancel_signal=CancelSignal(parts.redis),
+        queue=queue,
+        feed=feed,
+        event_log=event_log,
+        clock=clock,
+        wait_s=settings.cancel_wait_s,
+        lease_s=settings.lease_s,
+    )
+    decisions = ApprovalService(
+        approvals=approval_store,
+        decisions=DecisionStore(database, ids),
+        runs=run_store,
+        unowned=unowned,
+        queue=queue,
+        clock=clock,
+    )
+    reader = RunReader(
+        runs=run_store,
+        events=EventStore(database),
+        event_log=event_log,
+        feed=feed,
+        log_ends=LogEnds(run_store),
+    )
+    streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
+    submissions = SubmissionService(
         runs=run_store,
         listing=listing,
         approvals=approval_store,
+        decisions=decisions,
         inbox=inbox,
-        settlements=SettlementStore(database, ids),
+        settlements=unowned.settlements,
         queue=queue,
-        cancelling=cancelling,
+        canceller=canceller,
         clock=clock,
         ids=ids,
     )
@@ -141,23 +166,23 @@ def _services(parts: Parts, feed: EventFeed) -> Services:
         listing=listing,
         steps=StepStore(database),
         approvals=approval_store,
-        decisions=_decisions(parts, approval_store, queue),
+        decisions=ApprovalDecisions(approvals=approval_store, tools=ToolStore(database), approval_service=decisions),
         inbox=inbox,
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
-        sending=Sending(
-            submission=submission, streaming=streaming, reader=reader, runs=run_store, messages=message_store
+        sending=AnswerService(
+            submissions=submissions, streaming=streaming, reader=reader, runs=run_store, messages=message_store
         ),
-        compacting=Compacting(
-            submission=submission, reader=reader, runs=run_store, messages=message_store, clock=clock, ids=ids
+        compacting=CompactionService(
+            submissions=submissions, reader=reader, runs=run_store, messages=message_store, clock=clock, ids=ids
         ),
         streaming=streaming,
-        cancels=CancelRequests(runs=run_store, listing=listing, cancelling=cancelling, clock=clock),
+        cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         pending_approval=WaitingApproval(approvals=approval_store, messages=message_store).of_agent,
         readiness=_readiness(parts),
     )
 
 
-def _readiness(parts: Parts) -> Callable[[], Awaitable[Mapping[str, bool]]]:
+def _readiness(parts: ProcessContext) -> Callable[[], Awaitable[Mapping[str, bool]]]:
     presence = WorkerPresence(parts.redis)
 
     async def readiness() -> Mapping[str, bool]:
@@ -172,35 +197,14 @@ def _readiness(parts: Parts) -> Callable[[], Awaitable[Mapping[str, bool]]]:
     return readiness
 
 
-def _decisions(parts: Parts, approval_store: ApprovalStore, queue: RunQueue) -> ApprovalDecisions:
-    decisions = DecisionStore(parts.database, parts.ids)
-    return ApprovalDecisions(
-        approvals=approval_store,
-        tools=ToolStore(parts.database),
-        carrying_out=CarryingOut(decisions=decisions, queue=queue, clock=parts.clock),
-    )
-
-
-def _cancelling(
-    parts: Parts, run_store: RunStore, event_log: EventLog, queue: RunQueue, feed: EventFeed
-) -> RunCancelling:
-    cancel_signal = CancelSignal(parts.redis)
-    return RunCancelling(
+def _unowned(parts: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
+    return UnownedRuns(
         runs=run_store,
-        unowned=UnownedRuns(
-            runs=run_store,
-            settlements=SettlementStore(parts.database, parts.ids),
-            events=EventStore(parts.database),
-            event_log=event_log,
-            queue=queue,
-            cancel_signal=cancel_signal,
-            clock=parts.clock,
-        ),
-        cancel_signal=cancel_signal,
-        lease_s=parts.settings.lease_s,
-        queue=queue,
-        feed=feed,
+        checkpoints=CheckpointStore(parts.database),
+        settlements=SettlementStore(parts.database, parts.ids),
+        events=EventStore(parts.database),
         event_log=event_log,
+        queue=queue,
         clock=parts.clock,
-        wait_s=parts.settings.cancel_wait_s,
+        ids=parts.ids,
     )

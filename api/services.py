@@ -4,26 +4,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.agent_threads import AgentThreads
-from api.approval_decisions import ApprovalDecisions
+from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
-from api.cancel_requests import CancelRequests
-from api.compacting import Compacting
-from api.sending import Sending
-from api.streaming import RunStreaming
+from api.runs.answers import AnswerService
+from api.runs.cancel import CancelService
+from api.runs.compaction import CompactionService
+from api.runs.streaming import StreamService
+from api.runs.threads import AgentThreads
 from shared.clock import Clock
 from shared.domain.ids import AgentId, IdMaker, ProjectId
-from shared.settings import Settings
-from shared.sql.agent_store import AgentStore
-from shared.sql.approval_store import ApprovalStore
-from shared.sql.block_store import BlockStore
-from shared.sql.conversation_store import ConversationStore
-from shared.sql.inbox_store import InboxStore
-from shared.sql.message_store import MessageStore
-from shared.sql.run_listing import RunListing
-from shared.sql.run_store import RunStore
-from shared.sql.step_rows import StepStore
-from shared.sql.tool_store import ToolStore
+from shared.process.settings import Settings
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.blocks import BlockStore
+from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.tools import ToolStore
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.steps import StepStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Services:
     keys: ApiKeys
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
-    agents: AgentStore
+    agents: AgentEditor
     tools: ToolStore
     blocks: BlockStore
     conversations: ConversationStore
@@ -48,10 +48,10 @@ class Services:
     decisions: ApprovalDecisions
     inbox: InboxStore
     threads: AgentThreads
-    sending: Sending
-    compacting: Compacting
-    streaming: RunStreaming
-    cancels: CancelRequests
+    sending: AnswerService
+    compacting: CompactionService
+    streaming: StreamService
+    cancels: CancelService
     pending_approval: Callable[[ProjectId, AgentId], Awaitable[dict[str, Any] | None]]
     """The wire's approval request message that waits in an agent's default history."""
     readiness: Callable[[], Awaitable[Mapping[str, bool]]]

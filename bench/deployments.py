@@ -15,9 +15,11 @@ import psutil
 from bench.client import Client
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
-from tests.kit.postgres_server import PostgresServer
-from tests.kit.processes import api_at, free_port, processes_in
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.commands import execute
+from tests.kit.product.processes import api_at, processes_in
+from tests.kit.services.databases import PostgresServer
+from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.tcp_proxy import free_port
 
 SETTINGS = {"HOLDFAST_LOG_LEVEL": "WARNING"}
 
@@ -47,7 +49,7 @@ async def model() -> AsyncGenerator[dict[str, str]]:
 async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerator[Deployment]:
     """`holdfast dev`: SQLite and the Redis inside the process."""
     port = free_port()
-    async with processes_in(directory, {**environment, **SETTINGS}) as processes, api_at(port) as http:
+    async with processes_in(directory, {**environment, **SETTINGS}, execute) as processes, api_at(port) as http:
         dev = await processes.dev(port)
         yield Deployment(Client(http), {"api + worker": psutil.Process(dev.pid)})
 
@@ -64,7 +66,7 @@ async def services(directory: Path, environment: dict[str, str], postgres_url: s
         connections = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": redis.url}
         port = free_port()
         variables = {**environment, **SETTINGS, **connections}
-        async with processes_in(directory, variables) as processes, api_at(port) as http:
+        async with processes_in(directory, variables, execute) as processes, api_at(port) as http:
             api, worker = await asyncio.gather(processes.api(port), processes.worker())
             yield Deployment(Client(http), {"api": psutil.Process(api.pid), "worker": psutil.Process(worker.pid)})
     finally:

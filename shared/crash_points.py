@@ -1,8 +1,9 @@
-"""Where a test may have this process die: before and after every durable write of a run's life.
+"""Where a test may have this process die, or lose an answer: around every durable write of a run's life.
 
 What must survive any crash is shown by crashing everywhere. `HOLDFAST_CRASH_AT=settle:after` ends the process, as `kill
--9` would, when it gets there; `settle:after:2` when it gets there for the second time. Without the setting nothing here
-does anything.
+-9` would, when it gets there; `settle:after:2` when it gets there for the second time. `settle:lost` lets the write
+happen and then loses its answer, as a connection does that breaks at that moment; `settle:lost:1:2` loses the first
+two. Without the setting nothing here does anything.
 """
 
 import os
@@ -12,62 +13,84 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import ClassVar
 
-from shared.domain.errors import InvalidRequest
+from shared.domain.errors import InvalidRequest, Unavailable
 
 
-class DurableWrite(StrEnum):
-    """The writes that a run's life consists of."""
+class CrashPoint(StrEnum):
+    """The durable writes that a run's life consists of."""
 
     SUBMIT = "submit"
-    RING = "ring"
+    SUBMIT_REFUSED = "submit_refused"
+    DISPATCH = "dispatch"
     CLAIM = "claim"
     OPEN_LOG = "open_log"
-    RESERVE = "reserve"
+    ADOPT = "adopt"
     APPEND = "append"
+    SPILL = "spill"
+    NEW_FENCE = "new_fence"
     DELIVER = "deliver"
     CHECKPOINT = "checkpoint"
     INTENT = "intent"
+    HAND_OVER = "hand_over"
     PARK = "park"
     DECIDE = "decide"
     SETTLE = "settle"
     FINISH_JOB = "finish_job"
     CANCEL = "cancel"
     ANNOUNCE_CANCEL = "announce_cancel"
+    TAKE_OVER = "take_over"
     INJECT = "inject"
-    RING_AGAIN = "ring_again"
+    DISPATCH_AGAIN = "dispatch_again"
+
+
+SIDES = ("before", "after", "lost")
 
 
 class _Armed:
-    """This process's point, and how often it is still to be passed. Of the process, because a crash is."""
+    """This process's point, the passes still to come before it acts, and how often it acts then. Of the process,
+    because a crash is."""
 
     point: ClassVar[str] = ""
     passes: ClassVar[int] = 0
+    times: ClassVar[int] = 0
 
 
 def arm(setting: str) -> None:
-    """Sets the point of `HOLDFAST_CRASH_AT`. Raises `InvalidRequest` when there is no such point."""
-    write, _, rest = setting.partition(":")
-    side, _, times = rest.partition(":")
-    if write not in set(DurableWrite) or side not in ("before", "after") or not (times or "1").isdecimal():
-        raise InvalidRequest(
-            f"HOLDFAST_CRASH_AT={setting!r}: use <write>:before or <write>:after with a write of "
-            f"{', '.join(DurableWrite)}"
-        )
-    _Armed.point, _Armed.passes = f"{write}:{side}", int(times or "1")
-
-
-def reach(write: DurableWrite | None, side: str) -> None:
-    """Ends the process if it is to end here."""
-    if not _Armed.point or write is None or f"{write}:{side}" != _Armed.point:
+    """Sets the point of `HOLDFAST_CRASH_AT`, or none for an empty text. Raises `InvalidRequest` when there is no such
+    point."""
+    if not setting:
+        _Armed.point = ""
         return
-    _Armed.passes -= 1
-    if _Armed.passes == 0:
+    write, side, passes, times, *more = [*setting.split(":"), "", "1", "1"][: max(4, setting.count(":") + 1)]
+    numbers = (passes or "1", times or "1")
+    if write not in set(CrashPoint) or side not in SIDES or more or not all(map(str.isdecimal, numbers)):
+        raise InvalidRequest(
+            f"HOLDFAST_CRASH_AT={setting!r}: use <write>:<side>, with a side of {', '.join(SIDES)} and a write of "
+            f"{', '.join(CrashPoint)}"
+        )
+    _Armed.point, _Armed.passes, _Armed.times = f"{write}:{side}", int(numbers[0]), int(numbers[1])
+
+
+def reach(point: CrashPoint | None, side: str) -> None:
+    """Ends the process if it is to end here. At `after`, raises `Unavailable` if the answer is to be lost."""
+    if not _Armed.point or point is None:
+        return
+    if _is_due(f"{point}:{side}"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if side == "after" and _is_due(f"{point}:lost"):
+        raise Unavailable(f"the answer to {point} was lost on purpose")
+
+
+def _is_due(name: str) -> bool:
+    if name != _Armed.point:
+        return False
+    _Armed.passes -= 1
+    return -_Armed.times < _Armed.passes <= 0
 
 
 @contextmanager
-def durable(write: DurableWrite) -> Generator[None]:
+def crash_point(point: CrashPoint) -> Generator[None]:
     """Surrounds a write to Redis; those to SQL name theirs when they begin their transaction."""
-    reach(write, "before")
+    reach(point, "before")
     yield
-    reach(write, "after")
+    reach(point, "after")

@@ -1,46 +1,69 @@
 """The services that tests run on. A test that asks for `database_url` runs once per kind of database."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
-from tests.kit.missing_service import missing_service
-from tests.kit.postgres_server import PostgresServer
+from tests.kit.services.databases import PostgresServer, migrate_database, on_another_loop
+from tests.kit.services.missing_service import missing_service
 
-pytest_plugins = ["tests.kit.redis_fixtures"]
+pytest_plugins = ["tests.kit.services.redis_fixtures"]
 
 TEST_DATABASE = "HOLDFAST_TEST_DATABASE_URL"
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> PostgresServer:
+def postgres_server() -> Iterator[PostgresServer]:
     """The server that HOLDFAST_TEST_DATABASE_URL names, or the one on this machine."""
     server = PostgresServer(os.environ.get(TEST_DATABASE) or "postgresql://127.0.0.1/test")
     try:
         server.check()
     except (OSError, SQLAlchemyError) as error:
         missing_service("Postgres", TEST_DATABASE, error)
-    return server
+    yield server
+    server.drop_given_back()
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database of the product's shape, for tests to copy."""
+    file = tmp_path_factory.mktemp("migrated") / "holdfast.sqlite3"
+    on_another_loop(migrate_database(f"sqlite:///{file}"))
+    return file
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """A SQLite file that does not exist yet."""
-    return f"sqlite:///{tmp_path / 'holdfast.sqlite3'}"
+def sqlite_url(tmp_path: Path, migrated_sqlite_file: Path) -> str:
+    """A new SQLite database, migrated, without rows."""
+    file = shutil.copy(migrated_sqlite_file, tmp_path)
+    return f"sqlite:///{file}"
 
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A new, empty Postgres database, dropped after the test."""
-    url = postgres_server.create_database()
+    """A Postgres database, migrated, without rows."""
+    url = postgres_server.lend_migrated()
     yield url
-    postgres_server.drop_database(url)
+    postgres_server.give_back(url)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
-    """A new, empty database: first SQLite, then Postgres."""
+    """A migrated database without rows: first SQLite, then Postgres."""
     return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A new database without tables: first SQLite, then Postgres."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.sqlite3'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    url = server.create_database()
+    yield url
+    server.drop_database(url)

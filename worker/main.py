@@ -1,87 +1,94 @@
 """The worker's composition root: the only place that constructs what a worker consists of."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import uuid4
 
-from shared.background import background
-from shared.background_loop import repeating
-from shared.carry_out import CarryingOut
-from shared.parts import Parts
+from shared.concurrency import background
+from shared.process.context import ProcessContext
 from shared.redis.cancel_signal import CancelSignal
-from shared.redis.connection import is_embedded
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
-from shared.redis.run_queue import RunQueue
-from shared.sql.agent_store import AgentStore
-from shared.sql.approval_store import ApprovalStore
-from shared.sql.checkpoint_store import CheckpointStore
-from shared.sql.decision_store import DecisionStore
-from shared.sql.event_rows import EventStore
-from shared.sql.inbox_store import InboxStore
-from shared.sql.message_store import MessageStore
-from shared.sql.run_listing import RunListing
-from shared.sql.run_store import RunStore
-from shared.sql.settlement import SettlementStore
-from shared.unowned_run import UnownedRuns
-from worker.approval_expiry import ApprovalExpiry
-from worker.cancellation import Cancellation
-from worker.execute_run import RunExecution
+from shared.redis.queue import IntervalLock, RunQueue
+from shared.runs.approvals import ApprovalService
+from shared.runs.unowned import UnownedRuns
+from shared.sql.definitions.agents import AgentStore
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.events import EventStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
 from worker.models.registry import Models
-from worker.prepare_run import RunPreparation
-from worker.queue_worker import QueueWorker
-from worker.recovery import Recovery
-from worker.run_work import RunServices
-from worker.settle_run import RunSettling
+from worker.queue.queue_worker import QueueWorker
+from worker.run.active_runs import ActiveRuns
+from worker.run.context import RunServices
+from worker.run.execute_run import RunExecutor
+from worker.run.settle import RunFinisher
 from worker.tools.process_sandbox import ProcessSandbox
+from worker.upkeep.sweeper import Sweeper
 
-BEGINNING_AT_ONCE = 4
+STARTS_AT_ONCE = 4
 
 HAND_OVER_S = 10.0
 """Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
 
 
 @asynccontextmanager
-async def working(parts: Parts, *, alone: bool = False) -> AsyncGenerator[QueueWorker]:
+async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGenerator[QueueWorker]:
     """A worker that takes runs for as long as the block lasts; at its end they are handed over.
 
     `alone`: no other process shares this Redis, so runs that are in flight at the start are taken up at once.
     """
-    settings = parts.settings
+    settings = process.settings
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
     async with AsyncExitStack() as stack:
         models = Models(
-            parts.environment,
+            process.environment,
             first_event_timeout=settings.first_event_timeout,
             idle_timeout=settings.idle_timeout,
             retries=settings.model_retries,
+            builtin_models=settings.builtin_models,
         )
         stack.push_async_callback(models.aclose)
         sandbox = ProcessSandbox(memory_mb=settings.tool_memory_mb, grace_s=settings.tool_grace)
         stack.push_async_callback(sandbox.aclose)
-        runs = RunStore(parts.database)
-        cancellation = Cancellation(
-            signal=CancelSignal(parts.redis), runs=runs, clock=parts.clock, look_every_s=settings.lease_s / 3
+        services = _run_services(process, models, sandbox)
+        active_runs = ActiveRuns(
+            signal=CancelSignal(process.redis),
+            runs=services.runs,
+            clock=process.clock,
+            look_every_s=settings.lease_s / 3,
         )
-        execution = _execution(parts, runs, cancellation, _run_services(parts, models, sandbox))
+        executor = _executor(process, name, active_runs, services)
         queue_worker = QueueWorker(
-            redis=parts.redis,
-            execute=execution.execute_run,
+            redis=process.redis,
+            is_embedded=process.is_embedded,
+            name=name,
+            execute=executor.execute_run,
             max_runs=settings.max_runs,
             lease_s=settings.lease_s,
-            on_lease_lost=lambda job_id: cancellation.lease_lost(parse_job_id(job_id)[0]),
-            still_ours=lambda job_id: cancellation.still_owned(parse_job_id(job_id)[0]),
-            on_shutdown=cancellation.shut_down,
+            on_lease_lost=lambda job_id: active_runs.lease_lost(parse_job_id(job_id)[0]),
+            still_ours=lambda job_id: active_runs.still_owned(parse_job_id(job_id)[0]),
+            on_shutdown=active_runs.shut_down,
         )
-        unowned = _unowned(parts, runs)
-        recovery, expiry = _recovery(parts, runs, unowned), _expiry(parts, runs, unowned)
+        unowned = _unowned(process, services)
+        sweeper, approvals = _sweeper(process, services, unowned), _approvals(process, services, unowned)
         if alone:
-            await recovery.restart()
-        sweeping = repeating(recovery.sweep, every_s=settings.sweep_s, name="sweep")
-        expiring = repeating(expiry.expire, every_s=settings.sweep_s, name="approval expiry")
+            await sweeper.restart()
         await stack.enter_async_context(background(models.warm(), name="import model clients"))
-        await stack.enter_async_context(cancellation.listening())
-        await stack.enter_async_context(sweeping)
-        await stack.enter_async_context(expiring)
+        await stack.enter_async_context(active_runs.listening())
+        intervals, every_s = IntervalLock(process.redis), settings.sweep_s
+        await stack.enter_async_context(intervals.repeating(sweeper.sweep, every_s=every_s, name="sweep"))
+        await stack.enter_async_context(
+            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
+        )
         await stack.enter_async_context(background(queue_worker.serve(), name="queue worker"))
         try:
             yield queue_worker
@@ -89,81 +96,77 @@ async def working(parts: Parts, *, alone: bool = False) -> AsyncGenerator[QueueW
             await queue_worker.drain(settings.drain_s, hand_over_s=HAND_OVER_S)
 
 
-def _run_services(parts: Parts, models: Models, sandbox: ProcessSandbox) -> RunServices:
-    database = parts.database
+def _run_services(process: ProcessContext, models: Models, sandbox: ProcessSandbox) -> RunServices:
+    database, settings = process.database, process.settings
     return RunServices(
         models=models,
         sandbox=sandbox,
+        agents=AgentStore(database),
         messages=MessageStore(database),
+        runs=RunStore(database),
         checkpoints=CheckpointStore(database),
+        settlements=SettlementStore(database, process.ids),
+        events=EventStore(database),
         inbox=InboxStore(database),
-        clock=parts.clock,
-        ids=parts.ids,
-        tool_timeout_s=parts.settings.tool_timeout,
-        patience_s=parts.settings.lease_s,
-        token_budget=parts.settings.run_token_budget,
+        event_log=EventLog(process.redis, ttl_s=settings.stream_ttl_s),
+        clock=process.clock,
+        ids=process.ids,
+        stores_first=process.is_embedded,
+        tool_timeout_s=settings.tool_timeout,
+        patience_s=settings.database_patience,
+        token_budget=settings.run_token_budget,
     )
 
 
-def _execution(parts: Parts, runs: RunStore, cancellation: Cancellation, services: RunServices) -> RunExecution:
-    database = parts.database
-    event_log = EventLog(parts.redis, ttl_s=parts.settings.stream_ttl_s)
-    return RunExecution(
-        runs=runs,
-        preparation=RunPreparation(
-            agents=AgentStore(database),
-            checkpoints=services.checkpoints,
-            events=EventStore(database),
-            event_log=event_log,
-            services=services,
-            clock=parts.clock,
-            stores_first=is_embedded(parts.redis),
+def _executor(process: ProcessContext, name: str, active_runs: ActiveRuns, services: RunServices) -> RunExecutor:
+    return RunExecutor(
+        worker=name,
+        services=services,
+        active_runs=active_runs,
+        finisher=RunFinisher(
+            settlements=services.settlements,
+            queue=RunQueue(process.redis),
+            event_log=services.event_log,
+            clock=process.clock,
+            patience_s=services.patience_s,
         ),
-        cancellation=cancellation,
-        settling=RunSettling(
-            settlements=SettlementStore(database, parts.ids),
-            queue=RunQueue(parts.redis),
-            event_log=event_log,
-            cancel_signal=cancellation.signal,
-            clock=parts.clock,
-            patience_s=parts.settings.lease_s,
-        ),
-        max_stalled_claims=parts.settings.max_stalled_claims,
-        run_timeout_s=parts.settings.run_timeout,
-        beginning=asyncio.Semaphore(BEGINNING_AT_ONCE),
+        max_attempts=process.settings.max_attempts,
+        run_timeout_s=process.settings.run_timeout,
+        start_slots=asyncio.Semaphore(STARTS_AT_ONCE),
     )
 
 
-def _unowned(parts: Parts, runs: RunStore) -> UnownedRuns:
+def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
     return UnownedRuns(
-        runs=runs,
-        settlements=SettlementStore(parts.database, parts.ids),
-        events=EventStore(parts.database),
-        event_log=EventLog(parts.redis, ttl_s=parts.settings.stream_ttl_s),
-        queue=RunQueue(parts.redis),
-        cancel_signal=CancelSignal(parts.redis),
-        clock=parts.clock,
+        runs=services.runs,
+        checkpoints=services.checkpoints,
+        settlements=services.settlements,
+        events=services.events,
+        event_log=services.event_log,
+        queue=RunQueue(process.redis),
+        clock=process.clock,
+        ids=process.ids,
     )
 
 
-def _recovery(parts: Parts, runs: RunStore, unowned: UnownedRuns) -> Recovery:
-    return Recovery(
-        listing=RunListing(parts.database),
-        runs=runs,
-        queue=RunQueue(parts.redis),
+def _sweeper(process: ProcessContext, services: RunServices, unowned: UnownedRuns) -> Sweeper:
+    return Sweeper(
+        listing=RunListing(process.database),
+        runs=services.runs,
+        queue=RunQueue(process.redis),
         unowned=unowned,
-        clock=parts.clock,
-        quiet_s=max(2.0, parts.settings.lease_s),
-        patience_s=parts.settings.lease_s / 2,
+        clock=process.clock,
+        quiet_s=max(2.0, process.settings.lease_s),
+        patience_s=process.settings.lease_s / 2,
     )
 
 
-def _expiry(parts: Parts, runs: RunStore, unowned: UnownedRuns) -> ApprovalExpiry:
-    decisions = DecisionStore(parts.database, parts.ids)
-    return ApprovalExpiry(
-        approvals=ApprovalStore(parts.database),
-        carrying_out=CarryingOut(decisions=decisions, queue=RunQueue(parts.redis), clock=parts.clock),
-        runs=runs,
+def _approvals(process: ProcessContext, services: RunServices, unowned: UnownedRuns) -> ApprovalService:
+    return ApprovalService(
+        approvals=ApprovalStore(process.database),
+        decisions=DecisionStore(process.database, process.ids),
+        runs=services.runs,
         unowned=unowned,
-        clock=parts.clock,
+        queue=RunQueue(process.redis),
+        clock=process.clock,
     )

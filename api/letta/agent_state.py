@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from api.letta.blocks import wire_block
+from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config, wire_llm_config, wire_model_settings
-from api.letta.moments import wire_time
 from api.letta.tools import wire_tool
 from shared.domain.agents import Agent
-from shared.sql.agent_store import AgentDetails
+from shared.sql.definitions.agents import AgentDetails
 
 SECRETS = "agent.secrets"
 PENDING_APPROVAL = "agent.pending_approval"

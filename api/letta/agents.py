@@ -20,11 +20,9 @@ from api.letta.model_settings import (
     Tokens,
     changed_options,
 )
-from shared.domain.agents import Agent, ModelOptions
-from shared.domain.approval_rules import with_tool_rules
+from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.model_catalog import DEFAULT_HANDLE
-from shared.domain.prompt import DEFAULT_SYSTEM
 
 KEPT = (
     "base_template_id",

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.letta.moments import wire_time
+from api.letta.envelope import wire_time
 from api.letta.runs import wire_run
 from shared.domain.approvals import Approval
 from shared.domain.ids import is_id

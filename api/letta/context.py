@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from api.letta.moments import wire_time
+from api.letta.envelope import wire_time
+from shared.domain.agents import render_memory
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -16,14 +17,11 @@ from shared.domain.messages import (
     ToolReturn,
     ToolReturns,
     UserMessage,
+    estimate_tokens,
 )
 from shared.domain.model_catalog import context_window_of
-from shared.domain.prompt import render_memory
 from shared.domain.tools import Tool
-from shared.sql.agent_store import AgentDetails
-
-CHARACTERS_PER_TOKEN = 4
-"""A rule of thumb for English text and JSON."""
+from shared.sql.definitions.agents import AgentDetails
 
 
 def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str, Any]:
@@ -65,8 +63,7 @@ def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str
 
 
 def _tokens(what: object) -> int:
-    text = what if isinstance(what, str) else json.dumps(what)
-    return -(-len(text) // CHARACTERS_PER_TOKEN)
+    return estimate_tokens(what if isinstance(what, str) else json.dumps(what))
 
 
 def _said(message: dict[str, Any]) -> list[Any]:

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
+from api.letta.envelope import wire_time
+from api.letta.message_input import MessagesRequest, StreamRequest
 from api.letta.model_settings import Handle, ModelSettingsFields
-from api.letta.moments import wire_time
 from shared.domain.conversations import Conversation
-from shared.domain.ids import AgentId, IdMaker, ProjectId
-from shared.sql.conversation_store import ConversationDetails
+from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, ProjectId
+from shared.sql.definitions.conversations import ConversationDetails
 
 
 def _known_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -91,3 +92,22 @@ def wire_conversation(found: ConversationDetails) -> dict[str, Any]:
         "archived": conversation.archived_at is not None,
         "archived_at": wire_time(conversation.archived_at),
     }
+
+
+NamedAgent = Annotated[AgentId | None, Field(pattern=f"^agent-{UUID4_PATTERN}$")]
+"""The agent whose default history is meant, where the conversation is called `default`."""
+
+
+class ConversationMessagesRequest(MessagesRequest):
+    """Messages for a conversation. They are answered with a stream unless that is turned off."""
+
+    streaming: bool | None = True
+    agent_id: NamedAgent = None
+
+
+class ConversationStreamRequest(StreamRequest):
+    """Which run's stream to resume: the one named, the one of a message's otid, or the conversation's newest."""
+
+    agent_id: NamedAgent = None
+    run_id: str | None = None
+    otid: str | None = None

@@ -1,7 +1,7 @@
 """The fields that every message of the wire has, in the wire's order, and its part ids."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, overload
 from uuid import UUID
 
 
@@ -37,3 +37,12 @@ def part_otid(message_id: str, part: int) -> str:
     whole = UUID(message_id.partition("-")[2])
     last = (whole.bytes[-1] & 0x80) | (part & 0x7F)
     return str(UUID(bytes=whole.bytes[:-1] + bytes([last])))
+
+
+@overload
+def wire_time(moment: datetime) -> str: ...
+@overload
+def wire_time(moment: None) -> None: ...
+def wire_time(moment: datetime | None) -> str | None:
+    """UTC with a Z, microseconds where there are any."""
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

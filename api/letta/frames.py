@@ -43,7 +43,7 @@ class Frames:
         """The frame of a log entry; None when this reader does not want to see it."""
         return self.of_event(seq, events.decode(entry))
 
-    def of_event(self, seq: Seq, event: events.Event) -> Frame | None:
+    def of_event(self, seq: Seq, event: events.Event | events.Unknown) -> Frame | None:
         """The frame of an event; None when this reader does not want to see it."""
         if isinstance(event, events.Ended):
             return Frame(seq, None)
@@ -66,7 +66,7 @@ class Frames:
         ping_id = "ping-" + self._run_id.partition("-")[2]
         return envelope("ping", message_id=ping_id, moment=moment, run_id=self._run_id, seq_id=seq)
 
-    def _body(self, seq: Seq, event: events.Event) -> dict[str, Any] | None:
+    def _body(self, seq: Seq, event: events.Event | events.Unknown) -> dict[str, Any] | None:
         match event:
             case events.RunCreated():
                 return self._created(seq, event)
@@ -89,11 +89,11 @@ class Frames:
                 return self._ending(seq, event)
             case events.StatusChanged():
                 return self._status(seq, event)
-            case events.StepRestarted():
-                void = {"attempt": event.attempt, "void_message_ids": event.void_message_ids}
-                return self._note("step_restarted", seq, event.at, void)
-            case events.Gap():
-                return self._note("gap", seq, event.at, {"first_missing": event.first_missing, "last_missing": seq})
+            case events.StepRestarted() | events.LogContinued() | events.Gap():
+                return self._note(seq, event)
+            case events.Unknown():
+                # Written by a newer release. Its number must not be missing for those who count.
+                return self._ping(seq, _moment(event.at))
             case events.Ended():
                 return None
             case _:
@@ -152,10 +152,21 @@ class Frames:
         place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
         return {"message_type": "run_status", "status": event.status, "cause": event.cause, **place}
 
-    def _note(self, event_type: str, seq: Seq, at: int, data: dict[str, Any]) -> dict[str, Any]:
+    def _note(self, seq: Seq, event: events.StepRestarted | events.LogContinued | events.Gap) -> dict[str, Any]:
         """Letta's way to tell a developer of something that is no part of the conversation."""
+        match event:
+            case events.StepRestarted():
+                event_type = "step_restarted"
+                data: dict[str, Any] = {"attempt": event.attempt, "void_message_ids": event.void_message_ids}
+                data |= {} if event.follows is None else {"follows": event.follows}
+            case events.LogContinued():
+                event_type, data = "log_continued", {"follows": event.follows}
+            case events.Gap():
+                event_type, data = "gap", {"first_missing": event.first_missing, "last_missing": seq}
+            case _:
+                assert_never(event)
         note_id = f"message-{uuid5(NAMESPACE_OID, f'{self._run_id}:{seq}')}"
-        head = envelope("event_message", message_id=note_id, moment=_moment(at), run_id=self._run_id, seq_id=seq)
+        head = envelope("event_message", message_id=note_id, moment=_moment(event.at), run_id=self._run_id, seq_id=seq)
         return {**head, "event_type": event_type, "event_data": data}
 
     def _head(

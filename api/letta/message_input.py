@@ -3,11 +3,11 @@
 from collections.abc import Container
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from api.letta.callback_url import CallbackUrl
 from shared.domain.errors import CancelMode, InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
@@ -21,6 +21,20 @@ from shared.domain.messages import (
 )
 from shared.domain.runs import OTIDS
 from shared.domain.tools import ClientTool
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("callback_url must be an http:// or https:// URL with a host")
+    if parts.port == 0 or any(character.isspace() or not character.isprintable() for character in url):
+        raise ValueError("callback_url is not a valid URL")
+    return url
+
+
+CallbackUrl = Annotated[str, Field(max_length=2000), AfterValidator(_checked)]
+"""An http(s) URL with a host."""
+
 
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
 

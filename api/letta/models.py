@@ -3,12 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shared.domain.model_catalog import EMBEDDINGS, MODELS, PROVIDERS, KnownEmbedding, KnownModel
+from shared.domain.errors import InvalidRequest
+from shared.domain.model_catalog import (
+    BUILTIN_IS_OFF,
+    EMBEDDINGS,
+    MODELS,
+    PROVIDERS,
+    KnownEmbedding,
+    KnownModel,
+    is_builtin,
+    offered,
+)
 
 
-def wire_models(environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The models of every provider that is configured. Servers with models of their own (Ollama) are not asked."""
-    return [_wire_model(model, environment) for model in MODELS if PROVIDERS[model.provider].is_configured(environment)]
+def wire_models(environment: Mapping[str, str], *, builtin: bool) -> list[dict[str, Any]]:
+    """The models of every provider that is configured. Servers with models of their own (Ollama) are not asked.
+
+    `builtin`: whether the built-in models are on.
+    """
+    return [
+        _wire_model(model, environment) for model in MODELS if offered(model.provider, environment, builtin=builtin)
+    ]
 
 
 def wire_embeddings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -20,10 +35,19 @@ def wire_embeddings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def refuse_builtin(handle: str | None, *, builtin: bool) -> None:
+    """Raises `InvalidRequest` for a built-in model where they are off.
+
+    A provider's key may come later, and only the workers have it; that the built-in models are off is known here.
+    """
+    if handle is not None and is_builtin(handle) and not builtin:
+        raise InvalidRequest(f"the model {handle!r} cannot be used. {BUILTIN_IS_OFF}")
+
+
 def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, Any]:
     provider = PROVIDERS[model.provider]
     return {
-        "handle": f"{model.provider}/{model.name}",
+        "handle": model.handle,
         "name": model.name,
         "display_name": model.name,
         "provider_type": provider.wire_type,
@@ -34,11 +58,11 @@ def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, 
         "model_endpoint": provider.url(environment),
         "provider_category": "base",
         "model_wrapper": None,
-        "context_window": model.context_window,
+        "context_window": model.family.context_window,
         "put_inner_thoughts_in_kwargs": False,
         "temperature": None,
         "max_tokens": model.max_output_tokens,
-        "enable_reasoner": model.reasons,
+        "enable_reasoner": model.family.can_think,
         "reasoning_effort": None,
         "max_reasoning_tokens": 0,
         "effort": None,
@@ -53,7 +77,7 @@ def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, 
         "top_logprobs": None,
         "return_token_ids": False,
         "tool_call_parser": None,
-        "max_context_window": model.context_window,
+        "max_context_window": model.family.context_window,
     }
 
 

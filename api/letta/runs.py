@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from api.letta.envelope import wire_time
 from api.letta.frames import error_fields
-from api.letta.moments import wire_time
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.model_catalog import context_window_of

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from api.agent_answers import agent_answer
 from api.dependencies import AgentIdPath, BlockIdPath, NewestFirst, ProjectDep, ServicesDep
 from api.letta.blocks import BlockUpdate, wire_block
-from shared.sql.block_store import BlockFilter
+from shared.sql.definitions.blocks import BlockFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"])
 

@@ -9,7 +9,7 @@ from api.agent_answers import agent_answer
 from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, ToolIdPath
 from api.letta.tools import wire_tool
 from shared.domain.errors import InvalidRequest
-from shared.sql.tool_store import ToolFilter
+from shared.sql.definitions.tools import ToolFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"])
 

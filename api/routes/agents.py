@@ -10,10 +10,10 @@ from api.letta.agent_state import SECRETS
 from api.letta.agents import AgentCreate, AgentUpdate, new_agent
 from api.letta.blocks import new_block
 from api.letta.context import wire_context
-from shared.domain.agents import Agent
+from api.letta.models import refuse_builtin
+from shared.domain.agents import Agent, render_system
 from shared.domain.ids import ThreadId
-from shared.domain.prompt import render_system
-from shared.sql.agent_store import AgentFilter
+from shared.sql.definitions.agents import AgentFilter
 
 router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
@@ -31,6 +31,7 @@ def _agent_filter(
 @router.post("")
 async def create_agent(body: AgentCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """Makes an agent, and the memory blocks that come with it."""
+    refuse_builtin(body.handle(), builtin=services.settings.builtin_models)
     now = services.clock.now()
     named_tools = await services.tools.ids_by_name(project_id, body.tools or ())
     agent = await services.agents.create(
@@ -72,6 +73,7 @@ async def update_agent(
     agent_id: AgentIdPath, body: AgentUpdate, services: ServicesDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress goes on as it began until its next step."""
+    refuse_builtin(body.handle(), builtin=services.settings.builtin_models)
     agent = await services.agents.update(project_id, agent_id, body.apply, services.clock.now())
     return await agent_answer(services, agent, [SECRETS])
 

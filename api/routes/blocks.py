@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from api.agent_answers import agent_answers
 from api.dependencies import BlockIdPath, NewestFirst, OldestFirst, ProjectDep, ServicesDep, Texts
 from api.letta.blocks import BlockCreate, BlockUpdate, new_block, wire_block
-from shared.sql.agent_store import AgentFilter
-from shared.sql.block_store import BlockFilter
+from shared.sql.definitions.agents import AgentFilter
+from shared.sql.definitions.blocks import BlockFilter
 
 router = APIRouter(prefix="/v1/blocks", tags=["blocks"])
 

@@ -6,14 +6,13 @@ from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict
 
-from api.agent_threads import AgentThread
 from api.dependencies import AgentIdPath, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
 from api.letta.compaction import CompactRequest
-from api.letta.conversation_messages import NamedAgent
-from api.letta.conversations import ConversationCreate, new_conversation, wire_conversation
-from shared.domain.fork import copies_of
+from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
+from api.runs.threads import AgentThread
+from shared.domain.agents import render_system
+from shared.domain.conversations import copies_of
 from shared.domain.ids import UUID4_PATTERN, MessageId
-from shared.domain.prompt import render_system
 
 router = APIRouter(prefix="/v1", tags=["conversations"])
 

@@ -4,19 +4,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from api.agent_threads import AgentThread
 from api.dependencies import OptionalAgentIdQuery, ProjectDep, ServicesDep, TenNewestFirst, ThreadName
-from api.letta.conversation_messages import ConversationMessagesRequest, ConversationStreamRequest
+from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
 from api.letta.message_input import CancelRequestIn, IfBusy
 from api.letta.messages import wire_messages
+from api.runs.submission import Submission
+from api.runs.threads import AgentThread
 from api.services import Services
-from api.submission import Order
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import MessageId, ProjectId, RunId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.sql.paging import Page
-from shared.sql.run_listing import RunFilter
+from shared.sql.runs.listing import RunFilter
 
 router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"])
 
@@ -39,7 +39,7 @@ async def send_messages(
     The same otids again give the same run's stream.
     """
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
-    order = Order(
+    submission = Submission(
         agent=thread.agent,
         request=request,
         background=request.background,
@@ -52,7 +52,7 @@ async def send_messages(
         # Also the agent's default history is locked when it is addressed as a conversation.
         if_busy=if_busy or request.if_busy or "reject",
     )
-    return await services.sending.send(order)
+    return await services.sending.send(submission)
 
 
 @router.get("/messages")

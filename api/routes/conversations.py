@@ -13,9 +13,10 @@ from api.dependencies import (
     TenNewestFirst,
 )
 from api.letta.conversations import ConversationCreate, ConversationUpdate, new_conversation, wire_conversation
+from api.letta.models import refuse_builtin
 from api.services import Services
 from shared.domain.conversations import Conversation
-from shared.sql.conversation_store import ArchiveStatus, ConversationFilter
+from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
@@ -29,6 +30,7 @@ async def create_conversation(
 ) -> dict[str, Any]:
     """Begins a conversation with an agent."""
     asked = body or ConversationCreate()
+    refuse_builtin(asked.model, builtin=services.settings.builtin_models)
     conversation = new_conversation(asked, agent_id, project_id, services.ids, services.clock.now())
     return await _answer(services, await services.conversations.create(conversation))
 
@@ -61,6 +63,7 @@ async def update_conversation(
     conversation_id: ConversationIdPath, body: ConversationUpdate, services: ServicesDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """Changes a conversation."""
+    refuse_builtin(body.model, builtin=services.settings.builtin_models)
     now = services.clock.now()
 
     def change(conversation: Conversation) -> Conversation:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from api.dependencies import ServicesDep
-from shared.version import VERSION
+from shared.process.version import VERSION
 
 router = APIRouter(tags=["health"])
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Response
 
 from api.agent_answers import agent_answer
-from api.agent_threads import DEFAULT
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep, TenNewestFirst
 from api.letta.message_input import CancelRequestIn, IfBusy, MessagesRequest
 from api.letta.messages import wire_messages
-from api.submission import Order
+from api.runs.submission import Submission
+from api.runs.threads import DEFAULT
 from shared.domain.errors import NotFound
 from shared.domain.ids import MessageId, ThreadId
 
@@ -31,7 +31,7 @@ async def send_messages(
     status_events: StatusEventsHeader = False,
 ) -> Response:
     """Sends messages. The answer is whole, or a stream with `streaming`; with `background` the client may leave."""
-    order = Order(
+    submission = Submission(
         agent=await services.agents.get(project_id, agent_id),
         request=request,
         background=request.background,
@@ -40,7 +40,7 @@ async def send_messages(
         idempotency_key=idempotency_key,
         if_busy=if_busy,
     )
-    return await services.sending.send(order)
+    return await services.sending.send(submission)
 
 
 @router.post("/messages/stream", response_model=None)
@@ -69,7 +69,7 @@ async def send_messages_async(
     status_events: StatusEventsHeader = False,
 ) -> Response:
     """Sends messages and answers at once with the run, to be polled, streamed or called back."""
-    order = Order(
+    submission = Submission(
         agent=await services.agents.get(project_id, agent_id),
         request=request,
         background=True,
@@ -79,7 +79,7 @@ async def send_messages_async(
         idempotency_key=idempotency_key,
         if_busy=if_busy,
     )
-    return await services.sending.send_later(order)
+    return await services.sending.send_later(submission)
 
 
 @router.get("/messages")

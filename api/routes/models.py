@@ -18,11 +18,11 @@ async def list_models(
     provider_type: str | None = None,
     provider_category: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The models of the configured providers; the built-in one is always there."""
+    """The models of the configured providers, and the built-in ones where they are on."""
     wanted = {"provider_name": provider_name, "provider_type": provider_type}
     return [
         model
-        for model in wire_models(services.environment)
+        for model in wire_models(services.environment, builtin=services.settings.builtin_models)
         if all(value is None or model[key] == value for key, value in wanted.items())
         and (not provider_category or model["provider_category"] in provider_category)
     ]

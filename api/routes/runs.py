@@ -15,7 +15,7 @@ from shared.domain.ids import AgentId, ConversationId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.sql.paging import Page
-from shared.sql.run_listing import RunFilter
+from shared.sql.runs.listing import RunFilter
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
 from api.letta.tools import ToolCreate, ToolUpdate, new_tool, wire_tool
-from shared.sql.tool_store import ToolFilter
+from shared.sql.definitions.tools import ToolFilter
 
 router = APIRouter(prefix="/v1/tools", tags=["tools"])
 

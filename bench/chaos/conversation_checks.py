@@ -11,11 +11,10 @@ from bench.chaos.client import Client, Request
 from bench.chaos.ledger import Column, Ledger, Thread
 from shared.domain.ids import IdMaker, ThreadId
 from shared.domain.messages import AssistantMessage, Message, ToolReturns, UserMessage
-from shared.provider_rules.request import check_request
 from shared.sql.engine import Database
-from shared.sql.message_store import MessageStore
+from shared.sql.history.messages import MessageStore
 from tests.kit.model_server import ModelServer
-from tests.kit.provider_checks import ONE_OF_EACH_WIRE, PATHS
+from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, PATHS, check_request
 from worker.models.provider import ModelCall
 from worker.models.registry import Models
 

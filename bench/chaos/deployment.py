@@ -1,4 +1,4 @@
-"""What is broken: API and worker processes, a Redis of their own, a new database, and a door before each service."""
+"""What is broken: API and worker processes, a Redis of their own, a new database, and a proxy before each service."""
 
 import asyncio
 import sys
@@ -16,10 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
-from tests.kit.door import Door
-from tests.kit.postgres_server import PostgresServer
-from tests.kit.processes import HoldfastProcess, Processes, free_port, processes_in
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.commands import execute
+from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
+from tests.kit.services.databases import PostgresServer
+from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.tcp_proxy import TcpProxy, free_port
 
 LEASE_S = 6.0
 
@@ -31,6 +32,7 @@ SETTINGS = {
     "HOLDFAST_KEEPALIVE_S": "5",
     "HOLDFAST_DATABASE_CONNECTIONS": "14",
     "HOLDFAST_LOG_LEVEL": "INFO",
+    "HOLDFAST_BUILTIN_MODELS": "true",  # `scripts.py` writes what `builtin/scripted` plays
 }
 
 
@@ -96,8 +98,8 @@ class Deployment:
 
     directory: Path
     redis: PrivateRedis
-    redis_door: Door
-    postgres_door: Door
+    redis_proxy: TcpProxy
+    postgres_proxy: TcpProxy
     database: Database
     """The harness's own way to the database, which no fault touches."""
     workers: list[Slot]
@@ -112,7 +114,7 @@ class Deployment:
         return any(slot.is_suspended for slot in self.workers)
 
     def redis_client(self) -> Any:
-        """One more client of Redis, past the door."""
+        """One more client of Redis, past the proxy."""
         return cast("Any", self.redis.client())
 
 
@@ -128,20 +130,20 @@ async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) 
             database = PatientDatabase(url)
             stack.push_async_callback(database.aclose)
             await migrate(database)
-            redis_door = await stack.enter_async_context(Door(make_url(redis.url).port or 6379).standing())
-            postgres_door = await stack.enter_async_context(
-                Door(make_url(url).port or 5432, MOST_CONNECTIONS).standing()
+            redis_proxy = await stack.enter_async_context(TcpProxy(make_url(redis.url).port or 6379).serving())
+            postgres_proxy = await stack.enter_async_context(
+                TcpProxy(make_url(url).port or 5432, MOST_CONNECTIONS).serving()
             )
-            through_door = make_url(url).set(host="127.0.0.1", port=postgres_door.port)
+            through_proxy = make_url(url).set(host="127.0.0.1", port=postgres_proxy.port)
             environment = {
                 **SETTINGS,
-                "HOLDFAST_DATABASE_URL": through_door.render_as_string(hide_password=False),
-                "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_door.port}/0",
+                "HOLDFAST_DATABASE_URL": through_proxy.render_as_string(hide_password=False),
+                "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_proxy.port}/0",
             }
             names = [*(f"worker-{n}" for n in range(workers)), *(f"api-{n}" for n in range(apis))]
             slots = [await _slot(stack, directory, name, environment) for name in names]
             deployment = Deployment(
-                directory, redis, redis_door, postgres_door, database, slots[:workers], slots[workers:]
+                directory, redis, redis_proxy, postgres_proxy, database, slots[:workers], slots[workers:]
             )
             await asyncio.gather(*(slot.start() for slot in slots))
             yield deployment
@@ -155,7 +157,7 @@ async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) 
 async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str]) -> Slot:
     place = directory / name
     place.mkdir()
-    processes = await stack.enter_async_context(processes_in(place, environment))
+    processes = await stack.enter_async_context(processes_in(place, environment, execute))
     return Slot(name, processes, free_port() if name.startswith("api") else None)
 
 

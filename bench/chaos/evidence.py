@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from bench.chaos.ledger import Ledger, RunRecord
 from shared.domain.ids import RunId, Seq
 from shared.sql.engine import Database
-from shared.sql.event_rows import EventStore
-from shared.sql.tables import runs
+from shared.sql.run_tables import runs
+from shared.sql.runs.events import EventStore
 
 LOG_LINES = 40
 

@@ -13,7 +13,8 @@ from bench.chaos.deployment import Deployment, Slot, say
 from bench.chaos.ledger import Column, Ledger
 from bench.chaos.recovery import Recoveries
 from bench.chaos.schedule import Fault, FaultKind
-from tests.kit.processes import HoldfastProcess, free_port
+from tests.kit.product.processes import HoldfastProcess
+from tests.kit.services.tcp_proxy import free_port
 
 OVERLAP_S = 1.0
 """A fault goes on to have effects for so long: connections are made again, loops wake up."""
@@ -87,7 +88,7 @@ class Faults:
         happened = Happened(fault, time.monotonic())
         self.happened.append(happened)
         try:
-            done = await acts.get(fault.kind, self._at_a_door)(fault)
+            done = await acts.get(fault.kind, self._at_a_proxy)(fault)
         except (RedisError, OSError) as error:
             say(f"fault {fault.kind}: {type(error).__name__}: {error}")
             done = True
@@ -184,7 +185,7 @@ class Faults:
             await redis.replicaof("NO", "ONE")
         return True
 
-    async def _at_a_door(self, fault: Fault) -> bool:
+    async def _at_a_proxy(self, fault: Fault) -> bool:
         """Faults of the ways to the services, and those that take no time."""
         deployment = self.deployment
         match fault.kind:
@@ -195,18 +196,18 @@ class Faults:
                 async with self._redis_changing:
                     await deployment.redis.cut_subscribers()
             case FaultKind.CUT_REDIS:
-                deployment.redis_door.cut()
+                deployment.redis_proxy.cut()
             case FaultKind.CUT_POSTGRES:
-                deployment.postgres_door.cut()
+                deployment.postgres_proxy.cut()
             case FaultKind.STALL_POSTGRES:
-                deployment.postgres_door.stall(True)
+                deployment.postgres_proxy.stall(True)
                 await asyncio.sleep(fault.lasts_s)
-                deployment.postgres_door.stall(False)
+                deployment.postgres_proxy.stall(False)
             case _:
-                door = deployment.redis_door if fault.kind is FaultKind.REFUSE_REDIS else deployment.postgres_door
-                door.shut()
+                proxy = deployment.redis_proxy if fault.kind is FaultKind.REFUSE_REDIS else deployment.postgres_proxy
+                proxy.refuse()
                 await asyncio.sleep(fault.lasts_s)
-                await door.open()
+                await proxy.accept()
         return True
 
 

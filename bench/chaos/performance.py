@@ -24,7 +24,7 @@ from bench.chaos.stream_checks import StreamChecks
 from bench.chaos.submitting import Submitting
 from bench.chaos.tools import StartLog, kill_left_over
 from bench.chaos.witness import Witness
-from shared.background import background
+from shared.concurrency import background
 from shared.domain.lifecycle import TERMINAL
 
 PROGRESS_S = 5.0

@@ -15,7 +15,7 @@ from bench.chaos.schedule import Fault
 from shared.domain.lifecycle import RunStatus
 from shared.redis import keys
 from shared.sql.engine import Database
-from shared.sql.tables import runs
+from shared.sql.run_tables import runs
 
 GIVE_UP_S = 60.0
 NEVER = float("inf")

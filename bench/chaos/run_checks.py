@@ -14,7 +14,8 @@ from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import RunError
 from shared.sql.columns import from_json
 from shared.sql.engine import Database
-from shared.sql.tables import EPOCH, messages, runs
+from shared.sql.run_tables import runs
+from shared.sql.tables import EPOCH, messages
 
 _OTID = re.compile(r'"otid":"((?:sent|decided)-\d+)"')
 _ANY_OTID = re.compile(r'"otid":"((?:sent|given)-\d+)"')
@@ -50,7 +51,9 @@ class RunChecks:
             return
         self.ends[record.kind, row.status] += 1
         if row.status not in TERMINAL:
-            self.ledger.broken(Column.STUCK, record.run_id, f"is {row.status}, fence {row.fence}, ring {row.ring}")
+            self.ledger.broken(
+                Column.STUCK, record.run_id, f"is {row.status}, fence {row.fence}, dispatch {row.dispatch}"
+            )
             return
         try:
             shown = await self.client.get(f"/v1/runs/{record.run_id}")

@@ -14,9 +14,10 @@ from bench.chaos.readers import Reader
 from bench.chaos.schedule import LOSES_REDIS, LOSES_WORKER
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, Message
-from shared.sql.columns import message_of
 from shared.sql.engine import Database
-from shared.sql.tables import messages, runs
+from shared.sql.history.messages import message_of
+from shared.sql.run_tables import runs
+from shared.sql.tables import messages
 
 AT_ONCE = 20
 JUST_BEFORE_S = 1.0

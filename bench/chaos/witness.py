@@ -11,7 +11,8 @@ from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
 from bench.chaos.tools import StartLog
 from shared.domain.lifecycle import TERMINAL
 from shared.domain.runs import OTIDS
-from shared.sql.tables import messages, runs, submission_keys
+from shared.sql.run_tables import runs, submission_keys
+from shared.sql.tables import messages
 
 LOOK_S = 1.0
 TOOL_DEAD_S = 0.5

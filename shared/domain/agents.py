@@ -1,11 +1,14 @@
 """Agents, as stored, with the memory blocks that are rendered into their instructions."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.domain.ids import AgentId, BlockId, ProjectId, ToolId
+from shared.domain.tools import Tool
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +83,81 @@ def requires_approval(agent: Agent, tool_name: str, default: bool | None) -> boo
         return bool(override)
     ruled = any(r.get("type") == "requires_approval" and r.get("tool_name") == tool_name for r in agent.tool_rules)
     return ruled or bool(default)
+
+
+DEFAULT_SYSTEM = (
+    "You are a capable assistant. Use the tools that you are given when they help, and keep going until the task is "
+    "done or you need something from the user. Say so plainly when you do not know or cannot do a thing."
+)
+"""What an agent is told when its creator gave no instructions."""
+
+
+def render_system(agent: Agent, blocks: Iterable[Block]) -> str:
+    """The agent's instructions followed by its memory blocks, in the order in which they were attached."""
+    memory = render_memory(blocks)
+    return f"{agent.system}\n\n{memory}" if memory else agent.system
+
+
+def render_memory(blocks: Iterable[Block]) -> str:
+    """The memory section alone; empty without blocks."""
+    sections = [_render_block(block) for block in blocks]
+    if not sections:
+        return ""
+    opening = "This is what you remember. It stays in view during the whole conversation."
+    return "\n\n".join(["<memory_blocks>\n" + opening, *sections, "</memory_blocks>"])
+
+
+def _render_block(block: Block) -> str:
+    lines = [f"<{block.label}>"]
+    if block.description:
+        lines.append(f"<description>{block.description}</description>")
+    size = f"{len(block.value)} of {block.limit} characters"
+    lines.append(f"<size>{size}{', read-only' if block.read_only else ''}</size>")
+    lines.append(f"<value>\n{block.value}\n</value>")
+    lines.append(f"</{block.label}>")
+    return "\n".join(lines)
+
+
+OVERRIDES = "approval_overrides"
+"""Two things can say that calls of a tool wait for a person: a `requires_approval` rule among the agent's tool rules,
+and an override that was set for one tool. The newest word wins, so that what a client set last is what holds.
+
+Key of `Agent.extra`: tool name to whether its calls wait."""
+
+
+def with_default_approvals(agent: Agent, tools: Iterable[Tool]) -> Agent:
+    """The agent with a rule for each of `tools` that asks for approval by default and that nothing is said about."""
+    settled = _ruled(agent.tool_rules) | set(_overrides(agent))
+    new = [tool.name for tool in tools if tool.default_requires_approval and tool.name not in settled]
+    return replace(agent, tool_rules=[*agent.tool_rules, *map(_rule, new)]) if new else agent
+
+
+def with_approval_override(agent: Agent, tool_name: str, *, required: bool) -> Agent:
+    """The agent with calls of `tool_name` waiting for a person, or not, whatever the tool's own default is."""
+    rules = [rule for rule in agent.tool_rules if not _asks(rule, tool_name)]
+    if required:
+        rules.append(_rule(tool_name))
+    return replace(agent, tool_rules=rules, extra=agent.extra | {OVERRIDES: _overrides(agent) | {tool_name: required}})
+
+
+def with_tool_rules(agent: Agent, rules: list[dict[str, Any]]) -> Agent:
+    """The agent with these rules instead of its own; overrides that they contradict fall away."""
+    ruled = _ruled(rules)
+    kept = {name: required for name, required in _overrides(agent).items() if required == (name in ruled)}
+    return replace(agent, tool_rules=rules, extra=agent.extra | {OVERRIDES: kept})
+
+
+def _rule(tool_name: str) -> dict[str, Any]:
+    return {"tool_name": tool_name, "type": "requires_approval", "prompt_template": None}
+
+
+def _asks(rule: dict[str, Any], tool_name: str) -> bool:
+    return rule.get("type") == "requires_approval" and rule.get("tool_name") == tool_name
+
+
+def _ruled(rules: Iterable[dict[str, Any]]) -> set[str]:
+    return {rule["tool_name"] for rule in rules if rule.get("type") == "requires_approval"}
+
+
+def _overrides(agent: Agent) -> dict[str, bool]:
+    return agent.extra.get(OVERRIDES, {})

@@ -1,11 +1,16 @@
 """Conversations, as stored: further histories of an agent beside its default one."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from shared.domain.ids import AgentId, ConversationId, ProjectId
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, ConversationId, IdMaker, MessageId, ProjectId
+from shared.domain.messages import AssistantMessage, Message, NewMessage, SystemMessage
+from shared.domain.settling import open_calls
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,3 +30,41 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     last_message_at: datetime | None = None
     created_at: datetime
     updated_at: datetime
+
+
+def copies_of(history: Sequence[Message], ids: IdMaker, up_to: MessageId | None = None) -> dict[int, list[NewMessage]]:
+    """Copies of what a context holds, by turn, with ids of their own; with `up_to`, no further than that message.
+
+    An answer whose calls have no results yet is left out, with all that follows it: nobody would ever bring them to
+    the copy. So is the system message, which a conversation has rendered anew for every call.
+    Raises `NotFound` when `up_to` is not in the context.
+    """
+    copies: dict[int, list[NewMessage]] = {}
+    for message in _whole(_until(history, up_to)):
+        if not isinstance(message.body, SystemMessage):
+            copies.setdefault(message.turn, []).append(_copy(message, ids))
+    return copies
+
+
+def _until(history: Sequence[Message], last: MessageId | None) -> Sequence[Message]:
+    if last is None:
+        return history
+    for place, message in enumerate(history):
+        if last in (message.id, getattr(message.body, "sibling_id", None)):
+            return history[: place + 1]
+    raise NotFound(f"Message {last} not found: it is not in the context that is to be forked")
+
+
+def _whole(history: Sequence[Message]) -> Sequence[Message]:
+    """The history up to its last answer, if that waits for results."""
+    if open_calls(history) is None:
+        return history
+    asking = max(place for place, message in enumerate(history) if isinstance(message.body, AssistantMessage))
+    return history[:asking]
+
+
+def _copy(message: Message, ids: IdMaker) -> NewMessage:
+    body = message.body
+    if isinstance(body, AssistantMessage) and body.sibling_id is not None:
+        body = replace(body, sibling_id=ids.message())
+    return NewMessage(id=ids.message(), created_at=message.created_at, body=body)

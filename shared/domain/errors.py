@@ -11,6 +11,7 @@ HoldfastError
 │   ├── PendingApproval         a person must decide before this history can go on
 │   └── Busy                    another run of this conversation is active
 ├── MoreInput                   a run that has taken in a message cannot end without answering it
+├── LogClosed                   nothing may be emitted behind the end of a log
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
 │   └── StaleFence              somebody else has claimed the run since
@@ -24,6 +25,7 @@ HoldfastError
 └── Unavailable                 a service that we need does not answer
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -112,6 +114,10 @@ class MoreInput(HoldfastError):
     """The run has taken in a message since its last answer was given."""
 
 
+class LogClosed(HoldfastError):
+    """The end of the log is being stored: nothing more may be emitted."""
+
+
 class LifecycleError(HoldfastError):
     """A run cannot be moved like that."""
 
@@ -180,6 +186,19 @@ class ModelErrorType(StrEnum):
     BAD_REQUEST = "llm_bad_request"
     CONTEXT_WINDOW = "context_window_exceeded"
     ERROR = "llm_error"
+
+
+MODEL_ERROR_MESSAGES: Mapping[str, str] = {
+    ModelErrorType.RATE_LIMIT: (
+        "Rate limit exceeded for LLM model provider. Please wait before making another request."
+    ),
+    ModelErrorType.AUTHENTICATION: "Authentication failed with the LLM model provider.",
+    ModelErrorType.TIMEOUT: "The LLM request timed out.",
+    ModelErrorType.BAD_REQUEST: "The request to the LLM model provider was invalid.",
+    ModelErrorType.CONTEXT_WINDOW: "The conversation no longer fits into the model's context window.",
+    ModelErrorType.ERROR: "An error occurred with the LLM request.",
+}
+"""The wire's sentence for each type. What the provider said goes beside it."""
 
 
 class ModelError(HoldfastError):

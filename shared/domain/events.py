@@ -1,8 +1,12 @@
-"""What a run's log says: one event per entry, numbered 1, 2, 3 …
+"""What a run's log says: one event per entry. `log_writer` says how they are numbered.
 
 Dialect-free: the API turns events into a client's frames. An event carries everything that its frame needs, so that a
 reader may begin anywhere. `at` is Unix time in milliseconds: two readers of one event see the same bytes.
 The first event of every run is `RunCreated`; it is derived from the run itself and never stored.
+
+Two releases write and read logs side by side during an upgrade. A field may be added when it has a default: readers
+pass over fields that they do not know. An event whose meaning changes gets a new type: readers take a type that they do
+not know for `Unknown`, and hand its bytes on as they are.
 """
 
 from typing import Literal
@@ -12,11 +16,8 @@ import msgspec
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.messages import ToolCall, ToolReturn
 
-LOG_VERSION = 1
-"""Version of the entries. A reader refuses entries of a version that it does not know."""
-
-FIRST_STORED_SEQ = Seq(2)
-"""Event 1 is `RunCreated`, made from the run when it is read."""
+FIRST_SEQ = Seq(1)
+"""The number of `RunCreated`, which is made from the run when it is read."""
 
 
 class RunCreated(msgspec.Struct, frozen=True, tag="created", omit_defaults=True):
@@ -97,11 +98,24 @@ class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=Tru
 
 
 class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True):
-    """The step begins again on another worker: what was streamed of these messages is void."""
+    """A worker goes on with a run that another one has begun, and its step begins again: what was streamed of these
+    messages is void. Always the first event of that worker."""
 
     at: int
     attempt: int
     void_message_ids: list[MessageId] = []
+    follows: Seq | None = None
+    """The number before this one that counts; what a reader has seen behind it is void. None in logs of releases in
+    which numbers did not jump."""
+
+
+class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
+    """The log goes on under another fence, and no step begins again: the API ends a run whose worker is gone, or a
+    worker has used up the numbers of a fence. Always the first event under that fence."""
+
+    at: int
+    follows: Seq
+    """As in `StepRestarted`."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):
@@ -147,6 +161,12 @@ class Ended(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):
     at: int
 
 
+class Unknown(msgspec.Struct, frozen=True):
+    """An event that a newer release has written, and of which this one knows nothing but its moment. Never written."""
+
+    at: int = 0
+
+
 Event = (
     RunCreated
     | StatusChanged
@@ -157,6 +177,7 @@ Event = (
     | ToolsReturned
     | InputDelivered
     | StepRestarted
+    | LogContinued
     | Gap
     | Stopped
     | UsageReported
@@ -171,6 +192,7 @@ StopReason = Literal[
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_unknown_decoder = msgspec.json.Decoder(Unknown)
 
 
 def encode(event: Event) -> bytes:
@@ -178,6 +200,29 @@ def encode(event: Event) -> bytes:
     return _encoder.encode(event)
 
 
-def decode(entry: bytes) -> Event:
-    """The event of a log entry. Raises `msgspec.ValidationError` on an entry of another version."""
-    return _decoder.decode(entry)
+def decode(entry: bytes) -> Event | Unknown:
+    """The event of a log entry."""
+    try:
+        return _decoder.decode(entry)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return _unknown_decoder.decode(entry)
+    except msgspec.ValidationError:
+        return Unknown()
+
+
+def is_end(entry: bytes) -> bool:
+    """Whether a log ends with this entry."""
+    return isinstance(decode(entry), Ended)
+
+
+def follows_of(event: Event | Unknown) -> Seq | None:
+    """The number that the first event of an owner follows; None for every other event."""
+    match event:
+        case StepRestarted() | LogContinued():
+            return event.follows
+        case Gap():
+            return Seq(event.first_missing - 1)
+        case _:
+            return None

@@ -22,7 +22,7 @@ Fence = NewType("Fence", int)
 """Grows with every claim of a run; a write that carries an old one is refused."""
 
 Seq = NewType("Seq", int)
-"""Number of an event in its run's log: 1, 2, 3 … without gaps. A reader's cursor is the last one it has seen."""
+"""Number of an event in its run's log (`log_writer`). A reader's cursor is the last one that it has seen."""
 
 UUID4_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _UUID4 = re.compile(f"[a-z]+-{UUID4_PATTERN}")
@@ -47,6 +47,10 @@ class IdMaker:
 
     def block(self) -> BlockId:
         return BlockId(self._make("block"))
+
+    def claim(self) -> str:
+        """For whoever claims a run: no other claim has it."""
+        return self._make("claim")
 
     def conversation(self) -> ConversationId:
         return ConversationId(self._make("conv"))

@@ -102,8 +102,6 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     """The answer was cut off: cancelled, failed, or its worker died. What is here is what was streamed."""
     cut_by: Literal["cancel", "error"] | None = None
     """Why a partial answer ended; the model is told with the next turn."""
-    unfinished_calls: list[ToolCall] = []
-    """Calls whose arguments were still being written when the answer was cut off. Kept, never run, never sent back."""
     model: str | None = None
     """Handle of the model that spoke."""
     provider_response: str | None = None
@@ -182,6 +180,39 @@ def text_of(content: str | list[ContentPart]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextContent))
+
+
+CHARACTERS_PER_TOKEN = 4
+"""English prose comes to about four characters per token with every current tokenizer."""
+
+
+def tokens_in(characters: int) -> int:
+    """About how many tokens so many characters are; 0 only for none.
+
+    Used where no provider has counted: for answers that were cut off, for servers and offline models that report
+    nothing, and for sizes that are shown before anything is sent.
+    """
+    return -(-characters // CHARACTERS_PER_TOKEN)
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text is; 0 only for an empty one."""
+    return tokens_in(len(text))
+
+
+def estimate_message_tokens(body: MessageBody) -> int:
+    """About how many tokens the model is sent for a message, images left out."""
+    match body:
+        case UserMessage(content=content):
+            return estimate_tokens(text_of(content))
+        case AssistantMessage(text=text, tool_calls=calls):
+            return tokens_in(len(text) + sum(len(call.name) + len(call.arguments) for call in calls))
+        case ToolReturns(returns=returns):
+            return tokens_in(sum(len(one.text) for one in returns))
+        case Summary(text=text):
+            return estimate_tokens(text)
+        case SystemMessage() | ApprovalResponse():
+            return 0
 
 
 JsonObject = dict[str, Any]

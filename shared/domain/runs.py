@@ -10,7 +10,6 @@ from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
-from shared.domain.messages import NewMessage
 from shared.domain.tools import ClientTool
 
 Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
@@ -103,18 +102,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     error: RunError | None = None
     options: RunOptions = RunOptions()
-    input: list[NewMessage] = []
-    """The messages of the submission. They enter the history when the run begins."""
     continues: RunId | None = None
     """The parked run whose decision this run carries out."""
     turn: int | None = None
     """The run's place in its thread's history, given when it begins. A run that carries out a decision has the turn of
     the run that asked."""
-    ring: int = 0
-    """Number of the newest ring; an older one can no longer claim the run."""
+    dispatch: int = 0
+    """Number of the newest dispatch; an older one can no longer claim the run."""
     fence: Fence = Fence(0)
-    stalled_claims: int = 0
-    """Claims since the last checkpoint. Three that came to nothing end the run."""
+    owner: str | None = None
+    """Who has claimed the run last: the worker's name and something that no other claim of it has."""
+    attempts_without_progress: int = 0
+    """Claims since the last checkpoint."""
     cancel: CancelRequest | None = None
     usage: Usage = Usage()
     step_count: int = 0
@@ -122,11 +121,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The last event that SQL holds."""
     checkpoint_seq: Seq = Seq(1)
     """The last event whose messages are stored. What came after belongs to a step that is not finished."""
-    reserved_seq: Seq = Seq(1)
-    """Events up to here may have been shown, whoever knows of them still. Never less than what was shown."""
-    reserved_log: str | None = None
-    """The log in Redis in which they may have been shown, and by whom (`OwnedLog.reserved_as`). If Redis has another
-    log now, it has lost them."""
     callback_url: str | None = None
     callback_sent_at: datetime | None = None
     callback_status_code: int | None = None
@@ -135,6 +129,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     completed_at: datetime | None = None
     """When the run reached its terminal status, or was parked."""
+    pruned_at: datetime | None = None
+    """When its log and all else that retention takes was deleted."""
 
 
 StepStatus = Literal["pending", "success", "failed", "cancelled"]
@@ -153,16 +149,3 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     error: RunError | None = None
     created_at: datetime
-
-
-IntentState = Literal["started", "finished", "unknown"]
-
-
-class ToolIntent(msgspec.Struct, frozen=True, kw_only=True):
-    """That a tool call was about to start. Written before it does, so that a crash never starts it twice."""
-
-    run_id: RunId
-    tool_call_id: str
-    tool_name: str
-    state: IntentState
-    started_at: datetime

@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from arq.connections import ArqRedis
+import structlog
 
-from shared.crash_points import DurableWrite, durable
+from shared.crash_points import CrashPoint, crash_point
 from shared.domain.errors import CancelMode
 from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
-from shared.redis.connection import redis_answers
+from shared.redis.connection import Redis, redis_answers
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_WAITING = 1000
 """Announcements that may wait for the worker before it is told to look at the flags instead."""
@@ -48,7 +50,7 @@ class Announcements:
 class CancelSignal:
     """Announces cancels and hears them. Raises `Unavailable` when Redis does not answer; listening goes on trying."""
 
-    def __init__(self, redis: ArqRedis) -> None:
+    def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def announce(self, run_id: RunId, mode: CancelMode) -> None:
@@ -56,7 +58,7 @@ class CancelSignal:
         async with redis_answers(), cast("Any", self._redis).pipeline(transaction=False) as pipe:
             pipe.set(keys.cancel_flag(run_id), mode.value, ex=keys.CANCEL_FLAG_TTL_S)
             pipe.publish(keys.CANCELS_CHANNEL, f"{run_id} {mode.value}")
-            with durable(DurableWrite.ANNOUNCE_CANCEL):
+            with crash_point(CrashPoint.ANNOUNCE_CANCEL):
                 await pipe.execute()
 
     async def raised(self, run_ids: Sequence[RunId]) -> dict[RunId, CancelMode]:
@@ -65,21 +67,22 @@ class CancelSignal:
             return {}
         async with redis_answers():
             flags: Any = await self._redis.mget([keys.cancel_flag(run_id) for run_id in run_ids])
-        return {run_id: CancelMode(flag.decode()) for run_id, flag in zip(run_ids, flags, strict=True) if flag}
-
-    async def clear(self, run_id: RunId) -> None:
-        """Takes the flag down. For the run's owner, when the run has ended."""
-        async with redis_answers():
-            await self._redis.delete(keys.cancel_flag(run_id))
+        return {
+            run_id: _mode(flag) or CancelMode.INTERRUPT for run_id, flag in zip(run_ids, flags, strict=True) if flag
+        }
 
     @asynccontextmanager
     async def listen(self) -> AsyncGenerator[Announcements]:
-        """Listens while the body runs. The first is None, as after every reconnect."""
+        """Listens while the body runs. The first is None, as after every reconnect, and after an announcement of a
+        newer release that this one does not understand."""
         heard = Announcements()
 
         def on_message(_channel: bytes, payload: bytes) -> None:
-            run_id, _, mode = payload.decode().partition(" ")
-            heard.put((RunId(run_id), CancelMode(mode)))
+            run_id, _, word = payload.partition(b" ")
+            mode = _mode(word)
+            if mode is None:
+                log.warning("cancel_announcement_not_understood", payload=payload[:200])
+            heard.put(None if mode is None else (RunId(run_id.decode("utf-8", "replace")), mode))
 
         def on_subscribed(_channel: bytes) -> None:
             heard.put(None)
@@ -90,3 +93,11 @@ class CancelSignal:
         listener.add(keys.CANCELS_CHANNEL)
         async with listener.running():
             yield heard
+
+
+def _mode(word: bytes) -> CancelMode | None:
+    """The mode of this name; None for one that this release does not know."""
+    try:
+        return CancelMode(word.decode("utf-8", "replace"))
+    except ValueError:
+        return None

@@ -10,12 +10,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from arq.connections import ArqRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from shared.background import background
-from shared.redis.connection import Connection, dedicated_connection
+from shared.concurrency import background
+from shared.redis.connection import Connection, Redis, dedicated_connection
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +26,13 @@ class ChannelListener:
     """Hands each message of the channels that are wanted to `on_message(channel, payload)`.
 
     `on_subscribed(channel)` says that messages flow from here on and that those before may have been missed. Both are
-    called on the event loop, in the order in which Redis sent them; they must be quick and must not raise.
+    called on the event loop, in the order in which Redis sent them; they must be quick. A message that they stumble
+    over is logged and passed over.
     """
 
     def __init__(
         self,
-        redis: ArqRedis,
+        redis: Redis,
         *,
         name: str,
         on_message: Callable[[bytes, bytes], None],
@@ -113,7 +113,14 @@ class ChannelListener:
                 raise RedisConnectionError("the connection was closed")
             self._retry_s = FIRST_RETRY_S
             kind, channel, payload = reply
+            self._hand_on(kind, channel, payload)
+
+    def _hand_on(self, kind: bytes, channel: bytes, payload: bytes) -> None:
+        try:
             if kind == b"message":
                 self._on_message(channel, payload)
             elif kind == b"subscribe":
                 self._on_subscribed(channel)
+        except Exception:
+            # The background-loop boundary: what somebody has published must not end those who listen.
+            logger.exception("%s could not take what came on %r", self._name, channel)

@@ -1,20 +1,19 @@
 """How Holdfast connects to Redis, and the one place where Redis' errors become ours.
 
-`connect` and `connect_embedded` give the same client, so nothing else knows which one it has. Clients are lazy: the
-first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
+`connect` and `embedded.connect_embedded` give the same client, so nothing else knows which one it has. Clients are
+lazy: the first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
 """
 
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from typing import Any, Protocol, cast
 
 import msgspec
 from arq.connections import ArqRedis
-from fakeredis import FakeServer
-from fakeredis.aioredis import FakeRedis
 from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -47,7 +46,7 @@ class Connection(Protocol):
     async def read_response(self, disable_decoding: bool = False) -> Any: ...
 
 
-def connect(url: str) -> ArqRedis:
+def connect(url: str) -> Redis:
     """A client of the Redis server at `url`."""
     pool = cast("Any", BlockingConnectionPool).from_url(
         url,
@@ -63,32 +62,22 @@ def connect(url: str) -> ArqRedis:
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=2),
         retry_on_error=[RedisConnectionError, RedisTimeoutError, OSError],
     )
-    return _client(pool)
-
-
-def connect_embedded(server: FakeServer | None = None) -> ArqRedis:
-    """A client of a Redis inside this process. Clients of one `server` share its data; nothing outlives the process."""
-    return _client(cast("ConnectionPool", FakeRedis(server=server or FakeServer()).connection_pool))
-
-
-def is_embedded(redis: ArqRedis) -> bool:
-    """Whether this Redis lives inside the process, on the event loop that uses it."""
-    return not isinstance(redis.connection_pool, BlockingConnectionPool)
+    return client_of(pool)
 
 
 @asynccontextmanager
-async def own_client(redis: ArqRedis) -> AsyncGenerator[ArqRedis]:
+async def own_client(redis: Redis) -> AsyncGenerator[Redis]:
     """For the block, another client of the server of `redis`, for an event loop of its own."""
     pool = cast("Any", redis.connection_pool)
     settings: dict[str, Any] = {**pool.connection_kwargs, "connection_class": pool.connection_class}
-    client = _client(cast("Any", BlockingConnectionPool)(max_connections=2, timeout=ANSWER_S, **settings))
+    client = client_of(cast("Any", BlockingConnectionPool)(max_connections=2, timeout=ANSWER_S, **settings))
     try:
         yield client
     finally:
         await client.aclose(close_connection_pool=True)
 
 
-def dedicated_connection(redis: ArqRedis) -> Connection:
+def dedicated_connection(redis: Redis) -> Connection:
     """A connection to the server of `redis`, not yet open. It never reconnects by itself: its owner has to know."""
     pool = cast("Any", redis.connection_pool)
     settings: dict[str, Any] = {**pool.connection_kwargs, "socket_timeout": None, "retry": None, "retry_on_error": []}
@@ -115,7 +104,8 @@ def decode_job(data: bytes) -> dict[str, Any]:
     return msgspec.json.decode(data, type=dict[str, Any])
 
 
-def _client(pool: ConnectionPool) -> ArqRedis:
+def client_of(pool: ConnectionPool) -> Redis:
+    """A client that takes its connections from this pool."""
     return ArqRedis(
         pool,
         job_serializer=encode_job,
@@ -132,7 +122,7 @@ def _keepalive_options() -> dict[int, int]:
     return {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
-async def is_reachable(redis: ArqRedis) -> bool:
+async def is_reachable(redis: Redis) -> bool:
     """Whether Redis answers."""
     try:
         async with redis_answers():
@@ -140,3 +130,17 @@ async def is_reachable(redis: ArqRedis) -> bool:
     except Unavailable:
         return False
     return True
+
+
+class LuaScript:
+    """A Lua script of this package. Each `.lua` file begins with its keys, its arguments and its answer.
+
+    Sends the script's hash; the text only to a server that does not know it yet.
+    """
+
+    def __init__(self, redis: Redis, name: str) -> None:
+        text = files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+        self._script = redis.register_script(text)
+
+    async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
+        return cast("Any", await self._script(keys=keys, args=args))

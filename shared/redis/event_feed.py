@@ -18,11 +18,10 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from arq.connections import ArqRedis
-
 from shared.domain.ids import RunId, Seq
 from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
+from shared.redis.connection import Redis
 from shared.redis.event_log import EventLog
 
 MAX_ENTRIES = 1000
@@ -56,10 +55,10 @@ class Subscription:
         Raises `Unavailable` when the log cannot be read; the subscription is then still behind.
         """
         if not self._behind:
-            entries = self.take(after)
+            entries = self._take(after)
             if entries or not self._behind:
                 return entries
-        self.catch_up()
+        self._catch_up()
         complete = False
         try:
             entries = await log.read(self.run_id, after, limit)
@@ -78,7 +77,7 @@ class Subscription:
             return False
         return True
 
-    def take(self, after: Seq) -> list[tuple[Seq, bytes]]:
+    def _take(self, after: Seq) -> list[tuple[Seq, bytes]]:
         """The live events that directly follow `after`. Falls behind where one is missing."""
         taken: list[tuple[Seq, bytes]] = []
         expected = after + 1
@@ -93,8 +92,9 @@ class Subscription:
         self._forget()
         return taken
 
-    def catch_up(self) -> None:
-        """From here on live events are kept again. To be called before the log is read, not after."""
+    def _catch_up(self) -> None:
+        """From here on live events are kept again. Before the log is read, not after: what is published in between
+        would be missed."""
         self._behind = False
         self._forget()
 
@@ -129,7 +129,7 @@ class EventFeed:
     `max_entries` and `max_bytes` bound what waits for one reader before it has to catch up from the log.
     """
 
-    def __init__(self, redis: ArqRedis, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, redis: Redis, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._subscriptions: dict[bytes, list[Subscription]] = {}

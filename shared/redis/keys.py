@@ -19,17 +19,17 @@ JOB_TTL_S = 30 * _DAY_S
 """How long a run may wait in the queue before arq forgets what to run."""
 
 QUEUE = "holdfast:runs"
-"""Sorted set, job id → score. Written by `ring` (the enqueuer's clock) and the lease scripts. No expiry.
+"""Sorted set, job id → score. Written by `dispatch` (the enqueuer's clock) and the lease scripts. No expiry.
 
-A job that waits has the millisecond of its ring as score; one that is leased has the end of its lease, moved into the
-future by `SCORE_SLACK_MS`, so that leased jobs are out of the claim's sight.
-"""
+A job that waits has the millisecond of its dispatch as score; one that is leased has the end of its lease, moved into
+the future by `SCORE_SLACK_MS`, so that leased jobs are out of the claim's sight."""
 
 SCORE_SLACK_MS = 60_000
-"""By how much an enqueuer's clock may run ahead of Redis' own before its rings are found late."""
+"""By how much an enqueuer's clock may run ahead of Redis' own before its dispatches are found late."""
 
 WAKE_CHANNEL = "holdfast:wake"
-"""Published by `ring` and by a release, heard by every worker: there may be a job to claim. The payload is empty."""
+"""Published by `dispatch` and by a release, heard by every worker: there may be a job to claim. The payload is empty.
+"""
 
 CANCELS_CHANNEL = "holdfast:cancels"
 """Published by the API, heard by every worker: `<run_id> <mode>`."""
@@ -38,22 +38,25 @@ WORKER_ALIVE = "holdfast:worker-alive"
 """String, the name of the worker that wrote it last. Written by every worker with its renewals. Lives for a lease."""
 
 LEASE_PREFIX = in_progress_key_prefix
-"""arq's own prefix, see `lease`. The lease scripts complete it with the ids that they find in the queue."""
+JOB_PREFIX = job_key_prefix
+"""arq's own prefixes, see `lease` and `job`. Scripts complete them with the ids of jobs."""
+
+
+def interval(name: str) -> str:
+    """String, empty: somebody does this work in the present interval. Written by whoever is first. Lives for the
+    interval."""
+    return f"holdfast:interval:{name}"
 
 
 def events(run_id: RunId) -> str:
-    """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes. Before them stands the
-    log's mark: entry id `0-1`, field `log`, an id that is gone when the stream is.
-
-    Written by `open.lua` (the mark) and `append.lua`. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
+    """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes. Written by `append.lua`,
+    and trimmed to what SQL lacks. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
     """
     return f"run:{{{run_id}}}:events"
 
 
 def fence(run_id: RunId) -> str:
-    """String `<fence> <owner>`: who may append to the run's log. Written by `open.lua` and `append.lua`. Lives as long
-    as the stream.
-    """
+    """String `<fence> <owner>`: who may append to the run's log. Written by `open.lua`. Lives as long as the stream."""
     return f"run:{{{run_id}}}:fence"
 
 
@@ -67,25 +70,25 @@ def feed(run_id: RunId) -> str:
     return f"run:{{{run_id}}}:feed"
 
 
-def job_id(run_id: RunId, ring: int) -> str:
-    """Member of `QUEUE`: one ring of a run. Not a key of its own."""
-    return f"{run_id}:{ring}"
+def job_id(run_id: RunId, number: int) -> str:
+    """Member of `QUEUE`: one dispatch of a run. Not a key of its own."""
+    return f"{run_id}:{number}"
 
 
 def parse_job_id(text: str) -> tuple[RunId, int]:
-    """The run and the number of the ring in a job id."""
-    run_id, _, ring = text.rpartition(":")
-    return RunId(run_id), int(ring)
+    """The run and the number of the dispatch in a job id."""
+    run_id, _, number = text.rpartition(":")
+    return RunId(run_id), int(number)
 
 
 def job(job_id: str) -> str:
-    """String, arq's description of the job as JSON. Written by `ring` and `retake.lua`. `JOB_TTL_S`."""
-    return job_key_prefix + job_id
+    """String, arq's description of the job as JSON. Written by `dispatch.lua` and `retake.lua`. `JOB_TTL_S`."""
+    return JOB_PREFIX + job_id
 
 
 def lease(job_id: str) -> str:
     """String, the worker that runs the job. Written by the lease scripts. Lives as long as the lease."""
-    return in_progress_key_prefix + job_id
+    return LEASE_PREFIX + job_id
 
 
 def attempts(job_id: str) -> str:

@@ -12,13 +12,54 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Dialect, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from shared.crash_points import DurableWrite, reach
-from shared.domain.errors import InvalidRequest, Unavailable
-from shared.sql.database_errors import database_answers
+from shared.crash_points import CrashPoint, reach
+from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
+
+DATABASE_ERRORS = (DBAPIError, PoolTimeout, ConnectionError, TimeoutError, UnicodeEncodeError)
+"""What a statement may raise. A connection that cannot be made is a child of OSError: the driver does not wrap it."""
+
+_AWAY = ("08", "40", "53", "57")
+"""Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All pass."""
+_DATA = "22"
+"""The class of values that cannot be stored, such as a NUL in a text."""
+
+
+def as_ours(error: BaseException) -> HoldfastError | None:
+    """The error of the domain that a database's error means; None where it means that the code is wrong.
+
+    The database's own text may hold statements and values: it goes to the log with the cause, never into ours.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        return _unstorable()
+    if not isinstance(error, DBAPIError) or isinstance(error, (OperationalError, InterfaceError)):
+        return Unavailable("the database does not answer; try again")
+    # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
+    state = str(getattr(error.orig, "sqlstate", None))
+    if error.connection_invalidated or state.startswith(_AWAY):
+        return Unavailable("the database does not answer; try again")
+    return _unstorable() if state.startswith(_DATA) else None
+
+
+@asynccontextmanager
+async def database_answers() -> AsyncGenerator[None]:
+    """Raises the errors of the database as ours."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        ours = as_ours(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _unstorable() -> InvalidRequest:
+    return InvalidRequest("A text contains what cannot be stored, a NUL or half a surrogate pair: remove it")
+
 
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
@@ -117,13 +158,13 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def write(self, write: DurableWrite | None = None) -> AsyncGenerator[AsyncConnection]:
+    async def write(self, crash_point: CrashPoint | None = None) -> AsyncGenerator[AsyncConnection]:
         """A transaction. Commits at the end of the block, rolls back when it raises."""
         if not self.is_sqlite:
             async with database_answers(), self._engine.begin() as connection:
                 yield connection
-                reach(write, "before")
-            reach(write, "after")
+                reach(crash_point, "before")
+            reach(crash_point, "after")
             return
         async with database_answers(), self._one_writer, self._reading.connect() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -132,9 +173,9 @@ class Database:
             except BaseException:
                 await connection.exec_driver_sql("ROLLBACK")
                 raise
-            reach(write, "before")
+            reach(crash_point, "before")
             await connection.exec_driver_sql("COMMIT")
-            reach(write, "after")
+            reach(crash_point, "after")
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[AsyncConnection]:

@@ -1,5 +1,6 @@
 """Lists that are read page by page, by a cursor that is the id of a row."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,14 +27,16 @@ async def rows_of_page(
     project_id: ProjectId,
     page: Page,
     *conditions: sa.ColumnElement[bool],
+    columns: Sequence[sa.Column[Any]] | None = None,
 ) -> list[RowMapping]:
-    """The page of the project's rows that meet the conditions. The table has `id`, `project_id` and `number`.
+    """The page of the project's rows that meet the conditions, with all columns or those that are named. The table has
+    `id`, `project_id` and `number`.
 
     A cursor need not meet the conditions: a row that changed meanwhile still marks its place. Raises `NotFound` for a
     cursor that the project does not have, instead of ending the list early.
     """
     number = table.c.number
-    query = sa.select(table).where(table.c.project_id == project_id, *conditions).limit(page.limit)
+    query = sa.select(*(columns or table.c)).where(table.c.project_id == project_id, *conditions).limit(page.limit)
     if page.after is not None:
         place = await _number_of(connection, table, project_id, page.after)
         query = query.where(number > place if page.ascending else number < place)

@@ -1,4 +1,4 @@
-"""Rule 11: `except Exception` in four named places, each of which logs and decides what happens next.
+"""Rule 11: `except Exception` in five named places, each of which logs and decides what happens next.
 
 Anywhere else it hides a bug as a behaviour. A handler whose last line is a bare `raise` only cleans up, so it is free.
 """
@@ -6,17 +6,25 @@ Anywhere else it hides a bug as a behaviour. A handler whose last line is a bare
 import ast
 from collections.abc import Iterator
 
-from tests.kit.source_tree import Source, dotted_name, enclosing_functions, expect_none, product_sources
+from tests.kit.project.source_tree import Source, dotted_name, enclosing_functions, expect_none, product_sources
 
 NAMED_PLACES: dict[tuple[str, str], str] = {
     (
-        "worker/execute_run.py",
-        "RunExecution._outcome_of",
+        "worker/run/execute_run.py",
+        "RunExecutor._outcome_of",
     ): "the job: whatever a run does, it ends and its worker goes on",
-    ("shared/background_loop.py", "_repeat"): "a background loop: the next round may find things better",
+    ("shared/concurrency.py", "_repeat"): "a background loop: the next round may find things better",
+    (
+        "shared/redis/channel_listener.py",
+        "ChannelListener._hand_on",
+    ): "a background loop: what somebody publishes must not end those who listen",
+    (
+        "api/callbacks/delivery.py",
+        "CallbackDelivery._deliver_in",
+    ): "a background loop: one callback that cannot be settled must not end the others",
     ("worker/tools/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
 }
-"""(file, function) and why it may: the job, the background loop, the tool and the API's last resort."""
+"""(file, function) and why it may: the job, the background loops and the tool."""
 
 BROAD = frozenset({"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"})
 

@@ -5,7 +5,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-from tests.kit.source_tree import Source, bench_sources, expect_none, product_sources, suite_sources
+from tests.kit.project.source_tree import Source, bench_sources, expect_none, product_sources, suite_sources
 
 SILENCED_TYPE = re.compile(r"type:\s*ignore|pyright:\s*(ignore|basic|strict|report)")
 SILENCED_LINT = re.compile(r"\bnoqa\b")

@@ -1,12 +1,12 @@
 """Rule 8: one store method is one transaction. `shared/sql/engine.py` begins and commits; the stores write in its
-blocks, so that nobody rings or publishes what is not yet durable.
+blocks, so that nobody dispatches or publishes what is not yet durable.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.source_tree import Source, calls, expect_none, product_sources
+from tests.kit.project.source_tree import Source, calls, expect_none, product_sources
 
 ENGINE = "shared/sql/engine.py"
 MIGRATIONS = "shared/sql/migrations/"

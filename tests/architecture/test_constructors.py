@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.source_tree import Source, calls, dotted_name, enclosing_functions, expect_none, product_sources
+from tests.kit.project.source_tree import Source, calls, dotted_name, enclosing_functions, expect_none, product_sources
 
 MAY_READ_SETTINGS = ("api/main.py", "worker/main.py", "api/cli.py", "shared/sql/migrations/")
 CONSTANT = re.compile(r"_?[A-Z][A-Za-z0-9]*|_{0,2}[A-Z][A-Z0-9_]*")

@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from api.main import ROUTES
-from shared.settings import Settings
-from tests.kit.documents import ROOT, anchors, documents, links
-from tests.kit.source_tree import functions, suite_sources
+from shared.process.settings import Settings
+from tests.kit.project.documents import ROOT, anchors, documents, links
+from tests.kit.project.source_tree import functions, suite_sources
 
 NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)(?:::(?P<test>\w+))?`")
 NAMED_FILE = re.compile(r"`(?P<file>(?:api|worker|shared)/[\w/]+\.(?:py|lua))`")

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from tests.kit.source_tree import (
+from tests.kit.project.source_tree import (
     PRODUCT_PACKAGES,
     Source,
     calls,
@@ -41,13 +41,13 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiosqlite": ("shared/sql/",),
     "asyncpg": ("shared/sql/",),
     "sqlite3": ("shared/sql/",),
-    "redis": ("shared/redis/", "worker/queue_worker.py"),
+    "redis": ("shared/redis/", "worker/queue/queue_worker.py"),
     "fakeredis": ("shared/redis/",),
-    "arq": ("shared/redis/", "worker/queue_worker.py"),
+    "arq": ("shared/redis/", "worker/queue/queue_worker.py"),
     "fastapi": ("api/",),
     "starlette": ("api/",),
     "uvicorn": ("api/",),
-    "httpx2": ("worker/models/", "api/callbacks.py"),
+    "httpx2": ("worker/models/", "api/callbacks/delivery.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "anthropic": ("worker/models/",),

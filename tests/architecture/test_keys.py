@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.source_tree import ROOT, Source, docstrings, expect_none, product_sources
+from tests.kit.project.source_tree import ROOT, Source, docstrings, expect_none, product_sources
 
 KEYS = "shared/redis/keys.py"
 LOOKS_LIKE_A_KEY = re.compile(r"(run|runs|agent|thread|worker|holdfast|arq):\S*")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from tests.kit.source_tree import bench_sources, expect_none, product_sources, suite_sources
+from tests.kit.project.source_tree import bench_sources, expect_none, product_sources, suite_sources
 
 BANNED = re.compile(r"(util|helper|manager|handler)s?|base|common|misc|stuff|core|impl|new|old|tmp|v\d+")
 

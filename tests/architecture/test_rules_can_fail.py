@@ -16,7 +16,7 @@ from tests.architecture.test_sizes import deep_blocks, long_files, long_function
 from tests.architecture.test_status_writes import assigned_statuses, copied_statuses, updated_statuses
 from tests.architecture.test_tasks import bare_tasks, swallowed_cancellations
 from tests.architecture.test_tests import replaced_classes, sleeps
-from tests.kit.source_tree import Source
+from tests.kit.project.source_tree import Source
 
 Rule = Callable[[Source], Iterable[object]]
 
@@ -50,12 +50,12 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (wrong_directions, "api/x.py", "from tests.kit import wait_until"),
     (strangers, "api/x.py", "import sqlalchemy as sa"),
     (strangers, "api/x.py", "from redis.asyncio import Redis"),
-    (strangers, "worker/step_loop.py", "import pydantic_ai"),
+    (strangers, "worker/run/step_loop.py", "import pydantic_ai"),
     (strangers, "worker/tools/x.py", "import pickle"),
     (late_imports, "api/x.py", "def f():\n    import json"),
     (late_imports, "worker/models/x.py", "def f():\n    from shared.redis import keys"),
-    (late_imports, "worker/step_loop.py", "async def f():\n    from openai import AsyncOpenAI"),
-    (late_imports, "worker/step_loop.py", "import importlib\nx = importlib.import_module('openai')"),
+    (late_imports, "worker/run/step_loop.py", "async def f():\n    from openai import AsyncOpenAI"),
+    (late_imports, "worker/run/step_loop.py", "import importlib\nx = importlib.import_module('openai')"),
     (assigned_statuses, "worker/x.py", "def f(run):\n    run.status = 'failed'"),
     (copied_statuses, "worker/x.py", "msgspec.structs.replace(run, status=RunStatus.FAILED)"),
     (copied_statuses, "api/x.py", "Run(id=a, status=RunStatus.RUNNING)"),
@@ -63,8 +63,8 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (updated_statuses, "shared/sql/x.py", "tables.runs.update().values({'status': 'failed', 'fence': 1})"),
     (updated_statuses, "shared/sql/x.py", "update(runs).values({runs.c.status: 'failed'})"),
     (updated_statuses, "shared/sql/x.py", "sa.text('UPDATE runs SET fence = 2, status = :status')"),
-    (own_transactions, "shared/sql/run_store.py", "async def f(c):\n    await c.commit()"),
-    (own_transactions, "shared/sql/run_store.py", "async def f(e):\n    async with e.begin() as c:\n        pass"),
+    (own_transactions, "shared/sql/runs/run_store.py", "async def f(c):\n    await c.commit()"),
+    (own_transactions, "shared/sql/runs/run_store.py", "async def f(e):\n    async with e.begin() as c:\n        pass"),
     (own_transactions, "worker/x.py", "session.commit()"),
     (own_transactions, "api/x.py", "async def f(c):\n    await c.execute('COMMIT')"),
     (bare_tasks, "worker/x.py", "asyncio.create_task(work())"),
@@ -76,7 +76,7 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (swallowed_cancellations, "worker/x.py", "with suppress(asyncio.CancelledError):\n    a()"),
     (spelled_keys, "worker/x.py", "f'run:{{{run_id}}}:events'"),
     (spelled_keys, "worker/x.py", "KEY = 'holdfast:queue'"),
-    (spelled_keys, "shared/redis/run_queue.py", "KEY = b'arq:queue'"),
+    (spelled_keys, "shared/redis/queue.py", "KEY = b'arq:queue'"),
     (sleeps, "tests/unit/test_x.py", "async def test():\n    await asyncio.sleep(0)"),
     (sleeps, "tests/unit/test_x.py", "from time import sleep\nsleep(1)"),
     (replaced_classes, "tests/unit/test_x.py", "from unittest.mock import AsyncMock"),
@@ -96,7 +96,7 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (broad_excepts, "api/x.py", "try:\n    a()\nexcept:\n    pass"),
     (broad_excepts, "api/x.py", "try:\n    a()\nexcept (ValueError, BaseException) as e:\n    raise B from e"),
     (broad_excepts, "api/x.py", "with contextlib.suppress(Exception):\n    a()"),
-    (settings_elsewhere, "worker/step_loop.py", "def f():\n    return Settings()"),
+    (settings_elsewhere, "worker/run/step_loop.py", "def f():\n    return Settings()"),
     (module_instances, "api/x.py", "CLIENT = httpx2.AsyncClient()"),
     (module_instances, "api/x.py", "store: RunStore = RunStore(database)"),
     (module_instances, "api/x.py", "thing = Thing()"),
@@ -114,7 +114,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (deep_blocks, "worker/x.py", THREE_DEEP),
     (wrong_directions, "api/cli.py", "from worker.main import run"),
     (wrong_directions, "worker/x.py", "from shared.domain.ids import RunId"),
-    (strangers, "shared/sql/run_store.py", "import sqlalchemy as sa"),
+    (strangers, "shared/sql/runs/run_store.py", "import sqlalchemy as sa"),
     (
         late_imports,
         "worker/models/openai_models.py",
@@ -124,8 +124,8 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (copied_statuses, "api/x.py", "await store.list_runs(status=RunStatus.CREATED)"),
     (assigned_statuses, "worker/x.py", "status = next_status(run.status, trigger)"),
     (updated_statuses, "shared/sql/x.py", "sa.update(steps).values(status='failed')"),
-    (updated_statuses, "shared/sql/x.py", "sa.update(runs).where(runs.c.status == 'created').values(ring=2)"),
-    (updated_statuses, "shared/sql/run_transitions.py", "sa.update(runs).values(status='failed')"),
+    (updated_statuses, "shared/sql/x.py", "sa.update(runs).where(runs.c.status == 'created').values(dispatch=2)"),
+    (updated_statuses, "shared/sql/runs/rows.py", "sa.update(runs).values(status='failed')"),
     (own_transactions, "shared/sql/engine.py", "async def f(c):\n    await c.commit()"),
     (own_transactions, "worker/x.py", "async def f(clock):\n    clock.begin()"),
     (own_transactions, "worker/x.py", "MESSAGE = 'begin with the newest message'"),

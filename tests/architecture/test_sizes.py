@@ -6,7 +6,7 @@ There is no list of exceptions: a file that grows past its limit holds two ideas
 import ast
 from collections.abc import Iterator
 
-from tests.kit.source_tree import Source, bench_sources, expect_none, functions, product_sources, suite_sources
+from tests.kit.project.source_tree import Source, bench_sources, expect_none, functions, product_sources, suite_sources
 
 PRODUCT_LINES = 300
 TEST_LINES = 400

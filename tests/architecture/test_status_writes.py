@@ -1,4 +1,4 @@
-"""Rule 4: a run's status changes in one place. `shared/sql/run_transitions.py` compiles the table of
+"""Rule 4: a run's status changes in one place. `shared/sql/runs/rows.py` compiles the table of
 `shared/domain/lifecycle.py` into guarded updates; nobody else writes the column or makes a run with another status.
 """
 
@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.source_tree import Source, calls, docstrings, dotted_name, expect_none, product_sources
+from tests.kit.project.source_tree import Source, calls, docstrings, dotted_name, expect_none, product_sources
 
-RUN_TRANSITIONS = "shared/sql/run_transitions.py"
+RUN_TRANSITIONS = "shared/sql/runs/rows.py"
 MAY_BUILD_RUNS = ("shared/sql/", "shared/domain/")
 MAKES_A_COPY = re.compile(r"(^|\.)(replace|evolve|Run)$")
 UPDATE_IN_SQL = re.compile(r"\bupdate\s+runs\b.*\bstatus\s*=", re.IGNORECASE | re.DOTALL)
@@ -82,5 +82,5 @@ def test_nobody_makes_a_run_with_another_status() -> None:
 
 
 def test_one_file_updates_the_column() -> None:
-    """Only `shared/sql/run_transitions.py` updates `runs.status`."""
+    """Only `shared/sql/runs/rows.py` updates `runs.status`."""
     expect_none(finding for source in product_sources() for finding in updated_statuses(source))

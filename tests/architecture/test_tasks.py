@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.source_tree import (
+from tests.kit.project.source_tree import (
     Source,
     calls,
     dotted_name,
@@ -17,11 +17,11 @@ from tests.kit.source_tree import (
 )
 
 MAY_START_TASKS: dict[str, str] = {
-    "worker/interruption.py": "the task that watches over a run has to outlast the block that it cancels",
-    "worker/queue_worker.py": "arq's worker keeps one task per job, in its own table",
+    "worker/run/interruption.py": "the task that watches over a run has to outlast the block that it cancels",
+    "worker/queue/queue_worker.py": "arq's worker keeps one task per job, in its own table",
 }
 MAY_CATCH_CANCELLATION: dict[str, str] = {
-    "worker/interruption.py": "it turns its own cancel into the typed reason, and passes any other on",
+    "worker/run/interruption.py": "it turns its own cancel into the typed reason, and passes any other on",
     "worker/tools/tool_process.py": "it waits for the process's death first, and raises the cancellation then",
 }
 

@@ -7,7 +7,7 @@ replaces one of our classes tests the replacement.
 import ast
 from collections.abc import Iterator
 
-from tests.kit.source_tree import (
+from tests.kit.project.source_tree import (
     PRODUCT_PACKAGES,
     Source,
     calls,

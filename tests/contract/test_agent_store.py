@@ -11,32 +11,32 @@ from shared.domain.agents import Agent, ModelOptions, requires_approval
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import IdMaker, ThreadId
 from shared.domain.messages import AssistantMessage, NewMessage, SystemMessage, ToolCall
-from shared.sql.agent_store import AgentFilter, AgentStore
-from shared.sql.block_store import BlockStore
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agents import AgentFilter
+from shared.sql.definitions.blocks import BlockStore
+from shared.sql.definitions.tools import ToolStore
 from shared.sql.engine import Database
-from shared.sql.message_rows import insert_into_thread
-from shared.sql.message_store import MessageStore
+from shared.sql.history.messages import MessageStore, insert_into_thread
 from shared.sql.paging import Page
-from shared.sql.tables import metadata, runs
-from shared.sql.tool_store import ToolStore
-from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
-from tests.kit.fresh_database import fresh_database
+from shared.sql.run_tables import metadata, runs
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
+from tests.kit.services.databases import open_database
 
 LATER = NOW + timedelta(seconds=1)
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    async with fresh_database(database_url) as database:
+    async with open_database(database_url) as database:
         yield database
 
 
 @pytest.fixture
-def store(database: Database) -> AgentStore:
-    return AgentStore(database)
+def store(database: Database) -> AgentEditor:
+    return AgentEditor(database)
 
 
-async def create(store: AgentStore, agent: Agent) -> Agent:
+async def create(store: AgentEditor, agent: Agent) -> Agent:
     return await store.create(agent, system_message_id=IdMaker().message())
 
 
@@ -46,7 +46,7 @@ async def system_text(database: Database, agent: Agent) -> str:
     return message.body.text
 
 
-async def test_what_is_stored_is_what_is_read(database: Database, store: AgentStore) -> None:
+async def test_what_is_stored_is_what_is_read(database: Database, store: AgentEditor) -> None:
     tool = await ToolStore(database).create(some_tool())
     block = await BlockStore(database).create(some_block())
     agent = some_agent(
@@ -65,7 +65,7 @@ async def test_what_is_stored_is_what_is_read(database: Database, store: AgentSt
     assert await store.get(PROJECT, agent.id) == agent
 
 
-async def test_a_history_begins_with_the_system_message(database: Database, store: AgentStore) -> None:
+async def test_a_history_begins_with_the_system_message(database: Database, store: AgentEditor) -> None:
     message_id = IdMaker().message()
     agent = await store.create(
         some_agent(), system_message_id=message_id, new_blocks=[some_block(description="About the user", limit=500)]
@@ -79,7 +79,7 @@ async def test_a_history_begins_with_the_system_message(database: Database, stor
     assert "10 of 500 characters" in text
 
 
-async def test_another_projects_agent_is_not_found(store: AgentStore) -> None:
+async def test_another_projects_agent_is_not_found(store: AgentEditor) -> None:
     agent = await create(store, some_agent())
 
     for call in (store.get, store.delete, store.message_ids):
@@ -92,7 +92,7 @@ async def test_another_projects_agent_is_not_found(store: AgentStore) -> None:
     assert await store.count(PROJECT) == 1
 
 
-async def test_tools_of_another_project_cannot_be_linked(database: Database, store: AgentStore) -> None:
+async def test_tools_of_another_project_cannot_be_linked(database: Database, store: AgentEditor) -> None:
     theirs = await ToolStore(database).create(some_tool(project_id=OTHER_PROJECT))
 
     with pytest.raises(NotFound, match=theirs.id):
@@ -100,7 +100,7 @@ async def test_tools_of_another_project_cannot_be_linked(database: Database, sto
     assert await store.count(PROJECT) == 0
 
 
-async def test_pages_follow_the_order_that_was_asked(store: AgentStore) -> None:
+async def test_pages_follow_the_order_that_was_asked(store: AgentEditor) -> None:
     ids = [(await create(store, some_agent())).id for _ in range(5)]
 
     async def page(page: Page) -> list[int]:
@@ -117,7 +117,7 @@ async def test_pages_follow_the_order_that_was_asked(store: AgentStore) -> None:
         await page(Page(after="agent-unknown"))
 
 
-async def test_filters(database: Database, store: AgentStore) -> None:
+async def test_filters(database: Database, store: AgentEditor) -> None:
     block = await BlockStore(database).create(some_block())
     ada = await create(store, some_agent(name="Ada_1", tags=["red", "blue"], block_ids=[block.id]))
     bob = await create(store, some_agent(name="Bob", tags=["blue"]))
@@ -133,7 +133,7 @@ async def test_filters(database: Database, store: AgentStore) -> None:
     assert await found(AgentFilter(block_id=block.id)) == [ada.id]
 
 
-async def test_an_update_changes_links_tags_and_the_system_message(database: Database, store: AgentStore) -> None:
+async def test_an_update_changes_links_tags_and_the_system_message(database: Database, store: AgentEditor) -> None:
     first, second = [await ToolStore(database).create(some_tool(name)) for name in ("first", "second")]
     agent = await create(store, some_agent(tool_ids=[first.id], tags=["old"]))
 
@@ -148,7 +148,7 @@ async def test_an_update_changes_links_tags_and_the_system_message(database: Dat
     assert await system_text(database, agent) == "Be verbose."
 
 
-async def test_a_change_of_a_block_reaches_the_system_message(database: Database, store: AgentStore) -> None:
+async def test_a_change_of_a_block_reaches_the_system_message(database: Database, store: AgentEditor) -> None:
     blocks = BlockStore(database)
     block = await blocks.create(some_block())
     agent = await create(store, some_agent(block_ids=[block.id]))
@@ -167,7 +167,7 @@ async def test_a_change_of_a_block_reaches_the_system_message(database: Database
     assert (await store.get(PROJECT, agent.id)).block_ids == []
 
 
-async def test_a_label_is_there_once_per_agent(database: Database, store: AgentStore) -> None:
+async def test_a_label_is_there_once_per_agent(database: Database, store: AgentEditor) -> None:
     blocks = BlockStore(database)
     human, other = await blocks.create(some_block("human")), await blocks.create(some_block("other"))
     agent = await create(store, some_agent(block_ids=[human.id, other.id]))
@@ -180,7 +180,7 @@ async def test_a_label_is_there_once_per_agent(database: Database, store: AgentS
         await store.attach_block(PROJECT, agent.id, same.id, LATER)
 
 
-async def test_a_tool_that_asks_for_approval_brings_its_rule(database: Database, store: AgentStore) -> None:
+async def test_a_tool_that_asks_for_approval_brings_its_rule(database: Database, store: AgentEditor) -> None:
     tools = ToolStore(database)
     careful = await tools.create(some_tool("careful", default_requires_approval=True))
     later = await tools.create(some_tool("later", default_requires_approval=True))
@@ -193,7 +193,7 @@ async def test_a_tool_that_asks_for_approval_brings_its_rule(database: Database,
     assert [each["tool_name"] for each in agent.tool_rules] == ["careful", "later"]
 
 
-async def test_an_approval_override_is_the_last_word(database: Database, store: AgentStore) -> None:
+async def test_an_approval_override_is_the_last_word(database: Database, store: AgentEditor) -> None:
     tool = await ToolStore(database).create(some_tool("careful", default_requires_approval=True))
     agent = await create(store, some_agent(tool_ids=[tool.id]))
 
@@ -210,7 +210,7 @@ async def test_an_approval_override_is_the_last_word(database: Database, store: 
         await store.set_approval_override(PROJECT, agent.id, "nope", required=True, now=LATER)
 
 
-async def test_details_of_many_agents(database: Database, store: AgentStore) -> None:
+async def test_details_of_many_agents(database: Database, store: AgentEditor) -> None:
     tool = await ToolStore(database).create(some_tool())
     plain = await create(store, some_agent())
     rich = await store.create(
@@ -224,7 +224,7 @@ async def test_details_of_many_agents(database: Database, store: AgentStore) -> 
     assert len(first.message_ids) == len(second.message_ids) == 1
 
 
-async def test_a_message_with_two_parts_has_two_ids(database: Database, store: AgentStore) -> None:
+async def test_a_message_with_two_parts_has_two_ids(database: Database, store: AgentEditor) -> None:
     ids = IdMaker()
     agent = await create(store, some_agent())
     whole, part = ids.message(), ids.message()
@@ -235,7 +235,7 @@ async def test_a_message_with_two_parts_has_two_ids(database: Database, store: A
     assert list(await store.message_ids(PROJECT, agent.id))[1:] == [whole, part]
 
 
-async def test_deleting_an_agent_leaves_nothing(database: Database, store: AgentStore) -> None:
+async def test_deleting_an_agent_leaves_nothing(database: Database, store: AgentEditor) -> None:
     tool = await ToolStore(database).create(some_tool())
     agent = await store.create(
         some_agent(tool_ids=[tool.id], tags=["a"]), system_message_id=IdMaker().message(), new_blocks=[some_block()]
@@ -271,7 +271,7 @@ async def _fill_every_table_of_runs(database: Database, agent: Agent) -> None:
 def _filled(table: sa.Table) -> dict[str, object]:
     values: dict[type, object] = {str: "created", int: 7, bool: False, bytes: b""}
     return {
-        column.name: NOW if column.name.endswith("_at") else values[column.type.python_type]
+        column.key: NOW if column.name.endswith("_at") else values[column.type.python_type]
         for column in table.c
         if not column.nullable and column.autoincrement is not True
     }

@@ -14,9 +14,9 @@ from letta_client import (
 )
 
 from shared.sql.engine import Database
-from tests.kit.api_server import api_client
-from tests.kit.fresh_database import fresh_database
-from tests.kit.sample_tools import LAUNCH, ROLL_DICE
+from tests.kit.product import api_client
+from tests.kit.services.databases import open_database
+from tests.kit.tools import LAUNCH, ROLL_DICE
 
 ENVIRONMENT = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9100/v1"}
 UNKNOWN_AGENT = "agent-00000000-0000-4000-8000-000000000000"
@@ -24,7 +24,7 @@ UNKNOWN_AGENT = "agent-00000000-0000-4000-8000-000000000000"
 
 @pytest.fixture
 async def database(sqlite_url: str) -> AsyncGenerator[Database]:
-    async with fresh_database(sqlite_url) as database:
+    async with open_database(sqlite_url) as database:
         yield database
 
 

@@ -8,15 +8,15 @@ import httpx
 import pytest
 
 from shared.sql.engine import Database
-from tests.kit.api_server import api_client
-from tests.kit.fresh_database import fresh_database
+from tests.kit.product import api_client
+from tests.kit.services.databases import open_database
 
 UNKNOWN_AGENT = "agent-00000000-0000-4000-8000-000000000000"
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    async with fresh_database(database_url) as database:
+    async with open_database(database_url) as database:
         yield database
 
 

@@ -12,9 +12,9 @@ from shared.domain.ids import AgentId, ApprovalId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
-from shared.sql.approval_rows import store_decision
-from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT
-from tests.kit.stored_runs import (
+from shared.sql.runs.approvals import store_decision
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
+from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     THREAD,

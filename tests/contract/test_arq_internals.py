@@ -1,4 +1,4 @@
-"""arq is pinned and frozen; still, each of its internals that `worker/queue_worker.py` relies on has its test here."""
+"""arq is pinned and frozen; still, each of its internals that our worker relies on has its test here."""
 
 import inspect
 import json
@@ -51,26 +51,26 @@ class RecordingWorker(Worker):
         self.called.append(("failed", job_id))
 
 
-async def ring(redis: ArqRedis) -> None:
+async def dispatch(redis: ArqRedis) -> None:
     await redis.enqueue_job("execute_run", "run-1", 7, _job_id="run-1:7", _queue_name=keys.QUEUE)
 
 
 async def test_run_job_calls_the_function_with_the_jobs_arguments_and_finishes_it(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     worker = RecordingWorker(redis)
     await worker.run_job("run-1:7", 0)
     assert worker.called == [("run-1:7", "run-1", 7), ("finish", "run-1:7", True)]
 
 
 async def test_an_error_finishes_the_job_and_does_not_leave_run_job(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     worker = RecordingWorker(redis, ValueError("boom"))
     await worker.run_job("run-1:7", 0)
     assert worker.called[-1] == ("finish", "run-1:7", True)
 
 
 async def test_retry_job_gives_the_job_back(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     worker = RecordingWorker(redis, RetryJob())
     await worker.run_job("run-1:7", 0)
     assert worker.called[-1] == ("finish", "run-1:7", False)
@@ -83,25 +83,25 @@ async def test_a_job_without_description_is_a_failed_job(redis: ArqRedis) -> Non
 
 
 async def test_enqueue_job_writes_the_job_key_and_the_score(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     assert await redis.zscore(keys.QUEUE, "run-1:7")
     job = json.loads(cast("bytes", await redis.get("arq:job:run-1:7")))
     assert job == {"t": None, "f": "execute_run", "a": ["run-1", 7], "k": {}, "et": job["et"]}
 
 
 async def test_enqueue_job_twice_is_one_job(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     assert await redis.enqueue_job("execute_run", _job_id="run-1:7", _queue_name=keys.QUEUE) is None
 
 
 async def test_run_job_counts_starts_under_the_retry_prefix(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     await RecordingWorker(redis).run_job("run-1:7", 0)
     assert await redis.get(keys.attempts("run-1:7")) == b"1"
 
 
 async def test_serialize_job_makes_what_enqueue_job_writes(redis: ArqRedis) -> None:
-    await ring(redis)
+    await dispatch(redis)
     written = json.loads(cast("bytes", await redis.get("arq:job:run-1:7")))
     made = json.loads(serialize_job("execute_run", ("run-1", 7), {}, None, written["et"], serializer=encode_job))
     assert made == written

@@ -10,9 +10,9 @@ from shared.domain.errors import StaleFence
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Run
-from shared.sql.callback_rows import CLAIM_HOLDS, Callback
-from tests.kit.definitions import NOW
-from tests.kit.stored_runs import Stores, approve, call, second_process, stored_runs
+from shared.sql.runs.callbacks import CLAIM_HOLDS, Callback
+from tests.kit.runs.definitions import NOW
+from tests.kit.runs.stored_runs import Stores, approve, call, second_process, stored_runs
 
 URL = "http://127.0.0.1/called"
 WAITS = call("a", needs_approval=True)

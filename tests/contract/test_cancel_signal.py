@@ -9,7 +9,7 @@ from shared.domain.errors import CancelMode, Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.cancel_signal import Announcements, CancelSignal
-from tests.kit.redis_services import PrivateRedis, RedisService
+from tests.kit.services.redis_servers import PrivateRedis, RedisService
 
 
 async def next_of(announcements: Announcements, run_id: RunId) -> CancelMode:

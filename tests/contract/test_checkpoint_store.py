@@ -12,9 +12,9 @@ from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import AssistantMessage
 from shared.domain.runs import Run, Step, Usage
-from shared.sql.event_rows import BLOCK_ENTRIES, LogTail
-from tests.kit.definitions import NOW, PROJECT
-from tests.kit.stored_runs import (
+from shared.sql.runs.events import BLOCK_ENTRIES, LogTail
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     IDS,
@@ -52,7 +52,7 @@ async def test_a_checkpoint_keeps_messages_step_usage_and_events(stores: Stores)
         run, checkpoint(run, said_so, entries=[ENTRY, ENTRY], usage=Usage(prompt_tokens=7), step=step)
     )
     stored = await stores.runs.look_up(run.id)
-    assert (stored.usage.prompt_tokens, stored.step_count, stored.stalled_claims) == (7, 1, 0)
+    assert (stored.usage.prompt_tokens, stored.step_count, stored.attempts_without_progress) == (7, 1, 0)
     assert (stored.last_seq, stored.checkpoint_seq) == (3, 3)
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so"]
     assert [stored.id for stored in await stores.messages.list_of_step(step.id)] == [said_so.id]
@@ -145,7 +145,7 @@ async def test_the_log_of_an_unfinished_step_is_kept_without_counting_as_a_check
     run = await stores.claimed()
     await stores.checkpoints.record_log(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
     stored = await stores.runs.look_up(run.id)
-    assert (stored.last_seq, stored.checkpoint_seq, stored.stalled_claims) == (3, 1, 1)
+    assert (stored.last_seq, stored.checkpoint_seq, stored.attempts_without_progress) == (3, 1, 1)
     assert len(await stores.events.read(run.id, Seq(1))) == 2
 
 

@@ -10,22 +10,22 @@ from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, IdMaker, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
-from shared.sql.agent_store import AgentStore
-from shared.sql.block_store import BlockFilter, BlockStore
-from shared.sql.conversation_store import ConversationFilter, ConversationStore
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.blocks import BlockFilter, BlockStore
+from shared.sql.definitions.conversations import ConversationFilter, ConversationStore
+from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.engine import Database
-from shared.sql.message_store import MessageStore
+from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
-from shared.sql.tool_store import ToolFilter, ToolStore
-from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
-from tests.kit.fresh_database import fresh_database
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
+from tests.kit.services.databases import open_database
 
 LATER = NOW + timedelta(seconds=1)
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    async with fresh_database(database_url) as database:
+    async with open_database(database_url) as database:
         yield database
 
 
@@ -65,7 +65,7 @@ async def test_a_name_is_there_once(tools: ToolStore) -> None:
 async def test_tool_lists(database: Database, tools: ToolStore) -> None:
     one, two = await tools.create(some_tool("one_tool")), await tools.create(some_tool("two_tool"))
     await tools.create(some_tool("one_tool", project_id=OTHER_PROJECT))
-    agent = await AgentStore(database).create(some_agent(tool_ids=[two.id]), system_message_id=IdMaker().message())
+    agent = await AgentEditor(database).create(some_agent(tool_ids=[two.id]), system_message_id=IdMaker().message())
 
     async def found(wanted: ToolFilter) -> list[str]:
         return [tool.name for tool in await tools.list(PROJECT, wanted, Page(ascending=True))]
@@ -85,7 +85,7 @@ async def test_tool_lists(database: Database, tools: ToolStore) -> None:
 
 async def test_a_deleted_tool_leaves_its_agents(database: Database, tools: ToolStore) -> None:
     tool = await tools.create(some_tool())
-    agents = AgentStore(database)
+    agents = AgentEditor(database)
     agent = await agents.create(some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message())
 
     await tools.delete(PROJECT, tool.id)
@@ -99,7 +99,7 @@ async def test_block_lists(database: Database) -> None:
     blocks = BlockStore(database)
     human = await blocks.create(some_block("human", description="The user's tastes"))
     persona = await blocks.create(some_block("persona", value="Dry wit"))
-    agent = await AgentStore(database).create(some_agent(block_ids=[human.id]), system_message_id=IdMaker().message())
+    agent = await AgentEditor(database).create(some_agent(block_ids=[human.id]), system_message_id=IdMaker().message())
 
     async def found(wanted: BlockFilter) -> list[str]:
         return [block.label for block in await blocks.list(PROJECT, wanted, Page(ascending=True))]
@@ -129,7 +129,7 @@ def some_conversation(agent_id: AgentId, **fields: object) -> Conversation:
 
 async def test_conversations_have_histories_of_their_own(database: Database) -> None:
     conversations, messages = ConversationStore(database), MessageStore(database)
-    agent = await AgentStore(database).create(some_agent(), system_message_id=IdMaker().message())
+    agent = await AgentEditor(database).create(some_agent(), system_message_id=IdMaker().message())
     message = NewMessage(id=IdMaker().message(), created_at=NOW, body=UserMessage("hello"))
     one = await conversations.create(some_conversation(agent.id, summary="Tea"), {1: [message]})
 
@@ -144,7 +144,7 @@ async def test_conversations_have_histories_of_their_own(database: Database) -> 
 
 async def test_conversation_lists(database: Database) -> None:
     conversations = ConversationStore(database)
-    agents = AgentStore(database)
+    agents = AgentEditor(database)
     agent = await agents.create(some_agent(), system_message_id=IdMaker().message())
     other = await agents.create(some_agent(), system_message_id=IdMaker().message())
     tea = await conversations.create(some_conversation(agent.id, summary="All about tea"))

@@ -10,9 +10,8 @@ from shared.domain.errors import Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.redis.event_feed import EventFeed, Subscription
 from shared.redis.event_log import EventLog, OwnedLog
-from tests.kit.redis_services import PrivateRedis, RedisService
-from tests.kit.turns import after
-from tests.kit.wait_until import wait_until
+from tests.kit.services.redis_servers import PrivateRedis, RedisService
+from tests.kit.wait_until import after, wait_until
 
 FENCE = Fence(1)
 

@@ -10,7 +10,7 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.redis import keys
 from shared.redis.connection import dedicated_connection
 from shared.redis.event_log import EventLog, LogBehind
-from tests.kit.redis_services import PrivateRedis, RedisService
+from tests.kit.services.redis_servers import PrivateRedis, RedisService
 
 FIRST, SECOND = Fence(1), Fence(2)
 TTL_S = 3600

@@ -8,7 +8,7 @@ import pytest
 from shared.domain.errors import Conflict, MoreInput, NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from tests.kit.stored_runs import (
+from tests.kit.runs.stored_runs import (
     THREAD,
     Stores,
     answer,

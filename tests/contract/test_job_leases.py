@@ -6,17 +6,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from arq.connections import ArqRedis
+from worker.queue.lease_keeper import LeaseKeeper
 
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.job_leases import JobLeases, Renewal
-from shared.redis.run_queue import RunQueue
-from shared.redis.worker_presence import WorkerPresence
-from tests.kit.redis_services import RedisService
-from tests.kit.turns import after
-from tests.kit.wait_until import wait_until
-from worker.lease_keeper import LeaseKeeper
+from shared.redis.queue import JobLeases, Renewal, RunQueue, WorkerPresence
+from tests.kit.services.redis_servers import RedisService
+from tests.kit.wait_until import after, wait_until
 
 
 def keeper_of(
@@ -38,7 +35,7 @@ def theirs(redis_service: RedisService) -> JobLeases:
 @pytest.fixture
 async def job_id(redis: ArqRedis, run_id: RunId) -> str:
     """A job that waits."""
-    await RunQueue(redis).ring(run_id, 1)
+    await RunQueue(redis).dispatch(run_id, 1)
     return keys.job_id(run_id, 1)
 
 
@@ -85,7 +82,7 @@ async def test_only_the_holder_gives_a_job_back(mine: JobLeases, theirs: JobLeas
 async def test_a_renewal_tells_what_became_of_each_lease(mine: JobLeases, theirs: JobLeases, redis: ArqRedis) -> None:
     queue = RunQueue(redis)
     for name in ("run-kept", "run-taken", "run-forgotten"):
-        await queue.ring(RunId(name), 1)
+        await queue.dispatch(RunId(name), 1)
     await mine.claim(3)
     await redis.delete(keys.lease("run-forgotten:1"))
     await mine.release("run-taken:1")
@@ -175,7 +172,7 @@ async def test_a_lease_is_lost_in_time_when_sql_cannot_say_whose_the_run_is(
 async def test_a_lease_that_was_taken_again_is_given_up_when_the_run_was_rung_meanwhile(
     mine: JobLeases, theirs: JobLeases, job_id: str, redis: ArqRedis
 ) -> None:
-    """The sweeper had looked before the lease was back, and another worker may claim the run by its new ring."""
+    """The sweeper had looked before the lease was back, and another worker may claim the run by its new dispatch."""
     lost: list[str] = []
     answers = [True, False]
 

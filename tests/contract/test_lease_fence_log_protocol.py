@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from shared.redis.connection import connect_embedded
+from shared.redis.embedded import connect_embedded
+from tests.kit.clocks import FrozenClock, embedded_redis_follows
 from tests.kit.protocol_disasters import (
     evict_log,
     lose_all_but_mark,
@@ -29,8 +30,7 @@ from tests.kit.protocol_owner import Owner, SqlWrite
 from tests.kit.protocol_witness import KnownRun, Witness
 from tests.kit.protocol_worker import LEASE_MS, Job, Late, ProtocolWorker, Surroundings
 from tests.kit.protocol_world import RUNS, ProtocolWorld
-from tests.kit.standing_clock import StandingClock, embedded_redis_follows
-from tests.kit.stored_runs import Stores, stored_runs
+from tests.kit.runs.stored_runs import Stores, stored_runs
 
 PARTS = 4
 """The examples are tried in so many tests, which can run side by side. Each has a seed of its own."""
@@ -38,7 +38,7 @@ EXAMPLES = 75
 STEPS = 80
 
 SKEWS_MS = (-30_000, 0, 59_000)
-"""How wrong the clock of one who rings may be: late by anything, early by less than the score's slack."""
+"""How wrong the clock of one who dispatches may be: late by anything, early by less than the score's slack."""
 
 which = st.integers(0, 11)
 few = st.integers(1, 4)
@@ -46,9 +46,27 @@ workers = st.integers(0, 2)
 delays = st.sampled_from([0, 0, 0, 0, 0, 3, 900, LEASE_MS + 100])
 
 
-LOSSES = ("all", "all, late", "all, rung", "all, swept", "replicate", "replicate", "fail over", "end of log", "queue")
+LOSSES = (
+    "all",
+    "all, late",
+    "all, dispatched",
+    "all, swept",
+    "replicate",
+    "replicate",
+    "fail over",
+    "end of log",
+    "queue",
+)
 DISASTERS = ("owners too", "swept first", "evicted", "all but mark")
-RINGING = ("submit", "submit_unrung", "ring", "sweep", "ring_stranded", "lose_ring", "sound")
+RINGING = (
+    "submit",
+    "submit_undispatched",
+    "dispatch",
+    "sweep",
+    "dispatch_unowned",
+    "lose_dispatch",
+    "deliver_dispatches",
+)
 WHILE_IT_RUNS: tuple[SqlWrite, ...] = ("record", "record", "record_log", "record_intents", "acknowledge_cancel")
 
 
@@ -71,7 +89,7 @@ class Protocol(RuleBasedStateMachine):
     redis: ArqRedis
     stores: Stores
     witness: Witness
-    clock: StandingClock
+    clock: FrozenClock
     numbers: Iterator[int]
     world: ProtocolWorld
     redis_is_sound = True
@@ -98,22 +116,32 @@ class Protocol(RuleBasedStateMachine):
         self._step(self.world.check())
 
     @rule(
-        doing=st.sampled_from(["submit", "submit_unrung", "ring", "sweep", "ring_stranded", "lose_ring", "sound"]),
+        doing=st.sampled_from(
+            [
+                "submit",
+                "submit_undispatched",
+                "dispatch",
+                "sweep",
+                "dispatch_unowned",
+                "lose_dispatch",
+                "deliver_dispatches",
+            ]
+        ),
         run=which,
     )
-    def ring(self, doing: str, run: int) -> None:
+    def dispatch(self, doing: str, run: int) -> None:
         world = self.world
         match doing:
-            case "submit" | "submit_unrung" if len(world.active) < RUNS:
-                self._step(world.submit(ring=doing == "submit"))
-            case "ring":
-                self._step(world.ring(self._run(run)))
+            case "submit" | "submit_undispatched" if len(world.active) < RUNS:
+                self._step(world.submit(dispatch=doing == "submit"))
+            case "dispatch":
+                self._step(world.dispatch(self._run(run)))
             case "sweep":
                 self._step(world.sweep())
-            case "ring_stranded" | "lose_ring":
-                self._step(world.ring_stranded(lose_ring=doing == "lose_ring"))
-            case "sound":
-                self._step(world.sound())
+            case "dispatch_unowned" | "lose_dispatch":
+                self._step(world.dispatch_unowned(lose_dispatch=doing == "lose_dispatch"))
+            case "deliver_dispatches":
+                self._step(world.deliver_dispatches())
             case _:
                 pass
 
@@ -200,12 +228,12 @@ class Protocol(RuleBasedStateMachine):
         match how:
             case "all":
                 self._step(world.flush())
-            case "all, rung" | "all, swept" | "queue":
+            case "all, dispatched" | "all, swept" | "queue":
                 # What comes next, and is seldom enough what chance puts here.
                 self._step(world.lose_queue(self._run(run)) if how == "queue" else world.flush())
-                self._step(world.sweep() if how == "all, swept" else world.ring(self._run(run)))
-                self._step(world.ring_stranded())
-                self._step(world.sound())
+                self._step(world.sweep() if how == "all, swept" else world.dispatch(self._run(run)))
+                self._step(world.dispatch_unowned())
+                self._step(world.deliver_dispatches())
                 for worker in [worker for worker in world.workers if not worker.frozen][:number]:
                     self._step(worker.claim(1))
             case "all, late":
@@ -288,7 +316,7 @@ class Protocol(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_interleaving_keeps_one_owner_and_one_log(sqlite_url: str, part: int) -> None:
-    clock = StandingClock()
+    clock = FrozenClock()
     with asyncio.Runner() as runner, embedded_redis_follows(clock), contextlib.ExitStack() as stack:
         opening = stored_runs(sqlite_url)
         stores = runner.run(opening.__aenter__())

@@ -6,15 +6,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 from arq.connections import ArqRedis
+from shared.runs.log_takeover import take_over_log
 
 from shared.domain.events import Gap, StatusChanged, decode, encode
 from shared.domain.ids import Fence, Seq
 from shared.domain.runs import Run
-from shared.log_takeover import take_over_log
 from shared.redis import keys
 from shared.redis.event_log import EventLog
-from shared.sql.event_rows import LogTail
-from tests.kit.stored_runs import NOW, Stores, stored_runs
+from shared.sql.runs.events import LogTail
+from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 
 ENTRIES = [encode(StatusChanged(number, "running")) for number in range(20)]
 RESERVED = Seq(50)

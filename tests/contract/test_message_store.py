@@ -11,9 +11,9 @@ from shared.domain.ids import ConversationId, MessageId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, Summary, SystemMessage, UserMessage
 from shared.domain.runs import Run, RunOptions
-from shared.sql.conversation_store import ConversationStore
-from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT
-from tests.kit.stored_runs import AGENT, IDS, THREAD, Stores, answer, call, message, said, stored_runs, texts_of
+from shared.sql.definitions.conversations import ConversationStore
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
+from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, answer, call, message, said, stored_runs, texts_of
 
 
 @pytest.fixture

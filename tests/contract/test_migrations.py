@@ -8,15 +8,15 @@ from sqlalchemy import Connection
 
 from shared.sql.engine import Database
 from shared.sql.migrate import is_current, migrate
-from shared.sql.tables import metadata
+from shared.sql.run_tables import metadata
 
 
 def _differences(connection: Connection) -> list[Any]:
     return list(compare_metadata(MigrationContext.configure(connection), metadata))
 
 
-async def test_a_migrated_database_has_the_shape_of_the_tables(database_url: str) -> None:
-    database = Database(database_url)
+async def test_a_migrated_database_has_the_shape_of_the_tables(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
     try:
         assert not await is_current(database)
         await migrate(database)
@@ -27,8 +27,8 @@ async def test_a_migrated_database_has_the_shape_of_the_tables(database_url: str
         await database.aclose()
 
 
-async def test_migrating_twice_changes_nothing(database_url: str) -> None:
-    database = Database(database_url)
+async def test_migrating_twice_changes_nothing(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
     try:
         assert await migrate(database) == await migrate(database)
     finally:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from shared.domain.messages import AssistantMessage, Reasoning, ToolCall, ToolReturns, UserMessage
-from tests.kit.model_calls import (
+from tests.kit.model_server import Call, Turn
+from tests.kit.model_server.frames import data
+from tests.kit.model_server.model_calls import (
     ADD,
     ANTHROPIC,
     CHAT,
@@ -24,8 +26,6 @@ from tests.kit.model_calls import (
     text_said,
     thoughts,
 )
-from tests.kit.model_server import Call, Turn
-from tests.kit.model_server.frames import data
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelEvent, Thought
 
 

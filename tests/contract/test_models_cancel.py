@@ -5,8 +5,8 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from tests.kit.model_calls import HANDLES, ask, call, models_on_server, text_said
 from tests.kit.model_server import ModelServer, Turn
+from tests.kit.model_server.model_calls import HANDLES, ask, call, models_on_server, text_said
 from tests.kit.wait_until import wait_until
 from worker.models.provider import ModelCall
 from worker.models.registry import Models

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
-from tests.kit.model_calls import ANTHROPIC, CHAT, HANDLES, ask, call, models_on_server, text_said
 from tests.kit.model_server import Break, Failure, Turn
+from tests.kit.model_server.model_calls import ANTHROPIC, CHAT, HANDLES, ask, call, models_on_server, text_said
 from tests.kit.model_server.turn import ErrorKind
 from worker.models.provider import ModelEvent, Retrying
 
@@ -113,11 +113,14 @@ async def test_a_server_that_is_not_there(handle: str) -> None:
     async with models_on_server() as (server, models):
         await ask(models, call(handle))
         await models.aclose()
+        server_url = server.origin
         await server.__aexit__()
         with pytest.raises(ModelError) as caught:
             await ask(models, call(handle))
     assert caught.value.error_type == ModelErrorType.ERROR
     assert caught.value.retryable
+    assert server_url in caught.value.message, "which of several servers it is"
+    assert "test-" not in caught.value.message, "keys are nobody's business"
 
 
 @pytest.mark.parametrize("handle", HANDLES)

@@ -20,7 +20,9 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from tests.kit.model_calls import (
+from shared.domain.settling import OUTCOME_UNKNOWN
+from tests.kit.model_server import Call, Turn
+from tests.kit.model_server.model_calls import (
     ADD,
     ANTHROPIC,
     CHAT,
@@ -33,7 +35,6 @@ from tests.kit.model_calls import (
     models_on_server,
     returned,
 )
-from tests.kit.model_server import Call, Turn
 
 CANCELLED = "[This reply was cut off: the user cancelled it.]"
 FAILED = "[This reply was cut off by an error.]"
@@ -130,7 +131,7 @@ async def test_every_call_has_its_result_and_every_result_its_call(handle: str) 
         ("run-2", UserMessage("Well?")),
     )
     body = json.dumps(await _sent(handle, messages))
-    assert body.index("The outcome of this call is unknown") < body.index("second"), "in the order of the calls"
+    assert body.index(OUTCOME_UNKNOWN) < body.index("second"), "in the order of the calls"
     assert "from nowhere" not in body
     assert ("model", ENDED) in await _dialogue(handle, messages)
 
@@ -138,7 +139,7 @@ async def test_every_call_has_its_result_and_every_result_its_call(handle: str) 
 @pytest.mark.parametrize("handle", HANDLES)
 async def test_a_calls_result_that_is_missing_at_the_end(handle: str) -> None:
     messages = history(UserMessage("Add."), AssistantMessage(text="Let me.", tool_calls=[ToolCall("one", "add", "{}")]))
-    assert "The outcome of this call is unknown" in json.dumps(await _sent(handle, messages))
+    assert OUTCOME_UNKNOWN in json.dumps(await _sent(handle, messages))
 
 
 @pytest.mark.parametrize("handle", HANDLES)

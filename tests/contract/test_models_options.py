@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
-from tests.kit.model_calls import ADD, ANTHROPIC, CHAT, GOOGLE, HANDLES, RESPONSES, ask, call, models_on_server
+from tests.kit.model_server.model_calls import (
+    ADD,
+    ANTHROPIC,
+    CHAT,
+    GOOGLE,
+    HANDLES,
+    RESPONSES,
+    ask,
+    call,
+    models_on_server,
+)
 
 
 async def _sent(handle: str, **options: Any) -> dict[str, Any]:
@@ -116,6 +126,6 @@ async def test_the_call_header_never_leaves_the_process() -> None:
 
 async def test_a_handle_that_leads_nowhere() -> None:
     async with models_on_server() as (_server, models):
-        with pytest.raises(ModelError, match="known provider") as caught:
+        with pytest.raises(ModelError, match="unknown model handle") as caught:
             await ask(models, call("nobody/m"))
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST

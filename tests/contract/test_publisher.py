@@ -14,15 +14,15 @@ from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog
-from shared.sql.checkpoint_store import CheckpointStore
 from shared.sql.engine import Database
-from shared.sql.event_rows import LogTail
-from shared.sql.tables import event_blocks
-from tests.kit.redis_services import RedisService
-from tests.kit.stored_runs import NOW, Stores, stored_runs
+from shared.sql.run_tables import event_blocks
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.events import LogTail
+from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
+from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
-from worker.interruption import Interruption
-from worker.publisher import SPILL_AT, Publisher
+from worker.run.interruption import Interruption
+from worker.run.publisher import SPILL_AT, Publisher
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(
     async with first.publishing():
         first.emit(*numbered(5))
         assert await first.flushed(10)
-        await first.leave_behind()
+        await first.hand_over()
     await redis_service.empty()
 
     claimed = await stores.claim(run)
@@ -161,7 +161,7 @@ async def test_an_owner_that_was_replaced_leaves_nothing_behind(stores: Stores, 
     async with publisher.publishing():
         publisher.emit(*numbered(5))
         await stores.runs.take_over(run, NOW)
-        await publisher.leave_behind()
+        await publisher.hand_over()
 
     assert await stored(stores, run) == []
     assert isinstance(interruption.error, LeaseLost)

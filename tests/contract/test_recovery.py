@@ -1,4 +1,4 @@
-"""The sweeper rings for runs in nobody's hands, and leaves alone what a living worker holds."""
+"""The sweeper dispatches for runs in nobody's hands, and leaves alone what a living worker holds."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
@@ -10,11 +10,10 @@ from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
-from shared.redis.job_leases import JobLeases
-from shared.redis.run_queue import RunQueue
-from shared.unowned_run import UnownedRuns
-from tests.kit.stored_runs import Stores, stored_runs
-from worker.recovery import Recovery
+from shared.redis.queue import JobLeases, RunQueue
+from shared.runs.unowned import UnownedRuns
+from tests.kit.runs.stored_runs import Stores, stored_runs
+from worker.upkeep.sweeper import Sweeper
 
 
 @pytest.fixture
@@ -31,15 +30,15 @@ class WatchedQueue(RunQueue):
         self._looks_left = after_look
         self._do = do
 
-    async def is_rung(self, rings: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
-        found = await super().is_rung(rings)
+    async def queued_among(self, dispatches: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
+        found = await super().queued_among(dispatches)
         self._looks_left -= 1
         if self._looks_left == 0:
             await self._do()
         return found
 
 
-def recovery_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Recovery:
+def recovery_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
     unowned = UnownedRuns(
         runs=stores.runs,
         settlements=stores.settlements,
@@ -49,7 +48,7 @@ def recovery_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Recovery:
         cancel_signal=CancelSignal(redis),
         clock=SystemClock(),
     )
-    return Recovery(
+    return Sweeper(
         listing=stores.listing,
         runs=stores.runs,
         queue=queue,
@@ -64,8 +63,8 @@ async def test_a_run_in_nobodys_hands_is_rung_again(stores: Stores, redis: ArqRe
     waiting, running = await stores.submitted(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
     queue = RunQueue(redis)
     assert await recovery_of(stores, redis, queue).sweep() == 2
-    rings = {(waiting.id, waiting.ring + 1), (running.id, running.ring + 1)}
-    assert await queue.is_rung(rings) == rings
+    dispatches = {(waiting.id, waiting.dispatch + 1), (running.id, running.dispatch + 1)}
+    assert await queue.queued_among(dispatches) == dispatches
 
 
 @pytest.mark.parametrize("after_look", [1, 2])
@@ -77,8 +76,8 @@ async def test_a_run_whose_worker_takes_its_lease_again_meanwhile_is_left_to_it(
     leases = JobLeases(redis, worker="living", lease_s=6)
 
     async def retake() -> None:
-        assert await leases.retake(keys.job_id(run.id, run.ring))
+        assert await leases.retake(keys.job_id(run.id, run.dispatch))
 
     queue = WatchedQueue(redis, after_look=after_look, do=retake)
     assert await recovery_of(stores, redis, queue).sweep() == 0
-    assert await queue.is_rung([(run.id, run.ring), (run.id, run.ring + 1)]) == {(run.id, run.ring)}
+    assert await queue.queued_among([(run.id, run.dispatch), (run.id, run.dispatch + 1)]) == {(run.id, run.dispatch)}

@@ -12,10 +12,10 @@ from shared.domain.ids import AgentId, ConversationId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import Run, RunOptions
 from shared.sql.paging import Page
-from shared.sql.run_listing import RunFilter
-from shared.sql.tables import injected_messages
-from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT
-from tests.kit.stored_runs import (
+from shared.sql.run_tables import injected_messages
+from shared.sql.runs.listing import RunFilter
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
+from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     THREAD,

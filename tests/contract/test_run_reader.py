@@ -6,14 +6,14 @@ from contextlib import aclosing
 import pytest
 from arq.connections import ArqRedis
 
-from api.run_reader import RunReader
+from api.runs.reader import RunReader
 from shared.domain.events import StatusChanged, encode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunTrigger
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
-from shared.sql.event_rows import LogTail
-from tests.kit.stored_runs import NOW, Stores, stored_runs
+from shared.sql.runs.events import LogTail
+from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 
 ENTRIES = [encode(StatusChanged(number, "running")) for number in range(20)]
 

@@ -19,10 +19,20 @@ from shared.domain.ids import Fence, Seq, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import ToolReturns
 from shared.domain.runs import Run, RunOptions
-from shared.sql.event_rows import LogTail
-from shared.sql.run_store import Submitted
-from tests.kit.definitions import NOW, OTHER_PROJECT, PROJECT
-from tests.kit.stored_runs import CANCEL, Stores, approve, call, said, second_process, some_run, stored_runs, texts_of
+from shared.sql.runs.events import LogTail
+from shared.sql.runs.run_store import Submitted
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
+from tests.kit.runs.stored_runs import (
+    CANCEL,
+    Stores,
+    approve,
+    call,
+    said,
+    second_process,
+    some_run,
+    stored_runs,
+    texts_of,
+)
 
 WAITS = call("a", needs_approval=True)
 
@@ -90,22 +100,22 @@ async def test_a_claim_gives_a_fence_and_begins_the_history(stores: Stores) -> N
     claimed = await stores.claim(run)
     assert (claimed.status, claimed.fence, claimed.turn, claimed.started_at) == (RunStatus.RUNNING, 1, 1, NOW)
     assert texts_of(await stores.messages.context(run.thread_id)) == ["one", "two"]
-    assert await stores.runs.owns(run.id, claimed.fence, claimed.ring)
-    assert not await stores.runs.owns(run.id, Fence(0), claimed.ring)
+    assert await stores.runs.owns(run.id, claimed.fence, claimed.dispatch)
+    assert not await stores.runs.owns(run.id, Fence(0), claimed.dispatch)
 
 
 async def test_a_reclaim_bumps_the_fence_and_keeps_the_history(stores: Stores) -> None:
     first = await stores.claimed()
     second = await stores.claim(first)
-    assert (second.fence, second.turn, second.stalled_claims) == (2, 1, 2)
+    assert (second.fence, second.turn, second.attempts_without_progress) == (2, 1, 2)
     assert texts_of(await stores.messages.context(first.thread_id)) == ["hi"]
-    assert not await stores.runs.owns(first.id, first.fence, first.ring)
+    assert not await stores.runs.owns(first.id, first.fence, first.dispatch)
 
 
 async def test_a_run_that_is_handed_over_is_not_to_blame(stores: Stores) -> None:
     run = await stores.claimed()
     await stores.checkpoints.leave(run, LogTail(Seq(run.last_seq + 1), ()), run.last_seq, NOW)
-    assert (await stores.claim(run)).stalled_claims == 1
+    assert (await stores.claim(run)).attempts_without_progress == 1
 
 
 async def running(stores: Stores) -> Run:
@@ -122,7 +132,7 @@ async def test_a_claim_is_refused_while_another_run_comes_first(
 ) -> None:
     first = await before(stores)
     queued = await stores.submitted()
-    assert await stores.runs.claim(queued.id, queued.ring, NOW) is None
+    assert await stores.runs.claim(queued.id, queued.dispatch, NOW) is None
     elsewhere = await stores.claimed(thread_id=ThreadId("conv-2"))
     assert elsewhere.status is RunStatus.RUNNING
     if first.status is RunStatus.CREATED:
@@ -135,7 +145,7 @@ async def test_a_claim_is_refused_while_a_run_of_the_thread_is_parked(stores: St
     first = await stores.submitted()
     queued = await stores.submitted()
     await stores.park(await stores.claim(first), WAITS)
-    assert await stores.runs.claim(queued.id, queued.ring, NOW) is None
+    assert await stores.runs.claim(queued.id, queued.dispatch, NOW) is None
 
 
 async def test_a_decision_goes_before_what_was_queued_and_has_the_turn_of_its_question(stores: Stores) -> None:
@@ -144,7 +154,7 @@ async def test_a_decision_goes_before_what_was_queued_and_has_the_turn_of_its_qu
     waiting = await stores.park(await stores.claim(first), WAITS)
     carrying = await stores.decide(approve("a"))
     assert (carrying.continues, carrying.turn, waiting.turn) == (waiting.id, 1, 1)
-    assert await stores.runs.claim(queued.id, queued.ring, NOW) is None
+    assert await stores.runs.claim(queued.id, queued.dispatch, NOW) is None
     assert (await stores.claim(carrying)).turn == 1
     settled = await stores.settle(await stores.runs.look_up(carrying.id))
     assert settled.next is not None
@@ -155,7 +165,7 @@ async def test_a_decision_goes_before_what_was_queued_and_has_the_turn_of_its_qu
 async def test_two_processes_claim_one_run_with_two_fences(stores: Stores) -> None:
     run = await stores.submitted()
     async with second_process(stores) as other:
-        claims = await asyncio.gather(*(each.runs.claim(run.id, run.ring, NOW) for each in (stores, other)))
+        claims = await asyncio.gather(*(each.runs.claim(run.id, run.dispatch, NOW) for each in (stores, other)))
     fences = [claimed.fence for claimed in claims if claimed is not None]
     assert fences
     assert len(set(fences)) == len(fences)
@@ -167,24 +177,24 @@ async def test_two_runs_of_a_thread_never_run_at_once(stores: Stores) -> None:
     runs = [await stores.submitted() for _ in range(3)]
     async with second_process(stores) as other:
         claims = await asyncio.gather(
-            *(each.runs.claim(run.id, run.ring, NOW) for run in reversed(runs) for each in (stores, other))
+            *(each.runs.claim(run.id, run.dispatch, NOW) for run in reversed(runs) for each in (stores, other))
         )
     assert {claimed.id for claimed in claims if claimed is not None} == {runs[0].id}
 
 
 async def test_an_old_ring_claims_nothing(stores: Stores) -> None:
     run = await stores.submitted()
-    ring = await stores.runs.ring_again(run)
-    assert ring is not None
-    assert await stores.runs.ring_again(run) is None, "somebody else has rung meanwhile"
-    assert await stores.runs.claim(run.id, run.ring, NOW) is None
-    assert await stores.runs.claim(run.id, ring.number, NOW) is not None
+    dispatch = await stores.runs.dispatch_again(run)
+    assert dispatch is not None
+    assert await stores.runs.dispatch_again(run) is None, "somebody else has dispatched meanwhile"
+    assert await stores.runs.claim(run.id, run.dispatch, NOW) is None
+    assert await stores.runs.claim(run.id, dispatch.number, NOW) is not None
 
 
 async def test_a_run_that_has_ended_is_not_rung(stores: Stores) -> None:
     run = await stores.ended()
-    assert await stores.runs.ring_again(run) is None
-    assert await stores.runs.claim(run.id, run.ring, NOW) is None
+    assert await stores.runs.dispatch_again(run) is None
+    assert await stores.runs.claim(run.id, run.dispatch, NOW) is None
 
 
 async def test_a_lost_run_is_taken_over_by_one(stores: Stores) -> None:
@@ -234,7 +244,7 @@ async def test_a_claim_and_a_cancel_of_one_run_do_not_both_win(stores: Stores) -
         run = await stores.submitted(thread_id=ThreadId(f"conv-{number}"))
         async with second_process(stores) as other:
             claimed, settled = await asyncio.gather(
-                stores.runs.claim(run.id, run.ring, NOW),
+                stores.runs.claim(run.id, run.dispatch, NOW),
                 other.settle(run, RunTrigger.CANCEL),
                 return_exceptions=True,
             )
@@ -253,10 +263,10 @@ async def test_a_cancel_and_a_claim_on_one_thread_take_two_turns(stores: Stores)
         first, second = [await stores.submitted(thread_id=thread) for _ in range(2)]
         async with second_process(stores) as other:
             claimed, settled = await asyncio.gather(
-                stores.runs.claim(first.id, first.ring, NOW), other.settle(second, RunTrigger.CANCEL)
+                stores.runs.claim(first.id, first.dispatch, NOW), other.settle(second, RunTrigger.CANCEL)
             )
         if claimed is None and settled.next is not None:
-            # The cancel came first and rang for the run that was behind it: the older ring is no longer good.
+            # The cancel came first and dispatched for the run that was behind it: the older dispatch is no longer good.
             claimed = await stores.runs.claim(first.id, settled.next.number, NOW)
         assert claimed is not None
         assert {claimed.turn, settled.run.turn} == {1, 2}
@@ -293,5 +303,5 @@ async def test_a_run_that_was_claimed_meanwhile_is_not_rung_again(stores: Stores
     """A sweeper that had looked before the claim took a healthy run from its worker."""
     seen = await stores.submitted()
     claimed = await stores.claim(seen)
-    assert await stores.runs.ring_again(seen) is None
-    assert await stores.runs.ring_again(claimed) is not None
+    assert await stores.runs.dispatch_again(seen) is None
+    assert await stores.runs.dispatch_again(claimed) is not None

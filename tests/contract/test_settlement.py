@@ -7,17 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.approvals import DENIAL
-from shared.domain.closing import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN, RUN_FAILED
 from shared.domain.errors import IllegalTransition, LifecycleError, StaleFence
 from shared.domain.events import Ended, Failed, Stopped, ToolsReturned, decode
 from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, AssistantMessage, Decision, ToolReturns
 from shared.domain.runs import Run, RunError, Step, Usage
-from shared.sql.event_rows import LogTail
-from shared.sql.run_transitions import apply
-from tests.kit.definitions import NOW, PROJECT
-from tests.kit.stored_runs import (
+from shared.domain.settling import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN, RUN_FAILED
+from shared.sql.runs.events import LogTail
+from shared.sql.runs.rows import apply
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
     THREAD,
@@ -256,8 +256,8 @@ async def test_the_next_run_in_line_gets_a_new_ring(stores: Stores) -> None:
     first = await stores.claimed()
     second, third = await stores.submitted(), await stores.submitted()
     settled = await stores.settle(first)
-    assert settled.next == (second.id, second.ring + 1)
-    assert await stores.runs.claim(second.id, second.ring, NOW) is None, "the ring of its submission is old"
+    assert settled.next == (second.id, second.dispatch + 1)
+    assert await stores.runs.claim(second.id, second.dispatch, NOW) is None, "the dispatch of its submission is old"
     settled = await stores.settle(await stores.claim(second))
     assert settled.next is not None
     assert settled.next.run_id == third.id

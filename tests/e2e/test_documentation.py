@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.kit.documents import ROOT, blocks
-from tests.kit.missing_service import missing_service
+from tests.kit.project.documents import ROOT, blocks
+from tests.kit.services.missing_service import missing_service
 from tests.kit.wait_until import wait_until
 
 WRITTEN_FOR = "http://127.0.0.1:8283"

@@ -10,9 +10,9 @@ import pytest
 
 from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
-from tests.kit.processes import Processes, processes_in
 from tests.kit.product import Product, running_product
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.product.processes import Processes, processes_in
+from tests.kit.services.redis_servers import PrivateRedis
 
 LEASE_S = 1.5
 SWEEP_S = 0.3
@@ -45,7 +45,7 @@ async def working_product(
     database: Database, private_redis: PrivateRedis, models: ModelServer
 ) -> AsyncIterator[Product]:
     """API and worker, in this process."""
-    settings = {"lease_s": LEASE_S, "sweep_s": SWEEP_S}
+    settings = {"lease_s": LEASE_S, "database_patience": LEASE_S, "sweep_s": SWEEP_S}
     async with running_product(database, private_redis.client(), models, settings=settings) as running:
         yield running
 

@@ -5,16 +5,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from shared.background import background
+from shared.concurrency import background
 from shared.domain.ids import RunId
 from shared.domain.runs import CancelRequest
-from shared.sql.run_store import RunStore
+from shared.sql.runs.run_store import RunStore
 from tests.faults.conftest import LEASE_S
 from tests.kit.model_server import ModelServer
-from tests.kit.processes import Processes
 from tests.kit.product import Product
-from tests.kit.reading import read_whole, reading
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.product.frame_reader import read_whole, reading
+from tests.kit.product.processes import Processes
+from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
 WAIT_FOR_PERSON = 'def launch() -> str:\n    """Launches."""\n    return "gone"\n'

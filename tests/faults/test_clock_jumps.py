@@ -12,18 +12,18 @@ import pytest
 
 from shared.clock import Clock, SystemClock
 from shared.domain.ids import AgentId, ProjectId, RunId, ThreadId
-from shared.redis.run_queue import RunQueue
+from shared.redis.queue import RunQueue
 from shared.sql.engine import Database
-from shared.sql.run_store import RunStore
+from shared.sql.runs.run_store import RunStore
+from tests.kit.clocks import SettableClock
 from tests.kit.model_server import ModelServer, Turn
-from tests.kit.processes import Processes
 from tests.kit.product import Product, running_product
-from tests.kit.reading import read_whole, reading
-from tests.kit.redis_services import PrivateRedis
-from tests.kit.settable_clock import SettableClock
-from tests.kit.stored_runs import some_run
+from tests.kit.product.frame_reader import read_whole, reading
+from tests.kit.product.processes import Processes
+from tests.kit.product.waiting_calls import waiting, waiting_calls
+from tests.kit.runs.stored_runs import said, some_run
+from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
-from tests.kit.waiting_calls import waiting, waiting_calls
 from worker.main import working
 
 JUMPS = pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "back"])
@@ -64,7 +64,7 @@ async def submit(product: Product, agent_id: str | None = None) -> str:
 
 
 async def stranded(product: Product, *, created_at: datetime) -> RunId:
-    """A run that was stored, and whose ring was lost."""
+    """A run that was stored, and whose dispatch was lost."""
     agent = await product.agent()
     run = some_run(
         project_id=ProjectId("default"),
@@ -72,7 +72,7 @@ async def stranded(product: Product, *, created_at: datetime) -> RunId:
         thread_id=ThreadId(agent.id),
         created_at=created_at,
     )
-    await RunStore(product.parts.database).submit(run)
+    await RunStore(product.parts.database).submit(run, [said("hi")])
     return run.id
 
 
@@ -133,7 +133,7 @@ async def test_a_worker_whose_clock_jumps_leaves_the_runs_of_others_alone(
 async def test_runs_that_are_submitted_around_a_jump_are_each_executed_once(
     product: Product, private_redis: PrivateRedis, models: ModelServer, clock: SettableClock, hours: int
 ) -> None:
-    """A sweeper that is an hour ahead takes each of them for long forgotten, also between its store and its ring."""
+    """A sweeper that is an hour ahead takes each of them for forgotten, also between its store and its dispatch."""
     models.answer_with(lambda _: Turn(text="Here I am."))
     jumping = SettableClock()
     async with worker_by(jumping, product, private_redis), worker_by(SystemClock(), product, private_redis):
@@ -205,7 +205,7 @@ async def test_a_run_that_redis_forgot_with_its_dead_worker_is_found_by_a_clock_
     await dying.kill()
     await private_redis.kill()
     await private_redis.start()
-    assert not await RunQueue(private_redis.client()).held(RunId(run_id), 0)
+    assert not await RunQueue(private_redis.client()).is_leased(RunId(run_id), 0)
 
     clock.advance(hours=hours)
 

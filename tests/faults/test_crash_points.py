@@ -15,13 +15,14 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from shared.background import background
-from shared.crash_points import DurableWrite
+from shared.concurrency import background
+from shared.crash_points import CrashPoint
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
-from tests.kit.processes import Processes, api_at, free_port
 from tests.kit.product import Product
-from tests.kit.provider_checks import broken_rules
-from tests.kit.reading import read_whole
+from tests.kit.product.frame_reader import read_whole
+from tests.kit.product.processes import Processes, api_at
+from tests.kit.provider_rules.request import broken_rules
+from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 NOTES = '''
@@ -40,14 +41,14 @@ def note(word: str, log: str) -> str:
 ASKED_NOTES = NOTES.replace("def note(", "def note_if_allowed(")
 
 BY_API = (
-    DurableWrite.SUBMIT,
-    DurableWrite.RING,
-    DurableWrite.DECIDE,
-    DurableWrite.CANCEL,
-    DurableWrite.ANNOUNCE_CANCEL,
-    DurableWrite.INJECT,
+    CrashPoint.SUBMIT,
+    CrashPoint.DISPATCH,
+    CrashPoint.DECIDE,
+    CrashPoint.CANCEL,
+    CrashPoint.ANNOUNCE_CANCEL,
+    CrashPoint.INJECT,
 )
-BY_WORKER = tuple(write for write in DurableWrite if write not in BY_API)
+BY_WORKER = tuple(write for write in CrashPoint if write not in BY_API)
 SIDES = ("before", "after")
 LONG_S = 60.0
 
@@ -155,13 +156,13 @@ async def assert_nothing_was_lost(product: Product, models: ModelServer, agent_i
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("write", BY_WORKER)
 async def test_a_worker_that_dies_there(
-    product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: DurableWrite, side: str
+    product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: CrashPoint, side: str
 ) -> None:
     log = tmp_path / "words"
     agent_id = await agent_of(product, models, log)
     run = await insist(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "Note it."})
     await insist(product.http, f"/v1/runs/{run['id']}/inject", {"messages": [{"role": "user", "content": "And this."}]})
-    if write is DurableWrite.RING_AGAIN:
+    if write is CrashPoint.DISPATCH_AGAIN:
         await cast("Any", product.parts.redis).flushdb()  # only the sweeper can find the run now
     async with deciding(product.http):
         dying = await processes.worker(crash_at=f"{write}:{side}")
@@ -171,9 +172,9 @@ async def test_a_worker_that_dies_there(
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("write", [DurableWrite.SUBMIT, DurableWrite.RING, DurableWrite.DECIDE, DurableWrite.INJECT])
+@pytest.mark.parametrize("write", [CrashPoint.SUBMIT, CrashPoint.DISPATCH, CrashPoint.DECIDE, CrashPoint.INJECT])
 async def test_an_api_that_dies_there(
-    product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: DurableWrite, side: str
+    product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: CrashPoint, side: str
 ) -> None:
     log = tmp_path / "words"
     agent_id = await agent_of(product, models, log)
@@ -194,9 +195,9 @@ async def test_an_api_that_dies_there(
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("write", [DurableWrite.CANCEL, DurableWrite.ANNOUNCE_CANCEL])
+@pytest.mark.parametrize("write", [CrashPoint.CANCEL, CrashPoint.ANNOUNCE_CANCEL])
 async def test_an_api_that_dies_over_a_cancel(
-    product: Product, processes: Processes, models: ModelServer, write: DurableWrite, side: str
+    product: Product, processes: Processes, models: ModelServer, write: CrashPoint, side: str
 ) -> None:
     models.say("never said", silent_before_headers=3600)
     agent = await product.agent()
@@ -208,7 +209,7 @@ async def test_an_api_that_dies_over_a_cancel(
     async with api_at(port) as http:
         assert await ask(http, "POST", f"/v1/runs/{run['id']}/cancel", {}) is None
         assert await dying.ended() == -9
-        if (write, side) == (DurableWrite.CANCEL, "before"):
+        if (write, side) == (CrashPoint.CANCEL, "before"):
             await processes.api(port)  # nothing was recorded: the client has to ask again
             receipt = await insist(http, f"/v1/runs/{run['id']}/cancel", {})
             assert receipt["status"] == "cancelled"

@@ -15,21 +15,21 @@ import httpx
 import pytest
 
 from shared.sql.engine import Database
-from tests.kit.behind_doors import BehindDoors, Way, away, behind_doors
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product, running_product
-from tests.kit.reading import Reading, read_whole, reading
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.product.behind_proxies import Outage, ProxiedProcesses, behind_proxies, unavailable
+from tests.kit.product.frame_reader import FrameReader, read_whole, reading
+from tests.kit.runs.whole_runs import assert_nothing_is_half_written
+from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
-from tests.kit.whole_runs import assert_nothing_is_half_written
 
 PATIENT_S = 6.0
 SHORT_S = 1.5
 ANSWERED_S = 15.0
 """No request waits longer, whatever is the matter with the database."""
-WAYS = ("refused", "stalled")
+OUTAGES = ("refused", "stalled")
 LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
-HOLDS_ON = "run_waits_for_database"
+WAITS = "retried_while_unavailable"
 
 CALLS = Turn(text="word " * 100, pace=0.01, calls=[Call("look")])
 ANSWERS = Turn(text="word " * 100, pace=0.01)
@@ -37,13 +37,13 @@ ANSWERS = Turn(text="word " * 100, pace=0.01)
 pytestmark = pytest.mark.timeout(120)
 """A process takes its time to start on a busy machine, and a service that does not answer is given its own."""
 
-Start = Callable[..., AbstractAsyncContextManager[BehindDoors]]
+Start = Callable[..., AbstractAsyncContextManager[ProxiedProcesses]]
 
 
 @pytest.fixture
 def start(product: Product, private_redis: PrivateRedis, postgres_url: str, tmp_path: Path) -> Start:
     """Starts the processes; settings may be given."""
-    return partial(behind_doors, product, tmp_path, redis_url=private_redis.url, database_url=postgres_url)
+    return partial(behind_proxies, product, tmp_path, redis_url=private_redis.url, database_url=postgres_url)
 
 
 async def assert_refused(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> None:
@@ -74,15 +74,15 @@ async def asked(models: ModelServer, times: int) -> None:
     await wait_until(lambda: len(models.requests) >= times, description=f"the model to be asked {times} times")
 
 
-async def out_of_patience(models: ModelServer, way: Way) -> None:
+async def out_of_patience(models: ModelServer, outage: Outage) -> None:
     """Returns when the worker has waited for as long as it may: how long that is, is what is tested."""
     await wait_until(lambda: models.requests[0].finished, description="the model to have said it")
     loop = asyncio.get_running_loop()
-    over = loop.time() + (3 * SHORT_S if way == "refused" else ANSWERED_S)
+    over = loop.time() + (3 * SHORT_S if outage == "refused" else ANSWERED_S)
     await wait_until(lambda: loop.time() > over, description="the worker's patience to end", timeout=2 * ANSWERED_S)
 
 
-async def assert_one_end(product: Product, reader: Reading) -> None:
+async def assert_one_end(product: Product, reader: FrameReader) -> None:
     """The run ended once, its history has one answer, and SQL has all of it together."""
     reader.assert_complete()
     run = await product.ended(reader.run_id)
@@ -94,13 +94,13 @@ async def assert_one_end(product: Product, reader: Reading) -> None:
     await assert_nothing_is_half_written(product.parts.database, reader.run_id)
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_requests_are_refused_in_time_while_the_database_is_away(start: Start, way: Way) -> None:
+@pytest.mark.parametrize("outage", OUTAGES)
+async def test_requests_are_refused_in_time_while_the_database_is_away(start: Start, outage: Outage) -> None:
     async with start(lease_s=SHORT_S) as running:
         agent = await running.product.agent()
         run_id = await running.submit_to(agent.id)
         assert (await running.product.ended(run_id))["status"] == "completed"
-        async with away(running.database_door, way):
+        async with unavailable(running.database_proxy, outage):
             await assert_all_refused(running.http, agent.id, run_id)
 
         async def answers() -> bool:
@@ -128,20 +128,20 @@ async def test_requests_are_refused_in_time_when_no_connection_is_free(
         await database.aclose()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("turns", [(CALLS, Turn(text="Done.")), (Turn(text="Done.", pace=1.0),)], ids=["step", "end"])
 async def test_a_worker_holds_on_to_a_step_until_the_database_is_back(
-    start: Start, models: ModelServer, turns: tuple[Turn, ...], way: Way
+    start: Start, models: ModelServer, turns: tuple[Turn, ...], outage: Outage
 ) -> None:
     models.play(*turns)
     async with start(lease_s=PATIENT_S) as running:
         run_id = await running.submit(tools=[await running.product.tool(LOOK)])
         async with reading(running.product.http, run_id) as reader:
             await asked(models, 1)
-            async with away(running.database_door, way):
+            async with unavailable(running.database_proxy, outage):
                 await wait_until(lambda: models.requests[0].finished, description="the model to have said it")
-                if way == "refused":
-                    await running.worker_says(HOLDS_ON)
+                if outage == "refused":
+                    await running.worker_logs(WAITS)
             await reader.end(30)
 
         await assert_one_end(running.product, reader)
@@ -150,19 +150,19 @@ async def test_a_worker_holds_on_to_a_step_until_the_database_is_back(
         await running.end_worker()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("at", ["step", "end"])
 async def test_a_run_ends_once_when_the_database_was_away_for_longer_than_its_worker_waits(
-    start: Start, models: ModelServer, at: str, way: Way
+    start: Start, models: ModelServer, at: str, outage: Outage
 ) -> None:
     lost = CALLS if at == "step" else ANSWERS
     models.play(lost, *([CALLS] if at == "step" else []), Turn(text="Done."))
-    async with start(lease_s=SHORT_S) as running, AsyncExitStack() as readers:
+    async with start(lease_s=SHORT_S, database_patience=SHORT_S) as running, AsyncExitStack() as readers:
         run_id = await running.submit(tools=[await running.product.tool(LOOK)])
         reader = await readers.enter_async_context(reading(running.product.http, run_id))
         await reader.reach(10)
-        async with away(running.database_door, way):
-            await out_of_patience(models, way)
+        async with unavailable(running.database_proxy, outage):
+            await out_of_patience(models, outage)
             await assert_nothing_is_half_written(running.product.parts.database, run_id)
         await reader.end(30)
 
@@ -182,7 +182,7 @@ async def test_connections_that_are_cut_again_and_again_leave_nothing_half_writt
         async with reading(running.product.http, run_id) as reader:
             for number in range(len(steps)):
                 await asked(models, number + 1)
-                running.database_door.cut()
+                running.database_proxy.cut()
                 await assert_nothing_is_half_written(running.product.parts.database, run_id)
             await reader.end(30)
 

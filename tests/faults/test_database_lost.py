@@ -9,11 +9,10 @@ import sqlalchemy as sa
 from shared.domain.ids import RunId
 from shared.sql.engine import Database
 from tests.faults.conftest import LEASE_S
-from tests.kit.postgres_server import PostgresServer
 from tests.kit.product import Product
-from tests.kit.reading import read_whole, reading
-from tests.kit.turns import after
-from tests.kit.wait_until import wait_until
+from tests.kit.product.frame_reader import read_whole, reading
+from tests.kit.services.databases import PostgresServer
+from tests.kit.wait_until import after, wait_until
 
 REFUSE = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS

@@ -1,10 +1,10 @@
 """What comes while a run is ending is answered or refused, and never taken in and dropped."""
 
 from shared.domain.ids import ThreadId
-from tests.kit.database_lock import thread_locked
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
-from tests.kit.reading import read_whole
+from tests.kit.product.frame_reader import read_whole
+from tests.kit.services.databases import thread_locked
 from tests.kit.wait_until import wait_until
 
 

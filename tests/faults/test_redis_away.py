@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.background import background
+from shared.concurrency import background
 from shared.domain.ids import RunId, Seq
 from shared.redis.event_log import EventLog
 from shared.sql.engine import Database
-from tests.kit.behind_doors import BehindDoors, Way, away, behind_doors
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product, running_product
-from tests.kit.reading import Reading, read_whole, reading
-from tests.kit.redis_replication import failed_over, promote, read_only, replicate
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.product.behind_proxies import Outage, ProxiedProcesses, behind_proxies, failed_over, unavailable
+from tests.kit.product.frame_reader import FrameReader, read_whole, reading
+from tests.kit.services.redis_servers import PrivateRedis, promote, read_only, replicate
 from tests.kit.wait_until import wait_until
 
 WORDS = 400
@@ -31,18 +30,18 @@ PATIENT_S = 6.0
 SHORT_S = 1.5
 """A lease that is over before the worker can renew it."""
 ANSWERED_S = 15.0
-WAYS = ("refused", "stalled")
+OUTAGES = ("refused", "stalled")
 
 pytestmark = pytest.mark.timeout(120)
 """A process takes its time to start on a busy machine, and a service that does not answer is given its own."""
 
-Start = Callable[..., AbstractAsyncContextManager[BehindDoors]]
+Start = Callable[..., AbstractAsyncContextManager[ProxiedProcesses]]
 
 
 @pytest.fixture
 def start(product: Product, private_redis: PrivateRedis, postgres_url: str, tmp_path: Path) -> Start:
     """Starts the processes; settings may be given."""
-    return partial(behind_doors, product, tmp_path, redis_url=private_redis.url, database_url=postgres_url)
+    return partial(behind_proxies, product, tmp_path, redis_url=private_redis.url, database_url=postgres_url)
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ async def more_pieces(models: ModelServer, count: int = 50) -> None:
     await wait_until(lambda: models.requests[-1].pieces_sent >= until, description=f"{count} more pieces")
 
 
-def assert_went_on(reader: Reading, models: ModelServer) -> None:
+def assert_went_on(reader: FrameReader, models: ModelServer) -> None:
     """One answer, whole, in one stream: nothing was asked twice."""
     reader.assert_complete()
     assert not reader.notes("step_restarted")
@@ -80,7 +79,7 @@ def assert_went_on(reader: Reading, models: ModelServer) -> None:
     assert len(reader.of_type("assistant_message")) == WORDS
 
 
-async def assert_one_answer(product: Product, reader: Reading, answer: str) -> None:
+async def assert_one_answer(product: Product, reader: FrameReader, answer: str) -> None:
     """The run ended once, with this, and everybody who reads later reads the same."""
     reader.assert_complete()
     run = await product.ended(reader.run_id)
@@ -135,14 +134,14 @@ async def test_what_is_submitted_while_redis_takes_no_writes_is_executed_later(
     assert len(models.requests) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("outage", OUTAGES)
 async def test_what_is_submitted_while_redis_is_away_is_stored_and_executed_when_it_is_back(
-    start: Start, models: ModelServer, way: Way
+    start: Start, models: ModelServer, outage: Outage
 ) -> None:
     models.say("Here I am.")
     async with start(lease_s=SHORT_S) as running, AsyncExitStack() as readers:
         agent = await running.product.agent()
-        async with away(running.redis_door, way):
+        async with unavailable(running.redis_proxy, outage):
             async with asyncio.timeout(ANSWERED_S):
                 run_id = await running.submit_to(agent.id)
             assert (await running.http.get(f"/v1/runs/{run_id}")).json()["status"] == "created"
@@ -156,14 +155,16 @@ async def test_what_is_submitted_while_redis_is_away_is_stored_and_executed_when
         await running.end_worker()
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_stream_goes_on_after_redis_was_away_for_a_while(start: Start, models: ModelServer, way: Way) -> None:
+@pytest.mark.parametrize("outage", OUTAGES)
+async def test_a_stream_goes_on_after_redis_was_away_for_a_while(
+    start: Start, models: ModelServer, outage: Outage
+) -> None:
     models.play(LONG)
     async with start(lease_s=PATIENT_S) as running:
         run_id = await running.submit()
         async with reading(running.http, run_id) as reader:
             await reader.reach(20)
-            async with away(running.redis_door, way):
+            async with unavailable(running.redis_proxy, outage):
                 await more_pieces(models)
             await reader.end()
 
@@ -172,9 +173,9 @@ async def test_a_stream_goes_on_after_redis_was_away_for_a_while(start: Start, m
         await running.end_worker()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("outage", OUTAGES)
 async def test_a_stream_goes_on_after_redis_was_away_for_longer_than_a_lease(
-    start: Start, models: ModelServer, way: Way
+    start: Start, models: ModelServer, outage: Outage
 ) -> None:
     models.play(NEVER_ENDING)
     models.say("At last.")
@@ -182,7 +183,7 @@ async def test_a_stream_goes_on_after_redis_was_away_for_longer_than_a_lease(
         run_id = await running.submit()
         async with reading(running.http, run_id) as reader:
             await reader.reach(20)
-            async with away(running.redis_door, way):
+            async with unavailable(running.redis_proxy, outage):
                 await wait_until(lambda: models.requests[0].client_left, description="the worker to stop in time")
             await reader.end()
 
@@ -192,9 +193,9 @@ async def test_a_stream_goes_on_after_redis_was_away_for_longer_than_a_lease(
         await running.end_worker()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("outage", OUTAGES)
 async def test_a_run_that_ends_while_redis_is_away_ends_for_its_readers_too(
-    start: Start, models: ModelServer, way: Way
+    start: Start, models: ModelServer, outage: Outage
 ) -> None:
     """SQL has the end, and a reader who hears nothing asks there."""
     models.play(LONG)
@@ -204,7 +205,7 @@ async def test_a_run_that_ends_while_redis_is_away_ends_for_its_readers_too(
             await wait_until(
                 lambda: models.requests and models.requests[0].pieces_sent > WORDS - 50, description="most"
             )
-            async with away(running.redis_door, way):
+            async with unavailable(running.redis_proxy, outage):
                 assert (await running.product.ended(run_id))["status"] == "completed"
                 await reader.end()
 
@@ -221,7 +222,7 @@ async def test_connections_that_are_cut_again_and_again_cost_no_frame(start: Sta
             await reader.reach(5)
             for _ in range(20):
                 await more_pieces(models, 15)
-                running.redis_door.cut()
+                running.redis_proxy.cut()
             await reader.end()
 
         assert_went_on(reader, models)
@@ -264,7 +265,7 @@ async def test_a_stream_goes_on_at_the_redis_that_took_the_place_of_the_lost_one
             await promote(second_redis)
             known = await length_of_log(second_redis, run_id)
             await reader.reach(80)
-            async with failed_over(running.redis_door, second_redis):
+            async with failed_over(running.redis_proxy, second_redis.port):
                 await reader.end()
                 await assert_one_answer(running.product, reader, LONG.text)
                 await running.end_worker()

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
-from tests.kit.reading import read_whole, reading
-from tests.kit.redis_services import PrivateRedis
+from tests.kit.product.frame_reader import read_whole, reading
+from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
 TOKENS = 20_000

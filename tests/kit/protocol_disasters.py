@@ -22,8 +22,8 @@ async def lose_redis_and_owners(world: ProtocolWorld, *, deaths: int) -> None:
         await world.check()
         world.pass_time(LEASE_MS + 2)
         await world.sweep()
-        await world.ring_stranded()
-        await world.sound()
+        await world.dispatch_unowned()
+        await world.deliver_dispatches()
         taker = world.workers[0]
         await taker.claim(RUNS)
         for _ in ("the run", "its log"):
@@ -33,17 +33,17 @@ async def lose_redis_and_owners(world: ProtocolWorld, *, deaths: int) -> None:
 
 
 async def sweep_before_the_worker_notices(world: ProtocolWorld) -> None:
-    """Redis forgets everything; runs are rung again, and then their workers ask for their leases."""
+    """Redis forgets everything; runs are dispatched again, and then their workers ask for their leases."""
     await world.flush()
     await world.sweep()
-    await world.ring_stranded()
+    await world.dispatch_unowned()
     holders = [worker for worker in world.workers if worker.jobs and not worker.frozen]
     for worker in holders:
         await worker.renew()
         for job in list(worker.jobs.values()):
             while job.unsure and job.job_id in worker.jobs:
                 await worker.retake(job)
-    await world.sound()
+    await world.deliver_dispatches()
 
 
 async def evict_log(world: ProtocolWorld, known: KnownRun) -> None:

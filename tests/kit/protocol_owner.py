@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
+from shared.runs.log_takeover import TakenLog, take_over_log
+
 from shared.domain.errors import CancelRequested, IllegalTransition, LeaseLost, StaleFence
 from shared.domain.events import TextChunk, encode
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import Run
-from shared.log_takeover import TakenLog, take_over_log
 from shared.redis.event_log import EventLog, LogBehind, OwnedLog
-from shared.sql.event_rows import LogTail
+from shared.sql.runs.events import LogTail
+from tests.kit.clocks import FrozenClock
 from tests.kit.protocol_witness import KnownRun, Trace, Witness
-from tests.kit.standing_clock import StandingClock
-from tests.kit.stored_runs import Stores, answer, call, checkpoint, ending, request_of
+from tests.kit.runs.stored_runs import Stores, answer, call, checkpoint, ending, request_of
 
 SqlWrite = Literal["record", "record_log", "record_intents", "park", "settle", "acknowledge_cancel", "reserve", "leave"]
 
@@ -38,7 +39,7 @@ class Owner:
     log: EventLog
     stores: Stores
     witness: Witness
-    clock: StandingClock
+    clock: FrozenClock
     reserved: int = 0
     """Numbers up to here may be shown."""
     owned: OwnedLog | None = None

@@ -29,10 +29,10 @@ class Trace(NamedTuple):
 
     status: str
     fence: Fence
-    ring: int
+    dispatch: int
     last_seq: int
     checkpoint_seq: int
-    stalled_claims: int
+    attempts_without_progress: int
     stop_reason: str | None
     updated_at: str
     completed_at: str | None

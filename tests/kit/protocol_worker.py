@@ -9,11 +9,11 @@ from arq.connections import ArqRedis
 from shared.domain.lifecycle import RunStatus
 from shared.redis import keys
 from shared.redis.event_log import EventLog
-from shared.redis.job_leases import JobLeases, Renewal
+from shared.redis.queue import JobLeases, Renewal
+from tests.kit.clocks import FrozenClock
 from tests.kit.protocol_owner import Owner
 from tests.kit.protocol_witness import KnownRun, Witness
-from tests.kit.standing_clock import StandingClock
-from tests.kit.stored_runs import Stores
+from tests.kit.runs.stored_runs import Stores
 
 LEASE_MS = 6000
 LOG_TTL_S = 3600
@@ -28,10 +28,10 @@ class Surroundings:
     redis: ArqRedis
     stores: Stores
     witness: Witness
-    clock: StandingClock
+    clock: FrozenClock
     numbers: Iterator[int]
-    """For the names of runs: the queue orders by name what was rung at one moment, so each example needs its own, and
-    all of them in one order."""
+    """For the names of runs: the queue orders by name what was dispatched at one moment, so each example needs its own,
+    and all of them in one order."""
     runs: list[KnownRun] = field(default_factory=list[KnownRun])
     zombies: list[Owner] = field(default_factory=list[Owner])
     """Those who may be nobody's worker any more, and go on writing."""
@@ -94,12 +94,12 @@ class ProtocolWorker:
             if not job.owner.is_open and not await job.owner.open():
                 await self.give_up(job)
             return
-        run_id, ring = keys.parse_job_id(job.job_id)
+        run_id, dispatch = keys.parse_job_id(job.job_id)
         described = await cast("Any", world.redis).exists(keys.job(job.job_id))
-        run = await world.stores.runs.claim(run_id, ring, world.clock.now()) if described else None
+        run = await world.stores.runs.claim(run_id, dispatch, world.clock.now()) if described else None
         known = world.run_of_job(job.job_id)
-        newest = world.witness.trace(run_id).ring
-        assert run is None or ring == newest, f"ring {ring} claimed a run whose newest is {newest}"
+        newest = world.witness.trace(run_id).dispatch
+        assert run is None or dispatch == newest, f"dispatch {dispatch} claimed a run whose newest is {newest}"
         if run is None:
             await self._finish(job)
             return
@@ -148,10 +148,12 @@ class ProtocolWorker:
         if job.owner is None:
             return False
         run = job.owner.run
-        is_ours = await self._world.stores.runs.owns(run.id, run.fence, run.ring)
+        is_ours = await self._world.stores.runs.owns(run.id, run.fence, run.dispatch)
         trace = self._world.witness.trace(run.id)
-        may_run = trace.status == RunStatus.RUNNING and (trace.fence, trace.ring) == (run.fence, run.ring)
-        assert is_ours == may_run, f"{self.name} with {run.fence} and ring {run.ring} was told {is_ours}: {trace}"
+        may_run = trace.status == RunStatus.RUNNING and (trace.fence, trace.dispatch) == (run.fence, run.dispatch)
+        assert is_ours == may_run, (
+            f"{self.name} with {run.fence} and dispatch {run.dispatch} was told {is_ours}: {trace}"
+        )
         return is_ours
 
     async def work(self) -> None:

@@ -10,13 +10,13 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.event_log import EventLog
-from shared.redis.run_queue import RunQueue
-from shared.sql.event_rows import LogTail
+from shared.redis.queue import RunQueue
+from shared.sql.runs.events import LogTail
 from tests.kit.protocol_owner import Owner
 from tests.kit.protocol_witness import NOBODY, KnownRun, following
 from tests.kit.protocol_worker import LEASE_MS, LOG_TTL_S, Job, Late, ProtocolWorker, Surroundings
-from tests.kit.redis_losses import Replica, fail_over, lose_end_of_stream, replicate
-from tests.kit.stored_runs import CANCEL, ending, some_run
+from tests.kit.runs.stored_runs import CANCEL, ending, some_run
+from tests.kit.services.redis_losses import Replica, fail_over, lose_end_of_stream, replicate
 
 WORKERS = 3
 RUNS = 2
@@ -52,41 +52,41 @@ class ProtocolWorld:
         jobs = self.jobs()
         return [(worker, job, job.owner) for worker, job in jobs if job.owner is not None and job.owner.is_open]
 
-    async def submit(self, *, ring: bool) -> None:
+    async def submit(self, *, dispatch: bool) -> None:
         name = f"{next(self.around.numbers):09}"
         run = some_run(
             id=RunId(f"run-{name}"), thread_id=ThreadId(name), input=[], callback_url="http://127.0.0.1/called"
         )
         await self.around.stores.runs.submit(run)
         self.around.runs.append(KnownRun(run.id))
-        if ring:
-            await self._queue.ring(run.id, run.ring)
+        if dispatch:
+            await self._queue.dispatch(run.id, run.dispatch)
 
-    async def ring(self, known: KnownRun) -> None:
-        """The newest ring, perhaps once more."""
-        await self._queue.ring(known.run_id, self.around.witness.trace(known.run_id).ring)
+    async def dispatch(self, known: KnownRun) -> None:
+        """The newest dispatch, perhaps once more."""
+        await self._queue.dispatch(known.run_id, self.around.witness.trace(known.run_id).dispatch)
 
     async def sweep(self) -> None:
-        """The sweeper looks: whose ring is not in the queue."""
+        """The sweeper looks: whose dispatch is not in the queue."""
         found = [await self.around.stores.runs.look_up(known.run_id) for known in self.active]
         waiting = [run for run in found if run.status in (RunStatus.CREATED, RunStatus.RUNNING)]
-        in_queue = await self._queue.is_rung([(run.id, run.ring) for run in waiting])
-        self._stranded = [run for run in waiting if (run.id, run.ring) not in in_queue]
+        in_queue = await self._queue.queued_among([(run.id, run.dispatch) for run in waiting])
+        self._stranded = [run for run in waiting if (run.id, run.dispatch) not in in_queue]
 
-    async def ring_stranded(self, *, lose_ring: bool = False) -> None:
-        """The sweeper gives new rings to those that it found a while ago. It may die before the bell sounds."""
+    async def dispatch_unowned(self, *, lose_dispatch: bool = False) -> None:
+        """The sweeper gives new dispatches to those that it found a while ago. It may die before the bell sounds."""
         for run in self._stranded:
-            ring = await self.around.stores.runs.ring_again(run)
-            if ring is not None and not lose_ring:
-                self._to_sound.append((run, ring.number))
+            dispatch = await self.around.stores.runs.dispatch_again(run)
+            if dispatch is not None and not lose_dispatch:
+                self._to_sound.append((run, dispatch.number))
         self._stranded = []
 
-    async def sound(self) -> None:
+    async def deliver_dispatches(self) -> None:
         """The bell sounds, unless the worker of a run has its old lease again."""
         for run, number in self._to_sound:
-            is_held = run.status is RunStatus.RUNNING and await self._queue.is_rung([(run.id, run.ring)])
+            is_held = run.status is RunStatus.RUNNING and await self._queue.queued_among([(run.id, run.dispatch)])
             if not is_held:
-                await self._queue.ring(run.id, number)
+                await self._queue.dispatch(run.id, number)
         self._to_sound = []
 
     async def live(self, ms: int) -> None:
@@ -113,7 +113,7 @@ class ProtocolWorld:
             end = ending(RunTrigger.CANCEL, run, now=around.clock.now())
             settled = await around.stores.settlements.settle(run, end)
             self.takers.append(self._taker(known, settled.run, to_show=settled.tail))
-        elif not await self._queue.held(run.id, run.ring):
+        elif not await self._queue.held(run.id, run.dispatch):
             self.takers.append(self._taker(known, await around.stores.runs.take_over(run, around.clock.now())))
 
     def _taker(self, known: KnownRun, run: Run, *, to_show: LogTail | None = None) -> Owner:
@@ -163,10 +163,10 @@ class ProtocolWorld:
         self._note_loss()
 
     async def lose_queue(self, known: KnownRun) -> None:
-        """Redis loses what waits, and somebody rings once more; the leases are there."""
-        ring = self.around.witness.trace(known.run_id).ring
-        await cast("Any", self.around.redis).delete(keys.QUEUE, keys.job(keys.job_id(known.run_id, ring)))
-        await self._queue.ring(known.run_id, ring)
+        """Redis loses what waits, and somebody dispatches once more; the leases are there."""
+        dispatch = self.around.witness.trace(known.run_id).dispatch
+        await cast("Any", self.around.redis).delete(keys.QUEUE, keys.job(keys.job_id(known.run_id, dispatch)))
+        await self._queue.dispatch(known.run_id, dispatch)
 
     async def replicate(self) -> None:
         owners = {known.run_id: known.log_owner for known in self.around.runs}
@@ -213,7 +213,7 @@ class ProtocolWorld:
             self._check_beliefs(known)
         await self._check_leases()
         if not self.active and not self._resting:
-            await self.submit(ring=True)
+            await self.submit(dispatch=True)
 
     def _believers(self, known: KnownRun) -> list[tuple[ProtocolWorker, Job]]:
         """The workers who run this run and take its lease for their own; a frozen one does, too."""
@@ -264,8 +264,8 @@ class ProtocolWorld:
         self.workers = []
         self.pass_time(LEASE_MS + 2)
         await self.sweep()
-        await self.ring_stranded()
-        await self.sound()
+        await self.dispatch_unowned()
+        await self.deliver_dispatches()
         fresh = self._worker()
         self.workers = [fresh]
         await fresh.claim(1000)
@@ -280,7 +280,7 @@ class ProtocolWorld:
         if trace.status == RunStatus.AWAITING_APPROVAL:
             await self.take_unowned(known)
             return
-        job = fresh.jobs.get(keys.job_id(known.run_id, trace.ring))
+        job = fresh.jobs.get(keys.job_id(known.run_id, trace.dispatch))
         assert job is not None, f"a {trace.status} run in nobody's hands cannot be leased"
         await fresh.begin(job)
         assert job.owner is not None, f"a {trace.status} run in nobody's hands cannot be claimed"

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, without guessing how long it takes."""
+"""Waiting for something to become true, without guessing how long it takes; and turns of the event loop."""
 
 import asyncio
 import inspect
@@ -21,3 +21,16 @@ async def wait_until(
         if loop.time() > deadline:
             raise AssertionError(f"timed out after {timeout} s waiting for {description}; last value: {value!r}")
         await asyncio.sleep(every)
+
+
+def after(delay: float = 0.0) -> asyncio.Future[None]:
+    """Done `delay` seconds from now; 0 means in the next turn of the event loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_later(delay, _finish, future)
+    return future
+
+
+def _finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -8,14 +8,14 @@ from arq.connections import ArqRedis
 from redis.exceptions import RedisError
 
 from shared.sql.engine import Database
-from tests.kit.missing_service import missing_service
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
-from tests.kit.redis_fixtures import TEST_REDIS, shared_server_url
-from tests.kit.redis_services import RedisService
+from tests.kit.services.missing_service import missing_service
+from tests.kit.services.redis_fixtures import TEST_REDIS, shared_server_url
+from tests.kit.services.redis_servers import RedisService
 
 
-class Places(NamedTuple):
+class Backends(NamedTuple):
     """Where a product keeps what it knows."""
 
     database_url: str
@@ -23,13 +23,13 @@ class Places(NamedTuple):
 
 
 @pytest.fixture(params=["embedded", "services"])
-async def places(request: pytest.FixtureRequest) -> AsyncIterator[Places]:
+async def backends(request: pytest.FixtureRequest) -> AsyncIterator[Backends]:
     """An empty set-up of each kind."""
     if request.param == "embedded":
-        found = Places(request.getfixturevalue("sqlite_url"), RedisService(None))
+        found = Backends(request.getfixturevalue("sqlite_url"), RedisService(None))
     else:
         server = RedisService(shared_server_url())
-        found = Places(request.getfixturevalue("postgres_url"), server)
+        found = Backends(request.getfixturevalue("postgres_url"), server)
         try:
             await server.empty()
         except (RedisError, OSError) as error:
@@ -46,17 +46,17 @@ async def models() -> AsyncIterator[ModelServer]:
 
 
 @pytest.fixture
-async def database(places: Places) -> AsyncIterator[Database]:
+async def database(backends: Backends) -> AsyncIterator[Database]:
     """The product's database, also for tests that run the product in a way of their own."""
-    opened = Database(places.database_url, connections=10)
+    opened = Database(backends.database_url, connections=10)
     yield opened
     await opened.aclose()
 
 
 @pytest.fixture
-def redis(places: Places) -> ArqRedis:
+def redis(backends: Backends) -> ArqRedis:
     """The product's Redis, likewise."""
-    return places.redis.client()
+    return backends.redis.client()
 
 
 @pytest.fixture

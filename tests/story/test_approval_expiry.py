@@ -9,11 +9,11 @@ from arq.connections import ArqRedis
 
 from shared.domain.approvals import DENIED_BY_EXPIRY
 from shared.sql.engine import Database
+from tests.kit.clocks import SettableClock
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
-from tests.kit.settable_clock import SettableClock
+from tests.kit.product.waiting_calls import WaitingCalls, waiting, waiting_calls
 from tests.kit.wait_until import wait_until
-from tests.kit.waiting_calls import WaitingCalls, waiting, waiting_calls
 from worker.main import working
 
 DENIED = f"Error: request to call tool denied. User reason: {DENIED_BY_EXPIRY}"

@@ -11,7 +11,7 @@ from shared.domain.approvals import hash_of
 from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
-from tests.kit.waiting_calls import waiting, waiting_calls
+from tests.kit.product.waiting_calls import waiting, waiting_calls
 
 
 def result_told(models: ModelServer, call_id: str) -> str:

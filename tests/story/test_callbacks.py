@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from arq.connections import ArqRedis
 
-from api.callback_signature import signed_headers, signing_key
-from api.callbacks import RETRY_AFTER_S
+from api.callbacks.delivery import RETRY_AFTER_S
+from api.callbacks.signature import signed_headers, signing_key
 from api.main import serving
 from shared.sql.engine import Database
-from tests.kit.callback_receiver import CallbackReceiver
+from tests.kit.clocks import SettableClock
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
-from tests.kit.sample_tools import LAUNCH
-from tests.kit.settable_clock import SettableClock
+from tests.kit.product.callback_receiver import CallbackReceiver
+from tests.kit.tools import LAUNCH
 from tests.kit.wait_until import wait_until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -14,13 +14,14 @@ import pytest
 
 from shared.domain.errors import CancelMode
 from shared.domain.ids import RunId
-from shared.provider_rules.request import check_request
 from shared.redis.cancel_signal import CancelSignal
 from shared.sql.engine import Database
-from tests.kit.cancel_states import (
+from tests.kit.model_server import ModelServer
+from tests.kit.product import Product, running_product
+from tests.kit.product.cancel_states import (
     ANSWERS_ALONE,
     STATES,
-    Scene,
+    CancelCase,
     State,
     awaiting_approval,
     created,
@@ -29,23 +30,22 @@ from tests.kit.cancel_states import (
     queued_behind_another_run,
     statuses_of,
 )
-from tests.kit.closed_door import closed_door
-from tests.kit.model_server import ModelServer
-from tests.kit.product import Product, running_product
-from tests.kit.tool_calls import is_alive
+from tests.kit.provider_rules.request import check_request
+from tests.kit.services.tcp_proxy import blackhole_address
+from tests.kit.tools import is_alive
 from tests.kit.wait_until import wait_until
-from tests.story.conftest import Places
+from tests.story.conftest import Backends
 
 
 @pytest.fixture
-async def product(request: pytest.FixtureRequest, places: Places, models: ModelServer) -> AsyncIterator[Product]:
-    """The product with the settings that the cell needs; its `ollama/` models are behind a door that never opens."""
+async def product(request: pytest.FixtureRequest, backends: Backends, models: ModelServer) -> AsyncIterator[Product]:
+    """The product with the settings that the cell needs. Nobody answers at the address of its `ollama/` models."""
     state: State = request.node.callspec.params["state"]  # pyright: ignore
-    database = Database(places.database_url)
-    with closed_door() as door:
-        environment = {**models.base_urls(), "OLLAMA_BASE_URL": door}
+    database = Database(backends.database_url)
+    with blackhole_address() as nowhere:
+        environment = {**models.base_urls(), "OLLAMA_BASE_URL": nowhere}
         async with running_product(
-            database, places.redis.client(), models, settings=STATES[state], environment=environment
+            database, backends.redis.client(), models, settings=STATES[state], environment=environment
         ) as running:
             yield running
     await database.aclose()
@@ -55,36 +55,36 @@ async def product(request: pytest.FixtureRequest, places: Places, models: ModelS
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 async def test_cancel(product: Product, state: State, mode: CancelMode, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    scene = await state(product, pids)
+    case = await state(product, pids)
     requests_before = len(product.models.requests)
 
-    receipt = await _cancel(scene, mode)
-    run = await product.ended(scene.run_id)
+    receipt = await _cancel(case, mode)
+    run = await product.ended(case.run_id)
     wanted = statuses_of(state, mode)
-    run = await wait_until(lambda: _with_status(product, scene.run_id, wanted), description=f"status {wanted}")
+    run = await wait_until(lambda: _with_status(product, case.run_id, wanted), description=f"status {wanted}")
 
-    assert receipt["run_id"] == scene.run_id
-    await _assert_one_end(product, scene, run, parked=state is awaiting_approval)
+    assert receipt["run_id"] == case.run_id
+    await _assert_one_end(product, case, run, parked=state is awaiting_approval)
     if mode is not CancelMode.AFTER_STEP and state in ANSWERS_ALONE | {mid_tool_arguments}:
         await wait_until(lambda: product.models.requests[0].client_left, description="the model's connection to close")
     if pids.exists():
         assert not [pid for pid in pids.read_text().split() if is_alive(int(pid))], "a tool's process was left behind"
     if state not in (created, queued_behind_another_run, decision_just_posted, mid_tool_arguments):
         assert len(product.models.requests) == requests_before, "the model was asked after the cancel"
-    before = await product.history(scene.agent_id)
+    before = await product.history(case.agent_id)
     if mode is CancelMode.ROLLBACK and wanted == {"cancelled"} and state is not decision_just_posted:
-        assert not [m for m in before if m["run_id"] == scene.run_id and m["message_type"] == "assistant_message"]
+        assert not [m for m in before if m["run_id"] == case.run_id and m["message_type"] == "assistant_message"]
 
-    await _assert_goes_on(product, scene, before)
+    await _assert_goes_on(product, case, before)
 
 
-async def _cancel(scene: Scene, mode: CancelMode) -> dict[str, Any]:
-    product = scene.product
-    if scene.announce_first:
-        await CancelSignal(product.parts.redis).announce(RunId(scene.run_id), mode)
-    for release in scene.release:
+async def _cancel(case: CancelCase, mode: CancelMode) -> dict[str, Any]:
+    product = case.product
+    if case.announce_first:
+        await CancelSignal(product.parts.redis).announce(RunId(case.run_id), mode)
+    for release in case.release:
         await release()
-    answer = await product.http.post(f"/v1/runs/{scene.run_id}/cancel", json={"mode": mode.value, "wait": 10})
+    answer = await product.http.post(f"/v1/runs/{case.run_id}/cancel", json={"mode": mode.value, "wait": 10})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -94,30 +94,30 @@ async def _with_status(product: Product, run_id: str, statuses: set[str]) -> dic
     return run if run["status"] in statuses else None
 
 
-async def _assert_one_end(product: Product, scene: Scene, run: dict[str, Any], *, parked: bool) -> None:
-    answer = await product.http.post(f"/v1/runs/{scene.run_id}/stream", json={"include_pings": False})
+async def _assert_one_end(product: Product, case: CancelCase, run: dict[str, Any], *, parked: bool) -> None:
+    answer = await product.http.post(f"/v1/runs/{case.run_id}/stream", json={"include_pings": False})
     data = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     frames = [json.loads(line) for line in data if line != "[DONE]"]
     assert data.count("[DONE]") == 1 and data[-1] == "[DONE]"
     reasons = [frame["stop_reason"] for frame in frames if frame["message_type"] == "stop_reason"]
     assert reasons == (["requires_approval"] if parked else [run["stop_reason"]])
     assert len([frame for frame in frames if frame["message_type"] == "usage_statistics"]) == 1
-    again = await product.run(scene.run_id)
+    again = await product.run(case.run_id)
     assert (again["status"], again["completed_at"]) == (run["status"], run["completed_at"])
 
 
-async def _assert_goes_on(product: Product, scene: Scene, before: list[dict[str, Any]]) -> None:
+async def _assert_goes_on(product: Product, case: CancelCase, before: list[dict[str, Any]]) -> None:
     """The next message is answered, by a request that the provider would accept, and nothing was written meanwhile."""
     override = {"override_model": "openai/gpt-4o-mini"}
     answer = await asyncio.wait_for(
-        product.http.post(f"/v1/agents/{scene.agent_id}/messages", json={"input": "And now?", **override}), 20
+        product.http.post(f"/v1/agents/{case.agent_id}/messages", json={"input": "And now?", **override}), 20
     )
     assert answer.json()["stop_reason"]["stop_reason"] == "end_turn", answer.text
     request = product.models.requests[-1]
     assert check_request("/chat/completions", request.body) == []
-    after = await product.history(scene.agent_id)
-    mine = [m["id"] for m in before if m["run_id"] == scene.run_id]
-    assert [m["id"] for m in after if m["run_id"] == scene.run_id] == mine, "written after the run had ended"
+    after = await product.history(case.agent_id)
+    mine = [m["id"] for m in before if m["run_id"] == case.run_id]
+    assert [m["id"] for m in after if m["run_id"] == case.run_id] == mine, "written after the run had ended"
     assert _call_ids(after, "tool_calls") == _call_ids(after, "tool_returns")
 
 

@@ -1,4 +1,4 @@
-"""Compacting: a summary takes the place of old messages, or nothing changes at all."""
+"""CompactionService: a summary takes the place of old messages, or nothing changes at all."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import httpx
 import pytest
 from letta_client import APIStatusError, ConflictError
 
-from shared.background import background
+from shared.concurrency import background
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
-from tests.kit.provider_checks import ONE_OF_EACH_WIRE, broken_rules
-from tests.kit.sample_tools import ROLL_DICE
+from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
+from tests.kit.tools import ROLL_DICE
 from tests.kit.wait_until import wait_until
 
 Settings = Any

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from shared.domain.errors import CancelMode
-from shared.redis.connection import connect_embedded
+from shared.redis.embedded import connect_embedded
 from shared.sql.engine import Database
-from tests.kit.conversation_world import TOOLS, TURNS, World
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
+from tests.kit.product.conversation_driver import TOOLS, TURNS, ConversationDriver
 
 INTERLEAVINGS = int(os.environ.get("HOLDFAST_INTERLEAVINGS") or (800 if os.environ.get("CI") == "true" else 60))
 
@@ -36,34 +36,34 @@ class Interleaving(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = self._run(World.begin(self.product, self.tool_ids))
+        self.driver = self._run(ConversationDriver.begin(self.product, self.tool_ids))
 
     @rule(turns=st.sampled_from(sorted(TURNS)), policy=st.sampled_from(["enqueue", "interrupt", "rollback"]))
     def submit(self, turns: str, policy: Any) -> None:
-        self._run(self.world.submit(turns, policy))
+        self._run(self.driver.submit(turns, policy))
 
     @rule(mode=st.sampled_from(list(CancelMode)), wait_s=st.sampled_from([0.0, 5.0]))
     def cancel(self, mode: CancelMode, wait_s: float) -> None:
-        self._run(self.world.cancel(mode, wait_s))
+        self._run(self.driver.cancel(mode, wait_s))
 
     @rule(choices=choices)
     def decide(self, choices: Any) -> None:
-        self._run(self.world.decide(choices))
+        self._run(self.driver.decide(choices))
 
     @rule()
     def inject(self) -> None:
-        self._run(self.world.inject())
+        self._run(self.driver.inject())
 
     @rule()
     def lose_worker(self) -> None:
-        self._run(self.world.lose_worker())
+        self._run(self.driver.lose_worker())
 
     @rule()
     def come_to_rest(self) -> None:
-        self._run(self.world.come_to_rest())
+        self._run(self.driver.come_to_rest())
 
     def teardown(self) -> None:
-        self._run(self.world.check())
+        self._run(self.driver.check())
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)

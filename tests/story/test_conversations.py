@@ -7,8 +7,8 @@ import httpx
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product, as_text
-from tests.kit.provider_checks import ONE_OF_EACH_WIRE, broken_rules
-from tests.kit.sample_tools import ROLL_DICE
+from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
+from tests.kit.tools import ROLL_DICE
 from tests.kit.wait_until import wait_until
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shared.provider_rules.request import check_request
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
+from tests.kit.provider_rules.request import check_request
 from tests.kit.wait_until import wait_until
 
 WAIT = '''

@@ -8,9 +8,9 @@ from arq.connections import ArqRedis
 from letta_client import ConflictError
 
 from shared.sql.engine import Database
+from tests.kit.clocks import SettableClock
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
-from tests.kit.settable_clock import SettableClock
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from shared.domain.agents import requires_approval
-from shared.domain.approval_rules import with_approval_override, with_default_approvals, with_tool_rules
-from tests.kit.definitions import some_agent, some_tool
+from shared.domain.agents import requires_approval, with_approval_override, with_default_approvals, with_tool_rules
+from tests.kit.runs.definitions import some_agent, some_tool
 
 
 def rule(tool_name: str) -> dict[str, Any]:

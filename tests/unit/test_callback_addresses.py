@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.callback_addresses import ForbiddenAddress, addresses_of, is_public
+from api.callbacks.addresses import ForbiddenAddress, addresses_of, is_public
 
 
 @pytest.mark.parametrize(

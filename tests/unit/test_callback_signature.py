@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from api.callback_signature import signed_headers, signing_key
+from api.callbacks.signature import signed_headers, signing_key
 from shared.domain.errors import InvalidRequest
 
 BODY = b'{"test": 2432232314}'

@@ -5,18 +5,6 @@ from typing import Any, Literal
 import pytest
 
 from shared.domain.approvals import DENIAL
-from shared.domain.closing import (
-    CANCELLED_WHILE_RUNNING,
-    NEVER_STARTED,
-    OUTCOME_UNKNOWN,
-    RUN_FAILED,
-    OpenCalls,
-    close_calls,
-    open_calls,
-    partial_answer,
-    returns_event,
-)
-from shared.domain.ending import end_events
 from shared.domain.events import (
     Ended,
     Event,
@@ -47,7 +35,19 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.runs import RunError, Usage
-from tests.kit.definitions import NOW, some_agent
+from shared.domain.settling import (
+    CANCELLED_WHILE_RUNNING,
+    NEVER_STARTED,
+    OUTCOME_UNKNOWN,
+    RUN_FAILED,
+    OpenCalls,
+    close_calls,
+    end_events,
+    open_calls,
+    partial_answer,
+    returns_event,
+)
+from tests.kit.runs.definitions import NOW, some_agent
 
 IDS = IdMaker()
 STEP = StepId("step-1")

@@ -14,9 +14,8 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from tests.kit.model_calls import history, returned
-from worker.compaction_cut import messages_to_summarise
-from worker.transcript import transcript
+from tests.kit.model_server.model_calls import history, returned
+from worker.run.compaction import messages_to_summarise, transcript
 
 WINDOW = 100_000
 CALLS = AssistantMessage(tool_calls=[ToolCall("c1", "add", '{"a": 1}')])

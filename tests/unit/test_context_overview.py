@@ -23,8 +23,8 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from shared.sql.agent_store import AgentDetails
-from tests.kit.definitions import NOW, some_agent, some_block, some_tool
+from shared.sql.definitions.agents import AgentDetails
+from tests.kit.runs.definitions import NOW, some_agent, some_block, some_tool
 
 WAITING = ToolCall("call_1", "launch", '{"x": 1}', needs_approval=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.ending import Ending
+from api.middleware import ShutdownAnswers
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -25,7 +25,7 @@ async def cancelled(app: Any) -> list[Message]:
 
     async def request() -> None:
         working.set()
-        await Ending(app)(SCOPE, never, send)
+        await ShutdownAnswers(app)(SCOPE, never, send)
 
     task = asyncio.ensure_future(request())
     await working.wait()

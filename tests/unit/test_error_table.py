@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from api.errors import ERROR_ANSWERS, add_error_answers, model_error_answer
 from shared.domain import errors as domain
-from tests.kit.api_server import asgi_client
+from tests.kit.product import asgi_client
 
 
 def everything_under(kind: type[domain.HoldfastError]) -> Iterator[type[domain.HoldfastError]]:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shared.domain.conversations import copies_of
 from shared.domain.errors import NotFound
-from shared.domain.fork import copies_of
 from shared.domain.ids import IdMaker, MessageId
 from shared.domain.messages import (
     ApprovalResponse,
@@ -16,7 +16,7 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from tests.kit.model_calls import history, returned
+from tests.kit.model_server.model_calls import history, returned
 
 ASKING = AssistantMessage(tool_calls=[ToolCall("c1", "add", "{}", needs_approval=True)])
 RESULT = ToolReturns([returned("c1", "2")])

@@ -15,8 +15,8 @@ from shared.domain.errors import (
     RunTimeout,
     ShutdownRequested,
 )
-from tests.kit.turns import after
-from worker.interruption import Interruption, interrupted_by
+from tests.kit.wait_until import after
+from worker.run.interruption import Interruption, interrupted_by
 
 FOREVER = 3600.0
 
@@ -200,7 +200,7 @@ async def test_held_back_interrupts_are_delivered_afterwards() -> None:
     written: list[str] = []
     with pytest.raises(CancelRequested):
         async with interruption.interrupting("run"):
-            with interruption.held_back(), interruption.held_back():
+            with interruption.shielded(), interruption.shielded():
                 interruption.interrupt(CancelRequested())
                 await after()
                 written.append("whole")
@@ -212,7 +212,7 @@ async def test_held_back_interrupts_are_delivered_afterwards() -> None:
 async def test_a_result_stands_when_the_interrupt_was_held_back_to_the_end() -> None:
     interruption = Interruption()
     async with interruption.interrupting("run"):
-        with interruption.held_back():
+        with interruption.shielded():
             interruption.interrupt(CancelRequested())
             await after()
     await after()

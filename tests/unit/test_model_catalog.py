@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.domain.model_catalog import MODELS, PROVIDERS, context_window_of, split_handle
+from shared.domain.model_catalog import MODELS, PROVIDERS, context_window_of, family_of, split_handle
 
 
 @pytest.mark.parametrize(
@@ -15,15 +15,37 @@ from shared.domain.model_catalog import MODELS, PROVIDERS, context_window_of, sp
         ("openrouter/anthropic/claude-sonnet-4-5", 200_000),
         ("google_ai/gemini-2.5-pro", 1_048_576),
         ("vllm/something-new", 128_000),
+        ("openrouter/openai/o100", 128_000),
     ],
 )
 def test_windows(handle: str, window: int) -> None:
     assert context_window_of(handle) == window
 
 
-def test_a_known_model_has_the_window_of_its_family() -> None:
-    for model in MODELS:
-        assert context_window_of(f"{model.provider}/{model.name}") == model.context_window
+@pytest.mark.parametrize(
+    ("handle", "thinks", "responses", "temperature", "parallel"),
+    [
+        ("openai/gpt-4o-mini", False, False, True, True),
+        ("openai/gpt-5.1-codex", True, True, False, True),
+        ("openrouter/openai/o3-mini:free", True, True, False, False),
+        ("openai/o100", True, False, True, True),
+        ("anthropic/claude-3-7-sonnet-20250219", True, False, True, True),
+        ("anthropic/claude-3-5-sonnet-20240620", False, False, True, True),
+        ("google_ai/gemini-2.0-flash", False, False, True, True),
+        ("vllm/something-new", True, False, True, True),
+        ("vllm/slow", True, False, True, True),
+        ("builtin/slow", False, False, True, True),
+        ("builtin/scripted", True, False, True, True),
+    ],
+)
+def test_what_a_name_tells(handle: str, thinks: bool, responses: bool, temperature: bool, parallel: bool) -> None:
+    family = family_of(handle)
+    assert (family.can_think, family.uses_responses) == (thinks, responses)
+    assert (family.takes_temperature, family.takes_parallel_tool_calls) == (temperature, parallel)
+
+
+def test_every_known_model_belongs_to_a_family() -> None:
+    assert [model.handle for model in MODELS if not model.family.pattern] == []
 
 
 def test_a_handle_is_split_at_the_first_slash() -> None:
@@ -40,3 +62,10 @@ def test_a_provider_is_configured_by_its_key_or_by_its_address() -> None:
     assert configured({}) == {"builtin"}
     assert configured({"GEMINI_API_KEY": "k", "OPENAI_API_KEY": ""}) == {"builtin", "gemini", "google_ai"}
     assert configured({"OLLAMA_BASE_URL": "http://127.0.0.1:1/v1"}) == {"builtin", "ollama"}
+
+
+def test_what_is_shown_of_an_address_has_no_credentials() -> None:
+    environment = {"OPENAI_BASE_URL": "https://user:secret@proxy/v1?key=secret", "OLLAMA_BASE_URL": "http://[::1"}
+    assert PROVIDERS["openai"].url(environment) == "https://proxy/v1"
+    assert PROVIDERS["ollama"].url(environment) == "http://[::1/v1"
+    assert PROVIDERS["vllm"].url(environment) is None

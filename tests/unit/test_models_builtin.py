@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+import time
+import tracemalloc
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturns, UserMessage
-from tests.kit.model_calls import ask, call, calls_made, ending, history, returned, text_said, thoughts
-from worker.models.provider import CallArguments, CallStarted, ModelCall, ModelEvent
+from tests.kit.model_server.model_calls import ask, call, calls_made, ending, history, returned, text_said, thoughts
+from worker.models.provider import CallArguments, CallStarted, Finished, ModelCall, ModelEvent, Text
 from worker.models.registry import Models
 
 SCRIPTED = "builtin/scripted"
@@ -27,7 +30,7 @@ class Pauses:
 
 
 def _models(pauses: Pauses) -> Models:
-    return Models({}, first_event_timeout=1, idle_timeout=1, retries=2, clock_sleep=pauses)
+    return Models({}, first_event_timeout=1, idle_timeout=1, retries=2, builtin_models=True, clock_sleep=pauses)
 
 
 async def _played(asked: ModelCall) -> list[ModelEvent]:
@@ -132,11 +135,137 @@ async def test_scripted_errors(name: str, error_type: ModelErrorType) -> None:
         await _played(call(SCRIPTED, _script({"error": name})))
 
 
-@pytest.mark.parametrize("script", ["{", '{"turns": [{"txt": "a"}]}', '{"turns": [{"delay_ms": -1}]}', '{"a": 1}'])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("```script\n", ""),
+        ("```scripted is not it, ```script  \t\n", "``` and ```script\n{}```"),
+        ("```script ```script\n\n", "\n```"),
+    ],
+)
+async def test_a_fence_is_found_where_it_begins(before: str, after: str) -> None:
+    assert text_said(await _played(call(SCRIPTED, before + _script({"text": "Played."}) + after))) == "Played."
+
+
+async def test_a_word_in_backticks_is_no_script() -> None:
+    assert "plays a script" in text_said(await _played(call(SCRIPTED, "What is a ```script``` in here?")))
+
+
+NESTED = '{"turns": [{"calls": [{"name": "a", "arguments": {"a": ' + "[" * 20_000 + "]" * 20_000 + "}}]}]}"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "{",
+        '{"turns": [{"txt": "a"}]}',
+        '{"turns": [{"delay_ms": -1}]}',
+        '{"a": 1}',
+        NESTED,
+        '{"turns": [{"' + "x" * 40_000 + '": 1}]}',
+        '{"turns": [{"repeat": ' + "9" * 40_000 + "}]}",
+        '{"turns": [{"text": "\ud800"}]}',
+    ],
+    ids=lambda script: script[:20],
+)
 async def test_a_script_that_cannot_be_read_says_why(script: str) -> None:
     with pytest.raises(ModelError, match="cannot be read") as caught:
         await _played(call(SCRIPTED, script))
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+    assert len(caught.value.message) < 2000
+
+
+@pytest.mark.parametrize(
+    ("script", "limit"),
+    [
+        (_script({"text": "a ", "repeat": 1_000_000_000}), "1000000"),
+        (_script({"text": "a ", "repeat": 600_000}), "1000000"),
+        (_script({"text": "a ", "repeat": 600_000}, {"text": "Never reached."}), "1000000"),
+        (_script({"text": "a ", "error_after": 2_000_000}), "1000000"),
+        (_script({"delay_ms": 600_001}), "600000"),
+        (_script({"first_delay_ms": 3_500_000}), "600000"),
+        (_script({"calls": [{"name": "a"}] * 129}), "128"),
+        (_script(*[{"text": "a"}] * 1001), "1000"),
+        (_script({"text": "a" * 50_000}), "50000"),
+        ("```script" + "\n" * 100_000, "50000"),
+    ],
+    ids=lambda value: value[:50] if len(value) < 60 else "long",
+)
+async def test_a_script_over_a_limit_is_refused_with_the_limit(script: str, limit: str) -> None:
+    with pytest.raises(ModelError, match=limit) as caught:
+        await _played(call(SCRIPTED, script))
+    assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+async def test_an_unclosed_fence_took_the_worker_with_it() -> None:
+    """The search for the closing fence went back to every line break: 40 s for 100,000 of them, with the loop held."""
+    shapes = ["```script" + "\n" * 49_000, "```script " * 4_900, "```" * 16_000, "```script\n" * 4_900, " " * 49_000]
+    began = time.perf_counter()
+    for shape in shapes:
+        with suppress(ModelError):
+            await _played(call(SCRIPTED, shape))
+    assert time.perf_counter() - began < 2
+
+
+async def test_a_repeated_text_took_the_workers_memory() -> None:
+    """All words of an answer stood in one list, twice: 62 bytes for each, and `repeat` had no limit."""
+    models = _models(Pauses())
+    tracemalloc.start()
+    try:
+        async with aclosing(models.stream(call(SCRIPTED, _script({"text": "a ", "repeat": 500_000})))) as events:
+            assert await anext(events) == Text("a ")
+            _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+async def test_tokens_of_a_long_answer_are_counted_as_it_goes() -> None:
+    script = _script({"text": "tick ", "reasoning": "a b ", "repeat": 2000})
+    events = await _played(call(SCRIPTED, script))
+    usage = ending(events).usage
+    assert (usage.reasoning_tokens, usage.completion_tokens) == (1, 2501)
+    assert len(events) == 2003
+
+
+async def test_an_answer_never_has_more_than_a_provider_would_give() -> None:
+    pieces = 0
+    async for event in _models(Pauses()).stream(call("builtin/echo", "word " * 300_000)):
+        pieces += 1
+        if isinstance(event, Finished):
+            assert event.reason == "length"
+    assert pieces == 200_001, "words, and the end"
+
+
+async def test_an_endless_word_comes_in_pieces() -> None:
+    events = await _played(call("builtin/echo", "x" * 5_000 + " " * 5_000 + "y"))
+    assert text_said(events) == "You said: " + "x" * 5_000 + " " * 5_000 + "y"
+    assert all(len(event.text) <= 2_000 for event in events if isinstance(event, Text))
+
+
+@pytest.mark.parametrize("turn", [{"text": "late", "first_delay_ms": 600_000}, {"text": "late", "delay_ms": 600_000}])
+async def test_a_script_held_a_place_of_a_worker_for_an_hour(turn: dict[str, Any]) -> None:
+    models = Models({}, first_event_timeout=0.05, idle_timeout=60, retries=3, builtin_models=True)
+    with pytest.raises(ModelError, match=r"no event within 0\.05 s") as caught:
+        await ask(models, call(SCRIPTED, _script(turn)))
+    assert caught.value.error_type == ModelErrorType.TIMEOUT
+
+
+async def test_a_pause_in_the_middle_is_silence_too() -> None:
+    models = Models({}, first_event_timeout=60, idle_timeout=0.05, retries=0, builtin_models=True)
+    events: list[ModelEvent] = []
+    with pytest.raises(ModelError, match="silent in the middle"):
+        async for event in models.stream(call(SCRIPTED, _script({"text": "a b", "delay_ms": 300}))):
+            events.append(event)
+    assert text_said(events) == "a "
+
+
+async def test_they_are_off_unless_asked_for() -> None:
+    models = Models({}, first_event_timeout=1, idle_timeout=1, retries=0)
+    for handle in ("builtin/echo", "builtin/slow", SCRIPTED):
+        with pytest.raises(ModelError, match="HOLDFAST_BUILTIN_MODELS") as caught:
+            await ask(models, call(handle))
+        assert caught.value.error_type == ModelErrorType.BAD_REQUEST
 
 
 async def test_an_answer_can_be_limited() -> None:
@@ -153,9 +282,9 @@ async def test_there_is_no_other_builtin_model() -> None:
 def test_no_sdk_is_imported_for_them() -> None:
     code = """
 import asyncio, sys
-from tests.kit.model_calls import ask, call
+from tests.kit.model_server.model_calls import ask, call
 from worker.models.registry import Models
-models = Models({}, first_event_timeout=1, idle_timeout=1, retries=0)
+models = Models({}, first_event_timeout=1, idle_timeout=1, retries=0, builtin_models=True)
 asyncio.run(ask(models, call("builtin/echo", "x")))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"pydantic_ai", "openai", "anthropic", "google"}))
 """

@@ -1,9 +1,12 @@
 """Where a handle leads, and what is said when it leads nowhere."""
 
+import sys
+
 import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.handles import known_handles, route_for
+from tests.kit.model_server.model_calls import ask, call
+from worker.models.registry import Models, route_for
 
 KEYS = {"OPENAI_API_KEY": "sk-o", "ANTHROPIC_API_KEY": "sk-a", "GEMINI_API_KEY": "g"}
 
@@ -86,8 +89,53 @@ def test_a_route_does_not_show_its_key() -> None:
     assert "sk-o" not in repr(route_for("openai/gpt-4o", KEYS))
 
 
+def test_a_route_shows_no_password_of_its_address() -> None:
+    route = route_for("vllm/m", {"VLLM_BASE_URL": "http://user:secret@h:1/v1?token=secret"})
+    assert "secret" in route.base_url
+    assert "secret" not in repr(route) + route.address
+
+
+@pytest.mark.parametrize("provider", ["google_ai", "gemini", "openai", "anthropic", "openrouter", "vllm"])
+@pytest.mark.parametrize(
+    "model",
+    ["%2e%2e/%2e%2e/admin", "../admin", "models/../../admin", "x/..", "./x", "x/.", "x?key=1", "x#y", "a&b", "a\\b",
+     "a\nb", "a\x00", "." + "x" * 300],
+)  # fmt: skip
+def test_a_model_that_would_change_the_path_of_its_request_is_refused(provider: str, model: str) -> None:
+    with pytest.raises(ModelError, match="cannot be asked") as caught:
+        route_for(f"{provider}/{model}", {**KEYS, "OPENROUTER_API_KEY": "k", "VLLM_BASE_URL": "http://h"})
+    assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    "handle",
+    ["openrouter/qwen/qwen3:free", "vllm//models/llama 3", "openai/ft:gpt-4o:org::id", "google_ai/tunedModels/x"],
+)
+def test_a_model_may_be_named_as_servers_name_theirs(handle: str) -> None:
+    route = route_for(handle, {**KEYS, "OPENROUTER_API_KEY": "k", "VLLM_BASE_URL": "http://h"})
+    assert handle.endswith(route.model)
+
+
+async def test_a_missing_package_sent_users_to_somebody_elses_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package index has another project called holdfast."""
+    monkeypatch.setitem(sys.modules, "anthropic", None)
+    monkeypatch.delitem(sys.modules, "worker.models.anthropic_wire", raising=False)
+    models = Models(KEYS, first_event_timeout=1, idle_timeout=1, retries=0)
+    with pytest.raises(ModelError) as caught:
+        await ask(models, call("anthropic/claude-haiku-4-5"))
+    await models.aclose()
+    assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+    assert "pip install '.[anthropic]' -c constraints.txt" in caught.value.message
+    assert "install holdfast" not in caught.value.message
+
+
 def test_handles_are_listed_for_providers_with_a_key() -> None:
-    assert known_handles({}) == ["builtin/echo", "builtin/slow", "builtin/scripted"]
-    listed = known_handles(KEYS)
-    assert {"openai/gpt-5", "google_ai/gemini-2.5-pro"} <= set(listed)
-    assert all(route_for(handle, KEYS) for handle in listed)
+    def listed(environment: dict[str, str], *, builtin: bool) -> list[str]:
+        models = Models(environment, first_event_timeout=1, idle_timeout=1, retries=0, builtin_models=builtin)
+        return models.known_handles()
+
+    assert listed({}, builtin=False) == []
+    assert listed({}, builtin=True) == ["builtin/echo", "builtin/slow", "builtin/scripted"]
+    handles = listed(KEYS, builtin=False)
+    assert {"openai/gpt-5", "google_ai/gemini-2.5-pro"} <= set(handles)
+    assert all(route_for(handle, KEYS) for handle in handles)

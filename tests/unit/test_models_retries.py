@@ -3,8 +3,8 @@
 import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.retries import RetryPolicy
-from worker.models.token_estimate import estimate_tokens
+from shared.domain.messages import estimate_tokens
+from worker.models.registry import RetryPolicy
 
 
 async def _sleep(_seconds: float) -> None: ...

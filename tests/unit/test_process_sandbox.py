@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.kit.tool_calls import tool_call
+from tests.kit.tools import tool_call
 from worker.tools.process_sandbox import ProcessSandbox
 from worker.tools.tool_process import OUTPUT_BYTES
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import uvloop
 
-from tests.kit.tool_calls import is_alive, tool_call, written_pids
+from tests.kit.tools import is_alive, tool_call, written_pids
 from tests.kit.wait_until import wait_until
 from worker.tools.invocation import ToolInvocation
 from worker.tools.process_sandbox import ProcessSandbox
@@ -264,7 +264,7 @@ async def test_nothing_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
         textwrap.dedent(f"""
             import asyncio
             from tests.unit.test_process_sandbox_ending import FAMILY
-            from tests.kit.tool_calls import tool_call
+            from tests.kit.tools import tool_call
             from worker.tools.process_sandbox import ProcessSandbox
             sandbox = ProcessSandbox(memory_mb=512, grace_s=30)
             asyncio.run(sandbox.call(tool_call(FAMILY, path={str(pids)!r})))

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shared.provider_rules.anthropic_messages import check_anthropic
-from shared.provider_rules.gemini_contents import check_gemini
-from shared.provider_rules.openai_chat import check_openai_chat
-from shared.provider_rules.openai_responses import check_openai_responses
-from shared.provider_rules.request import check_request
-from shared.provider_rules.violation import Violation
-from tests.kit.source_tree import product_sources
+from tests.kit.project.source_tree import suite_sources
+from tests.kit.provider_rules.anthropic_messages import check_anthropic
+from tests.kit.provider_rules.gemini_contents import check_gemini
+from tests.kit.provider_rules.openai_chat import check_openai_chat
+from tests.kit.provider_rules.openai_responses import check_openai_responses
+from tests.kit.provider_rules.request import check_request
+from tests.kit.provider_rules.violation import Violation
 
 Json = dict[str, Any]
 
@@ -334,7 +334,7 @@ def test_a_body_that_breaks_the_rule_is_found(provider: str, check: Check, case:
 
 
 def test_every_rule_has_its_bodies() -> None:
-    written = [source.text for source in product_sources() if source.is_in(("shared/provider_rules/",))]
+    written = [source.text for source in suite_sources() if source.is_in(("tests/kit/provider_rules/",))]
     rules = set(re.findall(r'"((?:openai_chat|openai_responses|anthropic|gemini)\.\w+)"', "\n".join(written)))
     assert rules == set(NAMES)
 

@@ -8,6 +8,7 @@ from pydantic_ai.models import StreamedResponse
 from pydantic_core import PydanticSerializationError
 
 from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.messages import estimate_tokens
 from shared.domain.runs import Usage
 from worker.models.provider import (
     CallArguments,
@@ -19,8 +20,7 @@ from worker.models.provider import (
     Text,
     Thought,
 )
-from worker.models.sound_text import sound
-from worker.models.token_estimate import estimate_prompt_tokens, estimate_tokens
+from worker.models.user_content import replace_surrogates
 
 _BETWEEN_THOUGHTS = "\n\n"
 
@@ -85,7 +85,7 @@ class AnswerEvents:
     def _start(self, index: int, part: sdk.ModelResponsePart, *, arguments: bool = True) -> Iterator[ModelEvent]:
         match part:
             case sdk.TextPart(content=text) if text:
-                yield Text(sound(text))
+                yield Text(replace_surrogates(text))
             case sdk.ThinkingPart(content=text) if text:
                 yield self._thought_event(index, text)
             case sdk.ToolCallPart():
@@ -100,19 +100,19 @@ class AnswerEvents:
     def _delta(self, index: int, delta: sdk.ModelResponsePartDelta) -> Iterator[ModelEvent]:
         match delta:
             case sdk.TextPartDelta(content_delta=text) if text:
-                yield Text(sound(text))
+                yield Text(replace_surrogates(text))
             case sdk.ThinkingPartDelta(content_delta=str(text)) if text:
                 yield self._thought_event(index, text)
             case sdk.ToolCallPartDelta(args_delta=arguments) if arguments and index in self._numbers:
                 text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-                yield CallArguments(self._numbers[index], sound(text))
+                yield CallArguments(self._numbers[index], replace_surrogates(text))
             case _:
                 return
 
     def _thought_event(self, index: int, text: str) -> Thought:
         begins_another = self._thought and self._thought_part != index
         self._thought, self._thought_part = True, index
-        return Thought((_BETWEEN_THOUGHTS if begins_another else "") + sound(text))
+        return Thought((_BETWEEN_THOUGHTS if begins_another else "") + replace_surrogates(text))
 
     def _finished_call(self, index: int, part: sdk.ToolCallPart) -> CallFinished:
         self._told[index] = _arguments(part)
@@ -133,7 +133,7 @@ class AnswerEvents:
 
     def _estimated_usage(self, answer: sdk.ModelResponse) -> Usage:
         """For servers that report no usage at all."""
-        prompt = estimate_prompt_tokens(self._call)
+        prompt = self._call.estimated_tokens()
         written = "".join(part.content for part in answer.parts if isinstance(part, sdk.TextPart | sdk.ThinkingPart))
         completion = estimate_tokens(written + "".join(self._told.values()))
         return Usage(
@@ -146,8 +146,8 @@ class AnswerEvents:
 
 def _arguments(part: sdk.ToolCallPart) -> str:
     if isinstance(part.args, dict):
-        return sound(json.dumps(part.args, ensure_ascii=False))
-    return sound(part.args or "{}")
+        return replace_surrogates(json.dumps(part.args, ensure_ascii=False))
+    return replace_surrogates(part.args or "{}")
 
 
 def _has_content(answer: sdk.ModelResponse) -> bool:
@@ -167,5 +167,5 @@ def _kept(answer: sdk.ModelResponse) -> str | None:
     try:
         return sdk.ModelMessagesTypeAdapter.dump_json([answer]).decode()
     except PydanticSerializationError:
-        # Half a character (`sound_text.py`): what cannot be kept unchanged is rebuilt from text and calls.
+        # Half a character (see `replace_surrogates`): what cannot be kept unchanged is rebuilt from text and calls.
         return None

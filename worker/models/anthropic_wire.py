@@ -12,8 +12,8 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.settings import ModelSettings
 
-from worker.models.handles import Route
-from worker.models.provider import ModelCall
+from shared.domain.model_catalog import family_of
+from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
 
 DEFAULT_MAX_TOKENS = 16_384
@@ -23,7 +23,6 @@ DEFAULT_THINKING_TOKENS = 8_192
 LEAST_THINKING_TOKENS = 1_024
 """The API's own minimum; also what is left for the answer at least."""
 
-_CANNOT_THINK = re.compile(r"claude-(instant|2|3-(5|opus|haiku|sonnet))")
 _UNSAFE_IN_CALL_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -31,7 +30,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
     sdk = anthropic.AsyncAnthropic(
         api_key=route.api_key,
-        base_url=route.base_url or None,
+        base_url=route.base_url,
         max_retries=0,
         http_client=client,
         timeout=client.timeout,
@@ -39,17 +38,17 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     model = AnthropicModel(route.model, provider=AnthropicProvider(anthropic_client=sdk))
     return WireModel(
         model,
-        lambda call, messages: _settings(call, messages, route.model, model.profile),
+        lambda call, messages: _settings(call, messages, model.profile),
         safe_call_id=_safe_call_id,
         errors=(anthropic.AnthropicError,),
     )
 
 
-def _settings(call: ModelCall, messages: Sequence[ModelMessage], name: str, profile: ModelProfile) -> ModelSettings:
+def _settings(call: ModelCall, messages: Sequence[ModelMessage], profile: ModelProfile) -> ModelSettings:
     options = call.options
     settings = AnthropicModelSettings(max_tokens=options.max_output_tokens or DEFAULT_MAX_TOKENS)
     thinking = None
-    if options.reasoning and not _CANNOT_THINK.match(name) and _may_think(messages):
+    if options.reasoning and family_of(call.handle).can_think and _may_think(messages):
         thinking = _thinking(call, settings.get("max_tokens", DEFAULT_MAX_TOKENS), profile)
     if thinking is not None:
         settings["anthropic_thinking"] = thinking

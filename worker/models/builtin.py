@@ -2,23 +2,24 @@
 
 * `builtin/echo` says what the user said, 10 ms per word
 * `builtin/slow` does the same at 100 ms per word and then counts to 200, so that there is something to cancel
-* `builtin/scripted` plays a script that the user's message holds (format: `builtin_script.py`): reasoning, text, tool
+* `builtin/scripted` plays a script that the user's message holds (format: `Script`): reasoning, text, tool
   calls, pauses and errors
 
-They stream like a provider, count tokens like one, and never import an SDK.
+They stream like a provider, count tokens like one, and never import an SDK. What they play is chosen by whoever may
+send a message, so nothing of it may be big or slow: a script is short before it is read, an answer is made word by
+word, and silence is limited as it is for every model.
 """
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Literal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.messages import AssistantMessage, Message, UserMessage, text_of, tokens_in
 from shared.domain.runs import Usage
-from worker.models.builtin_script import ScriptedTurn, last_user_text, turn_due
-from worker.models.handles import Route
 from worker.models.provider import (
     CallArguments,
     CallFinished,
@@ -29,7 +30,136 @@ from worker.models.provider import (
     Text,
     Thought,
 )
-from worker.models.token_estimate import estimate_prompt_tokens, estimate_tokens
+from worker.models.silence_limit import SilenceLimit
+
+LONGEST_SCRIPT = 50_000
+"""Characters of a message to `builtin/scripted`. Reading one takes 3 ms at most, once per model call."""
+
+LONGEST_ANSWER = 1_000_000
+"""Characters that one answer streams: about twice as much as the longest that providers' models give."""
+
+MOST_TURNS = 1_000
+MOST_CALLS = 128
+"""Tool calls of one answer: as many as OpenAI's models make."""
+
+LONGEST_PAUSE_MS = 600_000
+
+EXPLANATION = f"""\
+This model plays a script. Send one as JSON, as the whole message or between ```script fences, for example:
+{{"turns": [{{"text": "Hello from the script.", "delay_ms": 20}}, {{"text": "This answers the second model call."}}]}}
+Fields of a turn: text, reasoning, repeat, calls, delay_ms, first_delay_ms, error, error_after. Beside turns: loop.
+Limits: {LONGEST_SCRIPT} characters, {MOST_TURNS} turns; of a turn {LONGEST_ANSWER} characters with all repeats, \
+{MOST_CALLS} calls, {LONGEST_PAUSE_MS} ms per pause."""
+
+THE_END = "The script has no more turns."
+
+_FENCE = "```script"
+_LONGEST_REASON = 500
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LONGEST_ANSWER)]
+_Pause = Annotated[int, msgspec.Meta(ge=0, le=LONGEST_PAUSE_MS)]
+
+
+class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call of a turn."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class ScriptedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer of the model."""
+
+    text: str = ""
+    reasoning: str = ""
+    repeat: _Count = 1
+    calls: Annotated[Sequence[ScriptedCall], msgspec.Meta(max_length=MOST_CALLS)] = ()
+    delay_ms: _Pause = 0
+    first_delay_ms: _Pause = 0
+    error: Literal["rate_limit", "auth", "server", "timeout", "context"] | None = None
+    error_after: _Count = 0
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `builtin/scripted` plays: the turns of a conversation, as they will come.
+
+    The user's last message is the script, either as a whole or between ```script fences:
+
+        {"turns": [
+            {"reasoning": "Let me look.", "text": "Looking.", "calls": [{"name": "look_up", "arguments": {"of": "a"}}]},
+            {"text": "A cat is a small animal.", "delay_ms": 20}
+        ]}
+
+    Turn K answers the K-th model call since that message. When there is none left, the model says so; with `"loop":
+    true` beside `turns` the last one is played again and again. Fields of a turn, all optional:
+
+    * `text`, `reasoning`: what is streamed, word by word; `repeat` streams the text that many times
+    * `calls`: tool calls, after the text
+    * `first_delay_ms`: silence before the first event; `delay_ms`: pause before every word
+    * `error`: `rate_limit`, `auth`, `server`, `timeout` or `context`: the call fails with it, after `error_after` words
+    """
+
+    turns: Annotated[list[ScriptedTurn], msgspec.Meta(max_length=MOST_TURNS)]
+    loop: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`, which msgspec turns into its own, for a turn that says too much."""
+        for number, turn in enumerate(self.turns):
+            characters = len(turn.reasoning) + len(turn.text) * turn.repeat
+            if characters > LONGEST_ANSWER:
+                raise ValueError(
+                    f"turns[{number}] would stream {characters} characters of reasoning and repeated text, "
+                    f"{LONGEST_ANSWER} are allowed"
+                )
+
+
+def turn_due(history: Sequence[Message]) -> ScriptedTurn:
+    """The turn that answers this history. Raises `ModelError` when the script cannot be read."""
+    text, answers = last_user_text(history)
+    if len(text) > LONGEST_SCRIPT:
+        raise ModelError(
+            ModelErrorType.BAD_REQUEST,
+            f"A message to builtin/scripted may have {LONGEST_SCRIPT} characters, this one has {len(text)}.",
+        )
+    fenced = _fenced(text)
+    source = fenced if fenced is not None else text.strip()
+    if not source.startswith("{") and fenced is None:
+        return ScriptedTurn(text=EXPLANATION)
+    try:
+        script = msgspec.json.decode(source, type=Script)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        reason = str(error)[:_LONGEST_REASON]
+        raise ModelError(ModelErrorType.BAD_REQUEST, f"The script cannot be read: {reason}. {EXPLANATION}") from error
+    if answers < len(script.turns):
+        return script.turns[answers]
+    return script.turns[-1] if script.loop and script.turns else ScriptedTurn(text=THE_END)
+
+
+def _fenced(text: str) -> str | None:
+    """What stands between the first ```script fences; up to the end when nothing closes them. None: no such fence.
+
+    Each character is looked at a fixed number of times, whatever the text: it is a caller's.
+    """
+    for piece in text.split(_FENCE)[1:]:
+        rest_of_line, newline, below = piece.partition("\n")
+        if newline and not rest_of_line.strip():
+            return below.partition("```")[0]
+    return None
+
+
+def last_user_text(history: Sequence[Message]) -> tuple[str, int]:
+    """What the user said last, and how many answers there have been since."""
+    answers = 0
+    for message in reversed(history):
+        match message.body:
+            case UserMessage(role="user", content=content):
+                return text_of(content), answers
+            case AssistantMessage():
+                answers += 1
+            case _:
+                continue
+    return "", answers
+
 
 ECHO_DELAY_MS = 10
 SLOW_DELAY_MS = 100
@@ -47,37 +177,47 @@ _ERRORS = {
 class BuiltinModel:
     """A `ModelProvider` without a provider."""
 
-    def __init__(self, route: Route, sleep: Callable[[float], Awaitable[None]]) -> None:
-        if route.model not in ("echo", "slow", "scripted"):
+    def __init__(
+        self,
+        name: str,
+        sleep: Callable[[float], Awaitable[None]],
+        first_event_timeout: float,
+        idle_timeout: float,
+    ) -> None:
+        if name not in ("echo", "slow", "scripted"):
             raise ModelError(
                 ModelErrorType.BAD_REQUEST,
-                f"There is no built-in model {route.model!r}: use builtin/echo, builtin/slow or builtin/scripted.",
+                f"There is no built-in model {name!r}: use builtin/echo, builtin/slow or builtin/scripted.",
             )
-        self._name = route.model
+        self._name = name
         self._sleep = sleep
+        self._first_event_timeout = first_event_timeout
+        self._idle_timeout = idle_timeout
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """The answer, at the turn's pace."""
         turn = self._turn(call)
-        await self._sleep(turn.first_delay_ms / 1000)
-        said = 0
-        limit = call.options.max_output_tokens
-        for event in _spoken(turn):
-            if turn.error is not None and said >= turn.error_after:
+        silence = SilenceLimit(self._first_event_timeout, self._idle_timeout)
+        spoken = _Spoken(call)
+        await silence.wait(self._sleep(turn.first_delay_ms / 1000))
+        for event in _words_of(turn):
+            if turn.error is not None and spoken.words >= turn.error_after:
                 break
-            if limit is not None and said >= limit:
-                yield _finished(call, turn, said, "length")
+            if spoken.is_too_long:
+                yield spoken.finished("length")
                 return
-            await self._sleep(turn.delay_ms / 1000)
-            said += 1
+            await silence.wait(self._sleep(turn.delay_ms / 1000))
+            spoken.add(event)
             yield event
+            silence.event_seen()
         if turn.error is not None:
             # Not retryable: the script would play the same error again.
             error_type, status, detail = _ERRORS[turn.error]
             raise ModelError(error_type, detail, status=status)
         for event in _calls(call, turn):
+            spoken.add(event)
             yield event
-        yield _finished(call, turn, said, "tool_calls" if turn.calls else "stop")
+        yield spoken.finished("tool_calls" if turn.calls else "stop")
 
     def _turn(self, call: ModelCall) -> ScriptedTurn:
         if self._name == "scripted":
@@ -88,41 +228,64 @@ class BuiltinModel:
         return ScriptedTurn(text=f"You said: {text}", delay_ms=ECHO_DELAY_MS)
 
 
-def _spoken(turn: ScriptedTurn) -> list[Thought | Text]:
-    thoughts = [Thought(word) for word in _words(turn.reasoning)]
-    return [*thoughts, *(Text(word) for word in _words(turn.text) * turn.repeat)]
+class _Spoken:
+    """How much of an answer has been streamed; counted as it goes, since an answer may be long."""
+
+    def __init__(self, call: ModelCall) -> None:
+        self._call = call
+        self.words = 0
+        self._thought = 0
+        self._text = 0
+        self._calls = 0
+
+    @property
+    def is_too_long(self) -> bool:
+        limit = self._call.options.max_output_tokens
+        return (limit is not None and self.words >= limit) or self._thought + self._text >= LONGEST_ANSWER
+
+    def add(self, event: ModelEvent) -> None:
+        match event:
+            case Thought(text=text):
+                self.words += 1
+                self._thought += len(text)
+            case Text(text=text):
+                self.words += 1
+                self._text += len(text)
+            case CallFinished(name=name, arguments=arguments):
+                self._calls += len(name) + len(arguments)
+            case _:
+                return
+
+    def finished(self, reason: Literal["stop", "tool_calls", "length"]) -> Finished:
+        """The end of the answer, with the tokens that it came to."""
+        prompt, reasoning = self._call.estimated_tokens(), tokens_in(self._thought)
+        completion = reasoning + tokens_in(self._text) + tokens_in(self._calls)
+        usage = Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reasoning_tokens=reasoning,
+            context_tokens=prompt + completion,
+        )
+        return Finished(reason, usage, provider_response=None)
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\S+\s*|^\s+", text)
+_WORD = re.compile(r"\S{1,1000}\s{0,1000}|\s{1,1000}")
+"""A word with the space behind it, or a piece of one that is very long."""
 
 
-def _calls(call: ModelCall, turn: ScriptedTurn) -> list[ModelEvent]:
+def _words_of(turn: ScriptedTurn) -> Iterator[Thought | Text]:
+    yield from (Thought(word.group()) for word in _WORD.finditer(turn.reasoning))
+    # An empty text, repeated, would be a loop without an event.
+    for _ in range(turn.repeat if turn.text else 0):
+        yield from (Text(word.group()) for word in _WORD.finditer(turn.text))
+
+
+def _calls(call: ModelCall, turn: ScriptedTurn) -> Iterator[ModelEvent]:
     """The events of the turn's tool calls. Their ids are the same when the same history is asked again."""
     place = hashlib.sha256("".join(message.id for message in call.history).encode()).hexdigest()[:16]
-    events: list[ModelEvent] = []
     for index, scripted in enumerate(turn.calls):
         call_id = f"call_{place}_{index}"
         arguments = msgspec.json.encode(scripted.arguments).decode()
-        events.append(CallStarted(index, call_id, scripted.name))
-        events.append(CallArguments(index, arguments))
-        events.append(CallFinished(index, call_id, scripted.name, arguments))
-    return events
-
-
-def _finished(
-    call: ModelCall, turn: ScriptedTurn, said: int, reason: Literal["stop", "tool_calls", "length"]
-) -> Finished:
-    spoken = _spoken(turn)[:said]
-    reasoning = estimate_tokens("".join(event.text for event in spoken if isinstance(event, Thought)))
-    text = estimate_tokens("".join(event.text for event in spoken if isinstance(event, Text)))
-    arguments = estimate_tokens("".join(msgspec.json.encode(scripted).decode() for scripted in turn.calls))
-    prompt = estimate_prompt_tokens(call)
-    completion = reasoning + text + (arguments if reason == "tool_calls" else 0)
-    usage = Usage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        reasoning_tokens=reasoning,
-        context_tokens=prompt + completion,
-    )
-    return Finished(reason, usage, provider_response=None)
+        yield CallStarted(index, call_id, scripted.name)
+        yield CallArguments(index, arguments)
+        yield CallFinished(index, call_id, scripted.name, arguments)

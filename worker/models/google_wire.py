@@ -8,14 +8,13 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.google import GoogleProvider
 from pydantic_ai.settings import ModelSettings
 
-from worker.models.handles import Route
-from worker.models.provider import ModelCall
+from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
 
 
 def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
-    provider = GoogleProvider(api_key=route.api_key, base_url=route.base_url or None, http_client=client)
+    provider = GoogleProvider(api_key=route.api_key, base_url=route.base_url, http_client=client)
     model = GoogleModel(route.model, provider=provider)
     return WireModel(
         model,

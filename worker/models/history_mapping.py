@@ -29,9 +29,9 @@ from shared.domain.messages import (
     UserMessage,
     text_of,
 )
+from shared.domain.settling import OUTCOME_UNKNOWN
 from worker.models.provider import ModelCall
-from worker.models.sound_text import sound
-from worker.models.user_content import plain_text, user_content
+from worker.models.user_content import plain_text, replace_surrogates, user_content
 
 CUT_BY_CANCEL = "[This reply was cut off: the user cancelled it.]"
 CUT_BY_ERROR = "[This reply was cut off by an error.]"
@@ -40,7 +40,6 @@ ENDED_AFTER_TOOLS = "[This turn ended here, before a reply.]"
 NO_TEXT = "[This reply had no text.]"
 BEGINNING = "[The conversation begins with your own message.]"
 GO_ON = "[Please go on.]"
-OUTCOME_UNKNOWN = "The outcome of this call is unknown: it was interrupted. It may or may not have taken effect."
 
 
 def map_history(
@@ -165,7 +164,10 @@ class _Mapping:
             envelope = {"status": "Failed", "message": OUTCOME_UNKNOWN}
         else:
             result, at = found
-            envelope = {"status": "OK" if result.status == "success" else "Failed", "message": sound(result.text)}
+            envelope = {
+                "status": "OK" if result.status == "success" else "Failed",
+                "message": replace_surrogates(result.text),
+            }
         envelope["time"] = at.isoformat()
         content = envelope if self._results_as_objects else json.dumps(envelope, ensure_ascii=False)
         return sdk.ToolReturnPart(call.tool_name, content, call.tool_call_id, timestamp=at)

@@ -1,7 +1,6 @@
 """OpenAI's two wires: Responses for OpenAI's reasoning models, Chat Completions for the rest and for every server that
 imitates it. Imported on first use: the SDK takes most of a second."""
 
-import re
 from collections.abc import Sequence
 from typing import cast, get_args
 
@@ -21,15 +20,9 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 from pydantic_ai.settings import ModelSettings
 
-from worker.models.handles import Route
-from worker.models.provider import ModelCall
+from shared.domain.model_catalog import family_of
+from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
-
-_REASONING_MODELS = re.compile(r"(.*/)?(gpt-5|o[134](-|$))")
-"""By their name, also behind a router: they refuse a temperature."""
-
-_O_SERIES = re.compile(r"(.*/)?o[134](-|$)")
-"""They refuse `parallel_tool_calls` as well."""
 
 _NEEDS_FINISH_REASON = OpenAIModelProfile(openai_chat_streaming_requires_finish_reason=True)
 
@@ -38,7 +31,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
     sdk = openai.AsyncOpenAI(
         api_key=route.api_key,
-        base_url=route.base_url or None,
+        base_url=route.base_url,
         max_retries=0,
         http_client=client,
         timeout=client.timeout,
@@ -85,7 +78,7 @@ def _responses_settings(call: ModelCall, reasons: bool) -> ModelSettings:
 def _chat_settings(call: ModelCall, _messages: Sequence[ModelMessage], route: Route) -> ModelSettings:
     options = call.options
     settings = OpenAIChatModelSettings()
-    if options.temperature is not None and not _REASONING_MODELS.match(route.model):
+    if options.temperature is not None and family_of(call.handle).takes_temperature:
         settings["temperature"] = options.temperature
     extra: dict[str, object] = {}
     if options.response_format is not None and options.response_format.get("type") != "text":
@@ -102,5 +95,5 @@ def _chat_settings(call: ModelCall, _messages: Sequence[ModelMessage], route: Ro
 def _add_common(settings: ModelSettings, call: ModelCall) -> None:
     if call.options.max_output_tokens is not None:
         settings["max_tokens"] = call.options.max_output_tokens
-    if call.tools and not _O_SERIES.match(call.handle):
+    if call.tools and family_of(call.handle).takes_parallel_tool_calls:
         settings["parallel_tool_calls"] = call.options.parallel_tool_calls

@@ -1,4 +1,5 @@
-"""What the step loop asks of a model, and what it gets back. The only types that cross this folder's border."""
+"""What the step loop asks of a model, where the call goes, and what comes back. The only types that cross this
+folder's border."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal, Protocol
@@ -6,8 +7,30 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from shared.domain.agents import ModelOptions
-from shared.domain.messages import Message
+from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens
+from shared.domain.model_catalog import Wire, without_credentials
 from shared.domain.runs import Usage
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where the calls of one handle go. Hashable: it is the key under which built models are kept."""
+
+    handle: str
+    provider: str
+    model: str
+    wire: Wire
+    api_key: str = ""
+    base_url: str = ""
+    """Empty for the built-in models only."""
+
+    @property
+    def address(self) -> str:
+        """The base URL as it may be shown: without credentials."""
+        return without_credentials(self.base_url)
+
+    def __repr__(self) -> str:
+        """Without the key, so that it never reaches a log."""
+        return f"Route({self.handle!r}, {self.wire!r}, base_url={self.address!r})"
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -28,6 +51,10 @@ class ModelCall(msgspec.Struct, frozen=True):
     """The conversation in order, without system messages; every call in it has its result."""
     tools: Sequence[ToolSpec] = ()
     options: ModelOptions = ModelOptions()
+
+    def estimated_tokens(self) -> int:
+        """About how many tokens the call sends: instructions and history, without tools and images."""
+        return estimate_tokens(self.system) + sum(estimate_message_tokens(message.body) for message in self.history)
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -1,5 +1,10 @@
-"""Every model of a process: made once, asked by handle. An SDK is imported when a handle first needs it, or by `warm`
-at the worker's start, in a thread, since an import of seconds would hold up lease renewals.
+"""From a handle such as `openrouter/meta-llama/llama-3` to an answer: the route (which server, which wire, which key),
+the model at its end, and the retries around a call of it.
+
+Everything comes from the environment that the process was started with. A handle that leads nowhere is told to the
+caller with the variable that is missing, before anything is imported or sent. A model is made once and asked by handle;
+an SDK is imported when a handle first needs it, or by `warm` at the worker's start, in a thread, since an import of
+seconds would hold up lease renewals.
 """
 
 import asyncio
@@ -8,14 +13,102 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from itertools import count
+
+import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models import handles
+from shared.domain.model_catalog import BUILTIN_IS_OFF, MODELS, PROVIDERS, Wire, family_of, offered, split_handle
 from worker.models.builtin import BuiltinModel
 from worker.models.connections import Connections
-from worker.models.handles import Route, Wire, route_for
-from worker.models.provider import ModelCall, ModelEvent, ModelProvider
-from worker.models.retries import RetryPolicy, stream_with_retries
+from worker.models.provider import ModelCall, ModelEvent, ModelProvider, Retrying, Route
+
+NO_KEY = "none"
+"""Sent where a server asks for no key; the SDKs insist on one."""
+
+
+def route_for(handle: str, environment: Mapping[str, str]) -> Route:
+    """Where the handle leads. Raises `ModelError` when it leads nowhere."""
+    try:
+        name, model = split_handle(handle)
+    except ValueError as error:
+        raise ModelError(ModelErrorType.BAD_REQUEST, f"The model cannot be asked: {error}.") from error
+    provider = PROVIDERS[name]
+    key, base_url = provider.key(environment), provider.base_url(environment)
+    if provider.needs_key and key is None:
+        [variable] = provider.addresses[0].key_variables
+        raise ModelError(ModelErrorType.AUTHENTICATION, f"The model {handle!r} needs a key: set {variable}.")
+    if provider.addresses and base_url is None:
+        variable = provider.addresses[0].url_variable
+        raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} needs a server's address: set {variable}.")
+    wire = "responses" if name == "openai" and family_of(handle).uses_responses else provider.wire
+    return Route(handle, name, model, wire, key or NO_KEY, base_url or "")
+
+
+LONGEST_WAIT = 60.0
+"""Seconds. A provider that asks for a longer pause gets none: the call fails and says so."""
+
+FIRST_WAIT = 0.5
+JITTER = 0.25
+"""Up to a quarter is added to each wait, so that many workers do not come back at the same moment."""
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How often a failed call is tried again, with the clock and the randomness that it uses."""
+
+    retries: int
+    sleep: Callable[[float], Awaitable[None]]
+    jitter: Callable[[], float]
+
+    def wait_before(self, attempt: int, error: ModelError) -> float | None:
+        """Seconds to wait before retry number `attempt` (from 1); None when the error is final."""
+        if not error.retryable or attempt > self.retries:
+            return None
+        asked_for = error.retry_after
+        if asked_for is not None and asked_for > LONGEST_WAIT:
+            return None
+        wait = asked_for if asked_for is not None else FIRST_WAIT * 2.0 ** (attempt - 1)
+        return min(wait * (1 + JITTER * self.jitter()), LONGEST_WAIT)
+
+
+async def stream_with_retries(
+    provider: ModelProvider, call: ModelCall, policy: RetryPolicy
+) -> AsyncGenerator[ModelEvent]:
+    """The one retry loop around a model call. It runs only while the caller has seen nothing of the answer: text that
+    was shown cannot be taken back here, so a later failure is the caller's to handle.
+
+    Gives the answer to `call`; failures before its first event are tried again as the policy says."""
+    for number in count(1):
+        attempt = _Attempt()
+        async with aclosing(attempt.events(provider, call)) as events:
+            async for event in events:
+                yield event
+        if attempt.failure is None:
+            return
+        wait = None if attempt.has_answered else policy.wait_before(number, attempt.failure)
+        if wait is None:
+            raise attempt.failure
+        yield Retrying(number, wait, attempt.failure.message)
+        await policy.sleep(wait)
+
+
+class _Attempt:
+    """One call, and what became of it."""
+
+    def __init__(self) -> None:
+        self.failure: ModelError | None = None
+        self.has_answered = False
+
+    async def events(self, provider: ModelProvider, call: ModelCall) -> AsyncGenerator[ModelEvent]:
+        """The events as they come; a failure ends them and is kept."""
+        try:
+            async with aclosing(provider.stream(call)) as events:
+                async for event in events:
+                    self.has_answered = True
+                    yield event
+        except ModelError as error:
+            self.failure = error
+
 
 MOST_BUILT_MODELS = 512
 
@@ -25,6 +118,9 @@ _WIRE_MODULES: Mapping[Wire, str] = {
     "anthropic": "worker.models.anthropic_wire",
     "google": "worker.models.google_wire",
 }
+
+_EXTRAS: Mapping[Wire, str] = {"anthropic": "[anthropic]", "google": "[google]"}
+"""What `pip install .` has to be given for a wire. The others need nothing."""
 
 
 class Models:
@@ -37,11 +133,16 @@ class Models:
         first_event_timeout: float,
         idle_timeout: float,
         retries: int,
+        builtin_models: bool = False,
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`environment` holds keys and base URLs; timeouts are in seconds (see `timeouts.py`)."""
+        """`environment` holds keys and base URLs; timeouts are in seconds (see `silence_limit.py`).
+
+        `builtin_models`: whether `builtin/…` may be asked, which do what a message says and need no provider.
+        """
         self._environment = environment
+        self._builtin_models = builtin_models
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
         self._sleep = clock_sleep
@@ -71,8 +172,17 @@ class Models:
                 continue
 
     def known_handles(self) -> list[str]:
-        """Handles to show in a list; other model names of the same providers work as well."""
-        return handles.known_handles(self._environment)
+        """The well-known models of every provider that is set up; other names of the same providers work as well."""
+        return [
+            model.handle for model in MODELS if offered(model.provider, self._environment, builtin=self._builtin_models)
+        ]
+
+    def route(self, handle: str) -> Route:
+        """Where the handle leads. Raises `ModelError` when it leads nowhere, or to a built-in model that is off."""
+        route = route_for(handle, self._environment)
+        if route.wire == "builtin" and not self._builtin_models:
+            raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} cannot be used. {BUILTIN_IS_OFF}")
+        return route
 
     async def aclose(self) -> None:
         """Close the shared client and with it every connection."""
@@ -82,7 +192,7 @@ class Models:
             self._connections = None
 
     async def _model(self, handle: str) -> ModelProvider:
-        route = route_for(handle, self._environment)
+        route = self.route(handle)
         model = self._built.get(route)
         if model is None:
             model = self._built[route] = await self._build(route)
@@ -93,7 +203,7 @@ class Models:
 
     async def _build(self, route: Route) -> ModelProvider:
         if route.wire == "builtin":
-            return BuiltinModel(route, self._sleep)
+            return BuiltinModel(route.model, self._sleep, self._first_event_timeout, self._idle_timeout)
         if self._connections is None:
             self._connections = Connections()
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
@@ -103,11 +213,17 @@ class Models:
             wire = importlib.import_module(_WIRE_MODULES[route.wire])
             sdk_model = importlib.import_module("worker.models.sdk_model")
         except ImportError as error:
+            extra = _EXTRAS.get(route.wire, "")
             raise ModelError(
                 ModelErrorType.BAD_REQUEST,
-                f"The model {route.handle!r} needs a package that is not installed ({error}): "
-                "install holdfast[anthropic,google].",
+                f"The model {route.handle!r} needs a Python package that this worker does not have ({error}). "
+                f"In a checkout of Holdfast, `pip install '.{extra}' -c constraints.txt` into the worker's "
+                "environment brings it; the image that the Dockerfile makes has every provider's package.",
             ) from error
         return sdk_model.SdkModel(
-            wire.build(route, connections.client), connections, self._first_event_timeout, self._idle_timeout
+            wire.build(route, connections.client),
+            route.address,
+            connections,
+            self._first_event_timeout,
+            self._idle_timeout,
         )

@@ -21,7 +21,7 @@ from worker.models.connections import Connections, OpenCall
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
 from worker.models.history_mapping import map_history
 from worker.models.provider import ModelCall, ModelEvent
-from worker.models.timeouts import SilenceLimit
+from worker.models.silence_limit import SilenceLimit
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -44,9 +44,11 @@ class SdkModel:
     """A `ModelProvider` for one handle."""
 
     def __init__(
-        self, wire: WireModel, connections: Connections, first_event_timeout: float, idle_timeout: float
+        self, wire: WireModel, address: str, connections: Connections, first_event_timeout: float, idle_timeout: float
     ) -> None:
+        """`address` is the server's base URL, for errors that would otherwise not say who did not answer."""
         self._wire = wire
+        self._address = address
         self._connections = connections
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
@@ -64,7 +66,7 @@ class SdkModel:
                 async for event in events:
                     yield event
             except (*SDK_ERRORS, *self._wire.errors) as error:
-                raise as_model_error(error) from error
+                raise as_model_error(error, self._address) from error
 
     async def _answer(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall, limit: SilenceLimit
@@ -76,7 +78,7 @@ class SdkModel:
             events = aiter(response)
             if isinstance(response_events := cast("object", events), AsyncGenerator):
                 stack.push_async_callback(cast("AsyncGenerator[object]", response_events).aclose)
-            # `timeouts.py` limits each single wait: a scope around the loop would stay open across our own yields.
+            # The limit is on each single wait: a scope around the loop would stay open across our own yields.
             while (event := await limit.wait(anext(events, None))) is not None and not connection.garbled:
                 limit.event_seen()
                 for ours in answer.translate(event):

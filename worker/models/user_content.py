@@ -8,7 +8,13 @@ from pydantic_ai import messages as sdk
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import ContentPart, ImageContent, TextContent
-from worker.models.sound_text import sound
+
+
+def replace_surrogates(text: str) -> str:
+    """`text` with `?` in place of half characters. Some servers cut a character in two between events, and the halves
+    (lone surrogates) can be neither sent nor stored."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
 
 EMPTY = "[This message is empty.]"
 
@@ -22,7 +28,7 @@ _SIGNATURES = (
 
 def plain_text(text: str) -> str:
     """Text that every provider takes: not blank, and sound."""
-    return sound(text) if text.strip() else EMPTY
+    return replace_surrogates(text) if text.strip() else EMPTY
 
 
 def user_content(content: str | list[ContentPart]) -> str | Sequence[sdk.UserContent]:

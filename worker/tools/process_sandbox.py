@@ -74,7 +74,7 @@ class ProcessSandbox:
         finally:
             process.stop()
             try:
-                await process.surely_exited()
+                await process.wait_exited()
             finally:
                 process.close()
                 self._calls.pop(process).set()

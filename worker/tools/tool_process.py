@@ -93,7 +93,7 @@ class ToolProcess(asyncio.SubprocessProtocol):
         if self._transport is not None:
             self._terminate()
 
-    async def surely_exited(self) -> None:
+    async def wait_exited(self) -> None:
         """Waits for the end whatever happens. A cancellation of the waiting task is raised when the process is dead."""
         cancellation: asyncio.CancelledError | None = None
         while self._transport is not None and not self._exited.done():

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from shared.sql.tables import metadata
+from shared.sql.run_tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, render_as_batch=connection.dialect.name == "sqlite")

@@ -1,0 +1,74 @@
+"""Deciding one waiting tool call: checked against what was shown and against the tool, then stored and carried out."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from api.letta.approvals import DecisionIn, parsed_arguments
+from shared.domain.approvals import Approval
+from shared.domain.errors import Conflict, InvalidRequest
+from shared.domain.ids import ApprovalId, ProjectId
+from shared.domain.messages import Decision
+from shared.runs.approvals import ApprovalService
+from shared.sql.definitions.tools import ToolStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.decisions import Decided
+from shared.tool_arguments import RefusedArguments, read_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApprovalDecisions:
+    """Takes people's decisions."""
+
+    approvals: ApprovalStore
+    tools: ToolStore
+    approval_service: ApprovalService
+
+    async def decide(self, project_id: ProjectId, approval_id: ApprovalId, request: DecisionIn) -> Decided:
+        """Decides one call; the last one of an answer starts the run that goes on.
+
+        Raises `NotFound`, `InvalidRequest`, or `Conflict`: the arguments are not those that were shown, or somebody
+        decided otherwise before.
+        """
+        asked = await self.approvals.get(project_id, approval_id)
+        if request.arguments_hash not in (None, asked.arguments_hash):
+            raise Conflict(
+                f"arguments_hash is {request.arguments_hash}, but approval {asked.id} asks for arguments with the hash "
+                f"{asked.arguments_hash}: look at them again before deciding"
+            )
+        if request.decision == "approve" and asked.client_side:
+            raise InvalidRequest(
+                f"{asked.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it"
+            )
+        decision = await self._decision(asked, request)
+        return await self.approval_service.decide(asked, decision, by=request.decided_by)
+
+    async def _decision(self, asked: Approval, request: DecisionIn) -> Decision:
+        if request.decision == "tool_return":
+            return Decision(
+                tool_call_id=asked.tool_call_id,
+                kind="tool",
+                tool_return=request.tool_return,
+                status=request.status,
+                stdout=request.stdout,
+                stderr=request.stderr,
+            )
+        return Decision(
+            tool_call_id=asked.tool_call_id,
+            approve=request.decision == "approve",
+            reason=request.reason,
+            edited_arguments=await self._edited(asked, request.arguments),
+        )
+
+    async def _edited(self, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
+        """The new arguments as text; None when they are the old ones."""
+        if arguments is None or arguments == parsed_arguments(asked.arguments):
+            return None
+        schemas = {tool.name: tool.parameters for tool in await self.tools.for_agent(asked.agent_id)}
+        if asked.tool_name not in schemas:
+            raise Conflict(f"the agent no longer has the tool {asked.tool_name}, so its arguments cannot be checked")
+        text = json.dumps(arguments, ensure_ascii=False)
+        checked = read_arguments(text, schemas[asked.tool_name])
+        if isinstance(checked, RefusedArguments):
+            raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}")
+        return text

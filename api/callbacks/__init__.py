@@ -1,0 +1,1 @@
+"""Telling a receiver of the client's how a run has ended."""

@@ -1,0 +1,203 @@
+"""Delivering callbacks: what a run has come to, posted to the URL that its submission named.
+
+The end of a run writes its callback into the outbox, in the same transaction; here the outbox is emptied. It is done by
+the API because the body is the wire's. One process of the fleet looks per interval, and several may deliver at once: a
+callback that one has claimed is nobody else's until its time is over. A receiver may get one twice (it was delivered,
+and the process died before it could say so): `webhook-id` is the same then.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import httpx2
+import structlog
+
+from api.callbacks.addresses import ForbiddenAddress, addresses_of
+from api.callbacks.signature import signed_headers
+from api.letta.runs import wire_run
+from api.runs.answers import whole_answer
+from shared.clock import Clock
+from shared.domain.errors import NotFound
+from shared.domain.runs import Run
+from shared.process.version import VERSION
+from shared.redis.queue import IntervalLock
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.callbacks import Callback, CallbackStore
+from shared.sql.runs.run_store import RunStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+POLL_S = 1.0
+CONCURRENCY = 8
+"""Callbacks that one process delivers at once, so that a slow receiver does not hold up the others."""
+ATTEMPT_S = 10.0
+"""Seconds for one attempt, name resolution included. Well under the time for which a claim holds."""
+HOUR = 3600.0
+RETRY_AFTER_S = (5.0, 30.0, 120.0, 600.0, HOUR, *[4 * HOUR] * 17)
+"""Seconds from each failed attempt to the next: three days in all, then the callback is given up."""
+JITTER = 0.2
+"""Part of a delay by which it may be longer, so that what failed together does not come back together."""
+GONE = 410
+ERROR_CHARS = 500
+
+
+CallbackClient = httpx2.AsyncClient
+"""For the composition root, which hands one in."""
+
+
+class Attempt(NamedTuple):
+    """What came of an attempt. No error: it was delivered. `final`: trying again is of no use."""
+
+    status_code: int | None = None
+    error: str | None = None
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackDelivery:
+    """Empties the outbox."""
+
+    outbox: CallbackStore
+    runs: RunStore
+    messages: MessageStore
+    client: CallbackClient
+    clock: Clock
+    jitter: Callable[[], float]
+    """Gives a number from 0 to 1."""
+    key: bytes | None
+    """Signs what is sent; None: unsigned."""
+    allow_private: bool
+    intervals: IntervalLock
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENCY))
+
+    @asynccontextmanager
+    async def delivering(self) -> AsyncGenerator[None]:
+        """Delivers for as long as the block lasts. Attempts that are under way at its end are waited for."""
+        stopping = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            polling = self.intervals.repeating(
+                lambda: self._deliver_due(group, stopping), every_s=POLL_S, name="deliver callbacks"
+            )
+            await stack.enter_async_context(polling)
+            stack.callback(stopping.set)
+            yield
+
+    async def _deliver_due(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
+        """Begins to deliver what is due, one callback per free place."""
+        while not stopping.is_set():
+            async with AsyncExitStack() as place:
+                await place.enter_async_context(self.places)
+                due = await self.outbox.claim_due(self.clock.now(), limit=1)
+                if not due:
+                    return
+                group.create_task(self._deliver_in(place.pop_all(), due[0]), name=f"callback of {due[0].run_id}")
+
+    async def _deliver_in(self, place: AsyncExitStack, callback: Callback) -> None:
+        async with place:
+            try:
+                await self._deliver(callback)
+            except Exception:
+                # The background-loop boundary: the outbox still has this callback, and the others are to go on.
+                log.exception("callback_left_for_later", run_id=callback.run_id)
+
+    async def _deliver(self, callback: Callback) -> None:
+        attempt = await self._attempt(callback)
+        now = self.clock.now()
+        delay = None if attempt.error is None or attempt.final else self._delay(callback.attempts)
+        await self.outbox.record_attempt(
+            callback.run_id,
+            now=now,
+            status_code=attempt.status_code,
+            error=attempt.error,
+            next_at=None if delay is None else now + delay,
+        )
+        log.info(
+            "callback_attempted",
+            run_id=callback.run_id,
+            attempt=callback.attempts,
+            status_code=attempt.status_code,
+            error=attempt.error,
+            given_up=attempt.error is not None and delay is None,
+        )
+
+    def _delay(self, attempts: int) -> timedelta | None:
+        """The time to the next attempt after so many; None: there is none."""
+        if attempts > len(RETRY_AFTER_S):
+            return None
+        return timedelta(seconds=RETRY_AFTER_S[attempts - 1] * (1 + JITTER * self.jitter()))
+
+    async def _attempt(self, callback: Callback) -> Attempt:
+        try:
+            run = await self.runs.look_up(callback.run_id)
+            body = json.dumps(await self._payload(run), ensure_ascii=False).encode()
+            async with asyncio.timeout(ATTEMPT_S):
+                status_code = await self._post(callback, body)
+        except NotFound:
+            return Attempt(error="the run was deleted", final=True)
+        except (ForbiddenAddress, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            return Attempt(error=_shortened(error), final=True)
+        except TimeoutError:
+            return Attempt(error=f"no answer within {ATTEMPT_S:.0f} s")
+        except (httpx2.HTTPError, OSError, UnicodeError) as error:
+            return Attempt(error=_shortened(error))
+        if 200 <= status_code < 300:
+            return Attempt(status_code)
+        return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
+
+    async def _payload(self, run: Run) -> dict[str, Any]:
+        shown = wire_run(run)
+        result = await whole_answer(run, self.messages, with_input=True)
+        return {
+            "run_id": run.id,
+            "status": shown["status"],
+            "completed_at": shown["completed_at"],
+            "metadata": {**shown["metadata"], "lettuce": None, "result": result},
+        }
+
+    async def _post(self, callback: Callback, body: bytes) -> int:
+        """Posts to the first address that can be connected to; the status of the answer, whose body is not read."""
+        url = httpx2.URL(callback.url)
+        host = url.raw_host.decode("ascii")
+        port = url.port or (443 if url.scheme == "https" else 80)
+        addresses = await addresses_of(host, port, allow_private=self.allow_private)
+        headers = {
+            "host": url.netloc.decode("ascii").rpartition("@")[2],
+            "content-type": "application/json",
+            "user-agent": f"Holdfast/{VERSION}",
+            **signed_headers(
+                self.key, message_id=callback.run_id, timestamp=int(self.clock.now().timestamp()), body=body
+            ),
+        }
+        for number, address in enumerate(addresses, start=1):
+            try:
+                async with self.client.stream(
+                    "POST",
+                    url.copy_with(host=address),
+                    content=body,
+                    headers=headers,
+                    # The certificate must be the name's, although the connection goes to the address.
+                    extensions={"sni_hostname": host},
+                ) as response:
+                    return response.status_code
+            except httpx2.ConnectError:
+                if number == len(addresses):
+                    raise
+        raise OSError(f"{host} has no address")
+
+
+@asynccontextmanager
+async def callback_client() -> AsyncGenerator[CallbackClient]:
+    """A client that goes where it is told: no redirects, no proxies of the environment, no cookies kept by a pool."""
+    limits = httpx2.Limits(max_connections=CONCURRENCY, max_keepalive_connections=0)
+    async with CallbackClient(timeout=ATTEMPT_S, limits=limits, follow_redirects=False, trust_env=False) as client:
+        yield client
+
+
+def _shortened(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:ERROR_CHARS]

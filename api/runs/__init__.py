@@ -1,0 +1,1 @@
+"""What clients do with runs: submit, read, cancel."""

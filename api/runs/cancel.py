@@ -1,0 +1,223 @@
+"""Cancelling runs: the fact first, the announcement second, and an answer that says what is true."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from api.letta.message_input import CancelRequestIn
+from api.letta.runs import wire_receipt
+from shared.clock import Clock
+from shared.concurrency import PATIENCE_S, retry_while_unavailable
+from shared.domain.approvals import DENIED_BY_CANCEL
+from shared.domain.errors import CancelMode, LifecycleError, NotFound, NothingToCancel, Unavailable
+from shared.domain.events import is_end
+from shared.domain.ids import AgentId, ProjectId, RunId, Seq, ThreadId, is_id
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.runs import CancelRequest, Run
+from shared.redis.cancel_signal import CancelSignal
+from shared.redis.event_feed import EventFeed, Subscription
+from shared.redis.event_log import EventLog
+from shared.redis.queue import RunQueue
+from shared.runs.unowned import UnownedRuns
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LOOK_S = 0.5
+"""How long to trust the feed before SQL is asked whether the run has stopped, and Redis whether anybody holds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCanceller:
+    """Cancels runs for those who ask."""
+
+    runs: RunStore
+    unowned: UnownedRuns
+    cancel_signal: CancelSignal
+    queue: RunQueue
+    feed: EventFeed
+    event_log: EventLog
+    clock: Clock
+    wait_s: float
+    lease_s: float
+    """A worker renews three times in it, and takes again what Redis forgot."""
+
+    async def cancel(
+        self,
+        run: Run,
+        *,
+        actor: str,
+        reason: str | None = None,
+        mode: CancelMode = CancelMode.INTERRUPT,
+        wait_s: float | None = None,
+    ) -> Run:
+        """Asks for a cancel and waits for the run to stop, at most `wait_s`; the run as it is then.
+
+        A run that has ended is given back as it is. A run that nobody holds is settled here.
+        """
+        if run.status in TERMINAL:
+            return run
+        request = CancelRequest(requested_at=self.clock.now(), actor=actor, reason=reason, mode=mode)
+        record = self.runs.request_cancel
+        async with self.feed.subscribe(run.id) as subscription:
+            run = await retry_while_unavailable(lambda _: record(run.id, request), for_s=PATIENCE_S, clock=self.clock)
+            try:
+                return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
+            except Unavailable as error:
+                # The cancel is recorded, so it comes to pass. That it has is not known yet.
+                log.warning("cancel_outcome_unknown", run_id=run.id, reason=str(error))
+                return run
+
+    async def _stop(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
+        if run.status in (RunStatus.CREATED, RunStatus.AWAITING_APPROVAL):
+            run = await self._settle_unowned(run, mode)
+        if run.status is RunStatus.RUNNING:
+            run = await self._stop_running(run, mode, subscription, wait_s)
+        return run
+
+    async def _settle_unowned(self, run: Run, mode: CancelMode) -> Run:
+        try:
+            return await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
+        except LifecycleError:
+            # A worker claimed it, or somebody else settled it, at this very moment.
+            return await self.runs.look_up(run.id)
+
+    async def _stop_running(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
+        deadline = self.clock.monotonic() + wait_s
+        forgiven_until = self.clock.monotonic() + self.lease_s / 2
+        announced = False
+        while run.status is RunStatus.RUNNING:
+            announced = announced or await self._announce(run, mode)
+            if not await self._is_held(run, may_be_forgotten=self.clock.monotonic() < forgiven_until):
+                run = await self._settle_unowned(run, mode)
+                continue
+            left = deadline - self.clock.monotonic()
+            if left <= 0:
+                return run
+            await self._wait_for_end(run, subscription, min(left, LOOK_S))
+            run = await self.runs.look_up(run.id)
+        if run.status in (RunStatus.CREATED, RunStatus.AWAITING_APPROVAL):
+            return await self._settle_unowned(run, mode)
+        return run
+
+    async def _announce(self, run: Run, mode: CancelMode) -> bool:
+        try:
+            await self.cancel_signal.announce(run.id, mode)
+        except Unavailable as error:
+            log.warning("cancel_not_announced", run_id=run.id, reason=str(error))
+            return False
+        return True
+
+    async def _is_held(self, run: Run, *, may_be_forgotten: bool) -> bool:
+        """Whether a worker holds the run. When Redis cannot say, we wait rather than take it from its worker; also when
+        it knows nothing of the run at all, as one that lost its data: a living worker takes its lease again."""
+        try:
+            if await self.queue.is_leased(run.id, run.dispatch):
+                return True
+            return may_be_forgotten and not await self.queue.queued_among([(run.id, run.dispatch)])
+        except Unavailable:
+            return True
+
+    async def _wait_for_end(self, run: Run, subscription: Subscription, within_s: float) -> None:
+        """Waits until the run's stream ends, at most `within_s`."""
+        deadline = self.clock.monotonic() + within_s
+        last = Seq(run.last_seq)
+        while (left := deadline - self.clock.monotonic()) > 0:
+            try:
+                entries = await subscription.read(self.event_log, last)
+            except Unavailable:
+                entries = []
+            if entries and is_end(entries[-1][1]):
+                return
+            if entries:
+                last = entries[-1][0]
+            elif not await subscription.wait(left):
+                return
+
+
+CANCELS_AT_ONCE = 50
+"""So many runs of one request are stopped side by side."""
+
+ACTOR = "api"
+"""Who asked, as far as an API key tells."""
+
+TOO_LATE = timedelta(seconds=5)
+"""A cancel that names no run means the one that its caller saw on the screen a moment ago. If its stream ended on the
+way, the answer is how it ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelService:
+    """Finds the runs that are meant, cancels them and answers."""
+
+    runs: RunStore
+    listing: RunListing
+    canceller: RunCanceller
+    clock: Clock
+
+    async def cancel_runs(
+        self,
+        project_id: ProjectId,
+        agent_id: AgentId,
+        request: CancelRequestIn,
+        thread_id: ThreadId | None = None,
+    ) -> dict[str, str]:
+        """What became of each run: its true status, `cancelling` when it has not stopped yet, `failed` when there is
+        no such run of this agent, or of the one thread of it that is meant. Raises `NothingToCancel` when none is
+        named, none is active and none was a moment ago.
+        """
+        if request.run_ids:
+            named = {
+                run_id: await self._find(project_id, agent_id, thread_id, run_id)
+                for run_id in dict.fromkeys(request.run_ids)
+            }
+            outcomes = await self._cancel_all([run for run in named.values() if run is not None], request)
+            return {run_id: "failed" if run is None else outcomes[run.id] for run_id, run in named.items()}
+        active = await self.listing.active_of_agent(project_id, agent_id, thread_id)
+        if not active:
+            since = self.clock.now() - TOO_LATE
+            missed = await self.listing.just_streamed(project_id, agent_id, thread_id, since)
+            if missed is not None:
+                return {missed.id: missed.status.value}
+            whose = f"agent {agent_id}" if thread_id in (None, agent_id) else f"conversation {thread_id}"
+            raise NothingToCancel(f"No active runs to cancel for {whose}")
+        return await self._cancel_all(active, request)
+
+    async def cancel_one(self, project_id: ProjectId, run_id: RunId, request: CancelRequestIn) -> dict[str, Any]:
+        """Cancels one run and gives the receipt. Raises `NotFound`."""
+        run = await self.runs.get(project_id, run_id)
+        return wire_receipt(await self._ask(run, request))
+
+    async def _find(
+        self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, run_id: str
+    ) -> Run | None:
+        if not is_id(run_id, "run"):
+            return None
+        try:
+            run = await self.runs.get(project_id, RunId(run_id))
+        except NotFound:
+            return None
+        return run if run.agent_id == agent_id and thread_id in (None, run.thread_id) else None
+
+    async def _cancel_all(self, runs: Sequence[Run], request: CancelRequestIn) -> dict[str, str]:
+        """Side by side: many runs that stop slowly must not be waited for one after the other."""
+        places = asyncio.Semaphore(CANCELS_AT_ONCE)
+
+        async def cancel(run: Run) -> str:
+            async with places:
+                stopped = await self._ask(run, request)
+            return stopped.status.value if stopped.status in TERMINAL else "cancelling"
+
+        # Should the database be away for one, the others are cancelled all the same.
+        outcomes = await asyncio.gather(*map(cancel, runs))
+        return {run.id: outcome for run, outcome in zip(runs, outcomes, strict=True)}
+
+    async def _ask(self, run: Run, request: CancelRequestIn) -> Run:
+        return await self.canceller.cancel(
+            run, actor=ACTOR, reason=request.reason, mode=request.mode, wait_s=request.wait
+        )

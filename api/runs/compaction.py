@@ -1,0 +1,76 @@
+"""Compacting a history: the request becomes a run, which a worker executes in its thread's turn."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from api.errors import model_error_answer
+from api.letta.compaction import CompactionSettings, CompactRequest, wire_compaction
+from api.runs.reader import RunReader
+from api.runs.submission import SubmissionService
+from api.runs.threads import AgentThread, options_for
+from shared.clock import Clock
+from shared.domain.errors import Conflict
+from shared.domain.ids import IdMaker
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import Summary
+from shared.domain.runs import Run, RunOptions
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.run_store import RunStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionService:
+    """Has histories compacted and says what that came to."""
+
+    submissions: SubmissionService
+    reader: RunReader
+    runs: RunStore
+    messages: MessageStore
+    clock: Clock
+    ids: IdMaker
+
+    async def compact(self, thread: AgentThread, request: CompactRequest, *, refuse_if_busy: bool) -> JSONResponse:
+        """Compacts and answers when it is done; behind a run of the thread that goes on, unless that is refused.
+
+        Raises `PendingApproval`, `Busy`, or `Conflict` when the compaction was cancelled.
+        """
+        settings = request.settings(thread.agent.extra.get("compaction_settings"))
+        run = await self.submissions.submit_run(self._run(thread, settings), refuse_if_busy=refuse_if_busy)
+        await self.reader.wait_for_end(run)
+        ended = await self.runs.look_up(run.id)
+        if ended.status is RunStatus.FAILED and ended.error is not None:
+            return model_error_answer(ended.error.error_type, ended.error.detail, ended.error.message)
+        if ended.status is not RunStatus.COMPLETED:
+            raise Conflict(f"the compaction (run {ended.id}) was cancelled; the messages are as they were")
+        return JSONResponse(await self._result(ended))
+
+    async def _result(self, run: Run) -> dict[str, Any]:
+        for message in await self.messages.list_of_run(run.id):
+            body = message.body
+            if isinstance(body, Summary) and body.stats is not None:
+                return wire_compaction(body.text, body.stats.messages_before, body.stats.messages_after)
+        # Nothing but the instructions was there.
+        return wire_compaction("", 1, 1)
+
+    def _run(self, thread: AgentThread, settings: CompactionSettings) -> Run:
+        agent = thread.agent
+        options = thread.model_options or agent.options
+        if settings.model is not None or settings.model_settings is not None:
+            given = settings.model_settings.model_dump(exclude_unset=True) if settings.model_settings else {}
+            options = options_for(options, settings.model, given)
+        return Run(
+            id=self.ids.run(),
+            project_id=agent.project_id,
+            agent_id=agent.id,
+            thread_id=thread.id,
+            conversation_id=thread.conversation_id,
+            options=RunOptions(
+                run_type="compaction",
+                override_model=settings.model or thread.model,
+                model_options=options,
+                compaction=settings.options(),
+            ),
+            created_at=self.clock.now(),
+        )

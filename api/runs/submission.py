@@ -1,0 +1,212 @@
+"""Submitting: a request becomes a stored run that is dispatched. Every way of sending a message ends here."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from api.letta.message_input import (
+    IfBusy,
+    MessageIn,
+    MessagesRequest,
+    decision_message,
+    submission_keys,
+    user_messages,
+)
+from api.runs.cancel import RunCanceller
+from shared.clock import Clock
+from shared.concurrency import PATIENCE_S, retry_while_unavailable
+from shared.domain.agents import Agent, ModelOptions
+from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
+from shared.domain.ids import ConversationId, IdMaker, ThreadId
+from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.messages import NewMessage, UserMessage
+from shared.domain.runs import Run, RunError, RunOptions
+from shared.domain.settling import RunEnd
+from shared.redis.queue import RunQueue
+from shared.runs.approvals import ApprovalService
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import Settlement, SettlementStore
+
+KEEP_ALIVE = (
+    "<system-alert>Automated keep-alive ping. Ignore this message and continue from where you stopped.</system-alert>"
+)
+"""What the model is told when a decision is sent a second time: the wire's own text."""
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What is to be submitted, and how."""
+
+    agent: Agent
+    request: MessagesRequest
+    background: bool
+    stream_tokens: bool
+    conversation_id: ConversationId | None = None
+    status_events: bool = False
+    model: str | None = None
+    """The conversation's own model, should it have one."""
+    model_options: ModelOptions | None = None
+    run_type: str = "send_message"
+    idempotency_key: str | None = None
+    if_busy: IfBusy | None = None
+    actor: str = "api"
+
+    @property
+    def thread_id(self) -> ThreadId:
+        return ThreadId(self.conversation_id or self.agent.id)
+
+    @property
+    def busy_policy(self) -> IfBusy:
+        """What to do when the thread is busy: a conversation refuses, an agent's own history queues."""
+        return self.if_busy or self.request.if_busy or ("reject" if self.conversation_id else "enqueue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionService:
+    """Stores submissions and dispatches them."""
+
+    runs: RunStore
+    listing: RunListing
+    approvals: ApprovalStore
+    inbox: InboxStore
+    settlements: SettlementStore
+    queue: RunQueue
+    canceller: RunCanceller
+    decisions: ApprovalService
+    clock: Clock
+    ids: IdMaker
+
+    async def submit(self, submission: Submission) -> Run:
+        """Stores the run and dispatches it. The same keys give the same run, whatever has become of it.
+
+        Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls` or `InvalidRequest`.
+        """
+        given = submission.request.given_messages()
+        keys = submission_keys(given, submission.idempotency_key)
+        if any(message.type != "message" for message in given):
+            return await self._submit_decision(submission, given, keys)
+        return await self._submit_messages(submission, given, keys)
+
+    async def submit_run(
+        self, run: Run, given: Sequence[NewMessage] = (), keys: Sequence[str] = (), *, refuse_if_busy: bool = False
+    ) -> Run:
+        """Stores a run with its input and dispatches it. Raises `PendingApproval` or `Busy`."""
+        submit = self.runs.submit
+        submitted = await self._persist(
+            lambda again: submit(run, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again)
+        )
+        await self.queue.dispatch_stored(submitted.run)
+        return submitted.run
+
+    async def submit_or_fail(self, submission: Submission) -> Run:
+        """As `submit`, but a thread that waits for a person gives a run that has failed, as the wire has it."""
+        try:
+            return await self.submit(submission)
+        except PendingApproval as error:
+            now = self.clock.now()
+            shown = RunError("internal_error", "An error occurred during agent execution.", error.message)
+            end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
+            given = user_messages(submission.request.given_messages(), self.ids, now)
+            return await self.settlements.store_refused(self._run(submission), given, Settlement(end=end, now=now))
+
+    async def _submit_messages(self, submission: Submission, given: Sequence[MessageIn], keys: list[str]) -> Run:
+        messages = user_messages(list(given), self.ids, self.clock.now())
+        policy = submission.busy_policy
+        if policy in ("interrupt", "rollback", "inject"):
+            taken_in = await self._make_room(submission, policy, messages, keys)
+            if taken_in is not None:
+                return taken_in
+        return await self.submit_run(self._run(submission), messages, keys, refuse_if_busy=policy == "reject")
+
+    async def _submit_decision(self, submission: Submission, given: list[MessageIn], keys: list[str]) -> Run:
+        now = self.clock.now()
+        waiting = await self.approvals.waiting_on_thread(submission.thread_id)
+        decision = decision_message(
+            given,
+            [approval.tool_call_id for approval in waiting],
+            {approval.message_id for approval in waiting} | {approval.id for approval in waiting},
+            self.ids,
+            now,
+        )
+        if decision is None:
+            raise InvalidRequest("approvals is missing")
+        said = user_messages(given, self.ids, now)
+        run = self._run(submission)
+        try:
+            submitted = await self.decisions.decide_all(run, [decision, *said], keys=keys, by=submission.actor)
+        except AlreadyDecided:
+            # A client that was cut off sends its decision again: the tools have run, the model is asked to go on.
+            alive = NewMessage(id=self.ids.message(), created_at=now, body=UserMessage(content=KEEP_ALIVE))
+            return await self.submit_run(run, [alive, *said], keys)
+        return submitted.run
+
+    async def _make_room(
+        self, submission: Submission, policy: IfBusy, messages: list[NewMessage], keys: Sequence[str]
+    ) -> Run | None:
+        """Gives the busy thread what the caller chose; the run that took the messages in, if one did."""
+        agent = submission.agent
+        active = await self.listing.active_of_agent(agent.project_id, agent.id, submission.thread_id)
+        # A retry must not cancel what the first try has started, nor say it twice. Asked for after the active runs: a
+        # first try that is among them has its keys stored.
+        seen = await self.runs.of_keys(submission.thread_id, keys)
+        if seen is not None:
+            await self.queue.dispatch_stored(seen)
+            return seen
+        if policy == "inject":
+            for run in active:
+                answers = run.status is not RunStatus.AWAITING_APPROVAL and run.options.compaction is None
+                if answers and await self._inject(run, messages, keys):
+                    return run
+            return None
+        mode = CancelMode.ROLLBACK if policy == "rollback" else CancelMode.INTERRUPT
+        for run in active:
+            reason = f"a new message came with {policy}"
+            await self.canceller.cancel(run, actor=submission.actor, reason=reason, mode=mode)
+        return None
+
+    async def _inject(self, run: Run, messages: list[NewMessage], keys: Sequence[str]) -> bool:
+        inject = self.inbox.inject
+        try:
+            await self._persist(lambda _: inject(run.id, messages, "next", keys=keys))
+        except Conflict:
+            return False
+        return True
+
+    async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
+        return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)
+
+    def _run(self, submission: Submission) -> Run:
+        request = submission.request
+        return Run(
+            id=self.ids.run(),
+            project_id=submission.agent.project_id,
+            agent_id=submission.agent.id,
+            thread_id=submission.thread_id,
+            conversation_id=submission.conversation_id,
+            options=RunOptions(
+                streamed=bool(request.streaming),
+                stream_tokens=submission.stream_tokens,
+                status_events=submission.status_events or request.include_status_events,
+                background=submission.background,
+                max_steps=request.max_steps,
+                run_type=submission.run_type,
+                client_tools=request.tools_of_client(),
+                override_model=request.override_model or submission.model,
+                override_system=request.override_system,
+                model_options=submission.model_options,
+                include_return_message_types=request.include_return_message_types,
+                request_config={
+                    "use_assistant_message": request.use_assistant_message,
+                    "assistant_message_tool_name": request.assistant_message_tool_name,
+                    "assistant_message_tool_kwarg": request.assistant_message_tool_kwarg,
+                },
+            ),
+            callback_url=request.callback_url,
+            created_at=self.clock.now(),
+        )

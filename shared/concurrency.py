@@ -1,0 +1,147 @@
+"""The ways in which work goes on beside other work: for the length of a block, again and again, on a thread of its own.
+
+Feeds, lease renewal and watchers run while somebody needs them, never longer, and when one breaks, the block that
+relies on it must not go on as if nothing had happened.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import structlog
+
+from shared.clock import Clock
+from shared.domain.errors import Unavailable
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGenerator[None]:
+    """Runs `work` beside the body and cancels it when the body ends. If `work` fails, the body is cancelled and the
+    failure raised. The exception comes out as itself, not in a group, because callers catch domain errors; when both
+    fail, it is the body's.
+    """
+    here = asyncio.current_task()
+    cancelling_before = here.cancelling() if here is not None else 0
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work, name=name)
+            try:
+                yield
+            finally:
+                task.cancel()
+    except BaseExceptionGroup as failures:
+        failure = failures.exceptions[-1]  # a task group adds the body's last
+    if failure is None:
+        return
+    if here is not None and here.cancelling() > cancelling_before:
+        # Until Python 3.13 a task group that unwinds for an error drops a cancellation that comes meanwhile. Since then
+        # it is pending, and is raised at the sleep.
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError
+    raise failure  # outside the except block, so that it keeps the cause and context that it had
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def repeating(action: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> AsyncGenerator[None]:
+    """Calls `action` now and then `every_s` seconds after each call has ended, until the block ends.
+
+    A call that is under way then is waited for, not torn.
+    """
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_repeat(action, every_s, name, stop), name=name)
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name: str, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            await action()
+        except Exception:
+            # The background-loop boundary: the next round may find things better, and nobody else would do this work.
+            log.exception("background_round_failed", loop=name)
+        try:
+            async with asyncio.timeout(every_s):
+                await stop.wait()
+        except TimeoutError:
+            continue
+
+
+async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+    """Runs `work` on an event loop in a thread of its own until it ends, fails, or this task is cancelled.
+
+    Its failure is raised here. A cancellation reaches `work` as one, and is waited for: nothing of it is left behind.
+    """
+    began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    running = asyncio.get_running_loop().run_in_executor(executor, _run, work, began)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        loop, task = began.result()
+        with contextlib.suppress(RuntimeError):  # the work has ended by itself, and its loop with it
+            loop.call_soon_threadsafe(task.cancel)
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # it is taken note of: what counts is that we were cancelled
+        raise
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _run(
+    work: Callable[[], Coroutine[Any, Any, None]],
+    began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]",
+) -> None:
+    with asyncio.Runner() as runner:
+        runner.run(_announced(work, began))
+
+
+async def _announced(
+    work: Callable[[], Coroutine[Any, Any, None]],
+    began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]",
+) -> None:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a coroutine runs in a task")
+    began.set_result((asyncio.get_running_loop(), task))
+    await work()
+
+
+Result = TypeVar("Result")
+
+PAUSE_S = 0.2
+
+PATIENCE_S = 3.0
+"""How long a write that somebody waits for is tried again. Its commit may have gone through and only the answer been
+lost."""
+
+
+async def retry_while_unavailable(action: Callable[[bool], Awaitable[Result]], *, for_s: float, clock: Clock) -> Result:
+    """What `action(is_again)` gives, tried again while a service does not answer, at most for `for_s` seconds.
+
+    A step costs a model call, and tools that may not be called twice: a worker does not throw it away at the first
+    write that is refused. `is_again` says that an earlier try may have been stored although its answer was lost. Raises
+    what `action` raises, `Unavailable` when the time is over.
+    """
+    deadline = clock.monotonic() + for_s
+    is_again = False
+    while True:
+        try:
+            return await action(is_again)
+        except Unavailable as error:
+            if clock.monotonic() + PAUSE_S >= deadline:
+                raise
+            log.warning("retried_while_unavailable", error=str(error))
+        is_again = True
+        await asyncio.sleep(PAUSE_S)

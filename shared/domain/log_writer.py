@@ -1,0 +1,199 @@
+"""What one owner of a run has emitted, and how much of it SQL and Redis have. No I/O, no clock, no lock.
+
+A number belongs to a fence: `(fence - 1) * 1_000_000 + n`. So two owners of a run can never give one number to two
+events, whatever Redis, a replica or a backup has forgotten, and nothing has to be reserved. A run that was never handed
+over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner says which number it follows.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from shared.domain.errors import LogClosed
+from shared.domain.events import LogContinued, decode, encode, follows_of
+from shared.domain.ids import Fence, Seq
+
+NUMBERS_PER_FENCE = 1_000_000
+"""JSON numbers are exact up to 2^53: room for nine billion claims of one run."""
+
+KEPT_FREE = 10_000
+"""So many numbers before the last one of its fence, a writer wants a new fence."""
+
+KEPT_FOR_END = 1_000
+"""So many are left for the end of the log: results of open calls, and why the run has ended."""
+
+Entries = list[tuple[Seq, bytes]]
+"""Entries of a log with their numbers, in order."""
+
+
+class LogTail(NamedTuple):
+    """Entries with consecutive numbers; the first one's is `first`."""
+
+    first: Seq
+    entries: Sequence[bytes]
+
+    @property
+    def last(self) -> Seq:
+        """The last one's number; `first - 1` when there are none."""
+        return Seq(self.first + len(self.entries) - 1)
+
+    def behind(self, seq: Seq) -> "LogTail":
+        """Those after `seq`."""
+        known = min(max(0, seq + 1 - self.first), len(self.entries))
+        return LogTail(Seq(self.first + known), self.entries[known:])
+
+
+def first_seq_of(fence: Fence) -> Seq:
+    """The first number that the owner with this fence stores. Number 1 is the run itself and never stored."""
+    return Seq(max(2, (fence - 1) * NUMBERS_PER_FENCE + 1))
+
+
+def continues(last: Seq, seq: Seq, entry: bytes) -> bool:
+    """Whether an entry is what comes after number `last`: the next number, or the first one of an owner that goes on
+    from a number that the reader has. What the reader has seen behind that number is void."""
+    if seq == last + 1:
+        return True
+    # Only the first number of a fence may be a jump, but for the gaps of logs that were written before fences had
+    # numbers of their own.
+    follows = follows_of(decode(entry))
+    return follows is not None and follows <= last < seq
+
+
+def unbroken(last: Seq, entries: Entries) -> Entries:
+    """The entries up to the first one that does not continue what is before it."""
+    for position, (seq, entry) in enumerate(entries):
+        if not continues(last, seq, entry):
+            return entries[:position]
+        last = seq
+    return entries
+
+
+def consecutive(entries: Entries) -> Iterator[LogTail]:
+    """The entries in pieces without a jump."""
+    start = 0
+    for place in range(1, len(entries) + 1):
+        if place == len(entries) or entries[place][0] != entries[place - 1][0] + 1:
+            yield LogTail(entries[start][0], [entry for _, entry in entries[start:place]])
+            start = place
+
+
+class LogWriter:
+    """One owner's part of a log.
+
+    Events may be emitted before `begin`, which says what the log holds already; nothing is to be sent or stored until
+    then. `stores_first`: an entry is to be sent only when SQL has it.
+    """
+
+    def __init__(self, fence: Fence, *, stores_first: bool = False) -> None:
+        self.fence = fence
+        self.follows: Seq | None = None
+        """The number before this owner's first one. None until `begin`."""
+        self._stores_first = stores_first
+        self._opens = fence > 1
+        start = first_seq_of(fence)
+        self._stored = Seq(start - 1)
+        self._sent = Seq(start - 1)
+        # The opening entry has the first number, also when others were emitted before it.
+        self._first = Seq(start + self._opens)
+        self._entries: list[bytes] = []
+        self._closed = False
+
+    @property
+    def last(self) -> Seq:
+        """The last number that was given."""
+        return Seq(self._first + len(self._entries) - 1)
+
+    @property
+    def stored(self) -> Seq:
+        """SQL has every entry up to this number."""
+        return self._stored
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether Redis has everything that it is to have."""
+        return self._sent == self.last
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log's end is being stored: nothing may be emitted any more."""
+        return self._closed
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether the numbers of this fence come to their end: the owner is to take a new one."""
+        return self.last > first_seq_of(Fence(self.fence + 1)) - KEPT_FREE
+
+    def begin(self, follows: Seq, opening: bytes | None) -> None:
+        """The log holds everything up to `follows`. `opening` is the first entry of an owner after the first one, and
+        says the same to readers."""
+        self.follows = follows
+        if self._opens and opening is not None:
+            self._entries.insert(0, opening)
+            self._first = Seq(self._first - 1)
+
+    def emit(self, entry: bytes) -> Seq:
+        """Gives an entry its number. Raises `LogClosed` when the log's end is being stored, and when the fence has no
+        numbers left but those for an end."""
+        if self._closed or self.last >= first_seq_of(Fence(self.fence + 1)) - KEPT_FOR_END:
+            raise LogClosed
+        self._entries.append(entry)
+        return self.last
+
+    def to_store(self) -> LogTail:
+        """What SQL lacks."""
+        return self._behind(self._stored, self.last)
+
+    def to_send(self) -> LogTail:
+        """What Redis lacks, as far as it may be shown."""
+        return self._behind(self._sent, self._stored if self._stores_first else self.last)
+
+    def needed_before(self, tail: LogTail) -> Seq:
+        """The number that Redis must have before `tail`, or readers would find a hole. 0: SQL has what is before."""
+        # What a former owner has left is in SQL before this one begins.
+        is_stored = tail.first - 1 <= max(self._stored, first_seq_of(self.fence) - 1)
+        return Seq(0) if is_stored else Seq(tail.first - 1)
+
+    def was_stored(self, up_to: Seq) -> None:
+        """SQL has every entry up to this number."""
+        self._stored = max(self._stored, up_to)
+        self._drop()
+
+    def was_sent(self, up_to: Seq) -> None:
+        """Redis has every entry up to this number, or SQL has those that it lacks."""
+        self._sent = max(self._sent, up_to)
+        self._drop()
+
+    def redis_lost_data(self) -> None:
+        """What SQL lacks is to be sent again."""
+        self._sent = min(self._sent, self._stored)
+
+    def close(self) -> None:
+        """The log's end is about to be stored."""
+        self._closed = True
+
+    def end(self, tail: LogTail) -> None:
+        """SQL has numbered and stored these last entries itself: they are to be sent."""
+        self._closed = True
+        self._entries.extend(tail.behind(self.last).entries)
+        self.was_stored(tail.last)
+
+    def continue_under(self, fence: Fence, at: int) -> None:
+        """The owner has a new fence, and SQL has all that was emitted under the old one. The next entry says so."""
+        self.follows = self.last
+        self.fence = fence
+        start = first_seq_of(fence)
+        self._first, self._entries = start, [encode(LogContinued(at, self.follows))]
+        # Redis may still lack some of the old entries. SQL has them, and readers get them there.
+        self._stored = self._sent = Seq(start - 1)
+
+    def _behind(self, seq: Seq, up_to: Seq) -> LogTail:
+        if self.follows is None:
+            return LogTail(Seq(seq + 1), ())
+        start = seq + 1 - self._first
+        return LogTail(Seq(seq + 1), self._entries[start : max(start, up_to + 1 - self._first)])
+
+    def _drop(self) -> None:
+        """Forgets what both have."""
+        both = min(self._stored, self._sent) + 1 - self._first
+        if both > 0:
+            del self._entries[:both]
+            self._first = Seq(self._first + both)

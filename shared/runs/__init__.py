@@ -1,0 +1,1 @@
+"""What both the API and the worker do with runs."""

@@ -1,0 +1,29 @@
+"""Taking a run's log over from whoever wrote it before."""
+
+from datetime import datetime
+
+from shared.domain.ids import Seq
+from shared.domain.log_writer import unbroken
+from shared.domain.runs import Run
+from shared.redis.event_log import EventLog
+from shared.sql.runs.checkpoints import CheckpointStore
+
+
+async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime) -> Seq:
+    """Shuts former owners out of a run's log and stores what they have shown and SQL lacks. Gives the number that the
+    first event of `run`'s owner follows: what readers may have seen behind it is void.
+
+    Repeated, it does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
+    `Unavailable`.
+    """
+    last = await event_log.open(run.id, run.fence)
+    if last <= run.last_seq:
+        return run.last_seq
+    entries = await event_log.read(run.id, run.last_seq, limit=None)
+    shown = unbroken(run.last_seq, entries)
+    if len(shown) < len(entries):
+        # A part of the log is gone from Redis and was never in SQL. What comes after it would mislead readers.
+        await event_log.drop(run.id)
+    if shown:
+        await checkpoints.adopt(run, shown, now)
+    return shown[-1][0] if shown else run.last_seq

@@ -1,0 +1,109 @@
+"""Cancelling a run that no worker has: one that never began, one that waits for a person, one whose worker is gone.
+
+The API does it for a cancel, the sweeper and the expiry of approvals for what nobody came to end. The same guarded
+settle decides: if a worker claims the run at the same moment, one of the two is refused.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from shared.clock import Clock, unix_ms
+from shared.concurrency import PATIENCE_S, retry_while_unavailable
+from shared.domain.errors import CancelMode, LeaseLost, StaleFence, Unavailable
+from shared.domain.events import LogContinued, decode, encode
+from shared.domain.ids import Fence, IdMaker, Seq
+from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
+from shared.domain.runs import Cause, Run
+from shared.domain.settling import RunEnd, ShownStep
+from shared.redis.event_log import EventLog
+from shared.redis.queue import RunQueue
+from shared.runs.log_adoption import adopt_log
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.events import EventStore
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnownedRuns:
+    """Cancels runs that no worker has."""
+
+    runs: RunStore
+    checkpoints: CheckpointStore
+    settlements: SettlementStore
+    events: EventStore
+    event_log: EventLog
+    queue: RunQueue
+    clock: Clock
+    ids: IdMaker
+
+    async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
+        """Settles the run as cancelled and gives it as it is then.
+
+        Raises `StaleFence` or `IllegalTransition` when somebody else was faster: look at the run again.
+        """
+        shown, tail = ShownStep(), LogTail(first_seq_of(Fence(1)), ())
+        if run.status is RunStatus.RUNNING:
+            owner, lost = self.ids.claim(), run
+            run = await self._persist(lambda: self.runs.take_over(lost, owner, self.clock.now()))
+            follows = await self._adopt(run)
+            shown = ShownStep(decode(entry) for _, entry in await self.events.read(run.id, run.checkpoint_seq, None))
+            tail = self._opening(run, follows)
+        now = self.clock.now()
+        partial = shown.partial_answer(cut_by="cancel", model="", now=now)
+        settlement = Settlement(
+            end=RunEnd(trigger=RunTrigger.CANCEL, stop_reason="cancelled", cause=cause),
+            now=now,
+            usage=msgspec.structs.replace(run.usage, estimated=run.usage.estimated or partial is not None),
+            step_count=run.step_count,
+            messages=[] if partial is None or mode is CancelMode.ROLLBACK else [partial],
+            tail=tail,
+            denial_reason=denial_reason,
+            rollback=mode is CancelMode.ROLLBACK,
+        )
+        settled = await self._persist(lambda: self.settlements.settle(run, settlement))
+        log.info("unowned_run_cancelled", run_id=run.id, was=run.status, cause=cause)
+        await self._announce(settled)
+        return settled.run
+
+    async def _adopt(self, run: Run) -> Seq:
+        """What the log goes on from. While Redis is away nobody knows what the lost worker has shown and not stored: it
+        is void, and the log goes on from what SQL has."""
+        try:
+            return await adopt_log(run, self.event_log, self.checkpoints, self.clock.now())
+        except LeaseLost as error:
+            # The log in Redis is ahead of a database that was set back: the next fence is higher.
+            raise StaleFence(run.id, run.fence, None) from error
+        except Unavailable as error:
+            log.warning("log_continued_without_redis", run_id=run.id, reason=str(error))
+            return (await self.runs.look_up(run.id)).last_seq
+
+    def _opening(self, run: Run, follows: Seq) -> LogTail:
+        writer = LogWriter(run.fence)
+        writer.begin(follows, encode(LogContinued(unix_ms(self.clock.now()), follows)))
+        return writer.to_store()
+
+    async def _announce(self, settled: Settled) -> None:
+        """Tells live readers and the next run in the queue. SQL has the truth, so Redis may miss it."""
+        run, tail = settled.run, settled.tail
+        try:
+            if tail.entries:
+                await self.event_log.open(run.id, run.fence)
+                await self.event_log.append(run.id, run.fence, tail, needs=Seq(0))
+            await self.event_log.expire(run.id)
+            if settled.next is not None:
+                await self.queue.dispatch(settled.next)
+        except (Unavailable, LeaseLost) as error:
+            log.warning("cancel_not_announced", run_id=run.id, reason=str(error))
+
+    async def _persist(self, write: Callable[[], Awaitable[Result]]) -> Result:
+        return await retry_while_unavailable(lambda _: write(), for_s=PATIENCE_S, clock=self.clock)

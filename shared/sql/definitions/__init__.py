@@ -1,0 +1,1 @@
+"""What clients define: agents, tools, memory blocks, conversations."""

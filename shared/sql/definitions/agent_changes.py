@@ -1,0 +1,196 @@
+"""Agents: what they are made of and the head of their history."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.agents import Agent, Block, render_system, with_approval_override, with_default_approvals
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ThreadId, ToolId
+from shared.domain.messages import NewMessage, SystemMessage
+from shared.sql.columns import document_of, to_json
+from shared.sql.definitions.agents import (
+    AgentStore,
+    load_agent,
+)
+from shared.sql.definitions.links import (
+    block_values,
+    blocks_of_agents,
+    load_blocks,
+    load_tools,
+    lock_definitions,
+    set_links,
+)
+from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
+from shared.sql.runs.listing import delete_histories
+from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents, blocks, conversations, messages
+
+
+class AgentEditor(AgentStore):
+    """Reads and changes agents."""
+
+    async def create(self, agent: Agent, *, system_message_id: MessageId, new_blocks: Sequence[Block] = ()) -> Agent:
+        """Stores an agent, blocks that are made with it, and its system message; the agent as it was stored.
+
+        Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label.
+        """
+        async with self._database.write() as connection:
+            await lock_definitions(connection, agent.project_id)
+            if new_blocks:
+                await connection.execute(sa.insert(blocks), [block_values(block) for block in new_blocks])
+            agent = replace(agent, block_ids=[*agent.block_ids, *(block.id for block in new_blocks)])
+            tools = await load_tools(connection, agent.project_id, agent.tool_ids)
+            attached = await load_blocks(connection, agent.project_id, agent.block_ids)
+            agent = with_default_approvals(agent, tools)
+            await connection.execute(sa.insert(agents).values(agent_values(agent)))
+            await link_agent(connection, agent)
+            await insert_system_message(connection, agent, attached, system_message_id)
+            return agent
+
+    async def update(
+        self, project_id: ProjectId, agent_id: AgentId, change: Callable[[Agent], Agent], now: datetime
+    ) -> Agent:
+        """Changes an agent as it is at that moment; the agent as it is then. `change` must be quick and pure.
+
+        Tools that are new to the agent bring their default approval rule. Raises `NotFound` and `Conflict` as
+        `create` does.
+        """
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            before = await load_agent(connection, project_id, agent_id)
+            agent = replace(change(before), updated_at=now)
+            tools = await load_tools(connection, project_id, agent.tool_ids)
+            await load_blocks(connection, project_id, agent.block_ids)
+            agent = with_default_approvals(agent, [tool for tool in tools if tool.id not in before.tool_ids])
+            await connection.execute(sa.update(agents).where(agents.c.id == agent_id).values(agent_values(agent)))
+            await link_agent(connection, agent)
+            await render_again(connection, [agent])
+            return agent
+
+    async def attach_tool(self, project_id: ProjectId, agent_id: AgentId, tool_id: ToolId, now: datetime) -> Agent:
+        """Gives the agent a tool; one that it has already stays. Raises `NotFound`."""
+
+        def attach(agent: Agent) -> Agent:
+            return agent if tool_id in agent.tool_ids else replace(agent, tool_ids=[*agent.tool_ids, tool_id])
+
+        return await self.update(project_id, agent_id, attach, now)
+
+    async def detach_tool(self, project_id: ProjectId, agent_id: AgentId, tool_id: ToolId, now: datetime) -> Agent:
+        """Takes a tool from the agent. Rules that name it stay: attached again, it must not need less approval."""
+
+        def detach(agent: Agent) -> Agent:
+            return replace(agent, tool_ids=[other for other in agent.tool_ids if other != tool_id])
+
+        return await self.update(project_id, agent_id, detach, now)
+
+    async def attach_block(self, project_id: ProjectId, agent_id: AgentId, block_id: BlockId, now: datetime) -> Agent:
+        """Gives the agent a block. Raises `NotFound`, and `Conflict` when it has one of this label."""
+
+        def attach(agent: Agent) -> Agent:
+            return agent if block_id in agent.block_ids else replace(agent, block_ids=[*agent.block_ids, block_id])
+
+        return await self.update(project_id, agent_id, attach, now)
+
+    async def detach_block(self, project_id: ProjectId, agent_id: AgentId, block_id: BlockId, now: datetime) -> Agent:
+        """Takes a block from the agent; the block itself stays."""
+
+        def detach(agent: Agent) -> Agent:
+            return replace(agent, block_ids=[other for other in agent.block_ids if other != block_id])
+
+        return await self.update(project_id, agent_id, detach, now)
+
+    async def set_approval_override(
+        self, project_id: ProjectId, agent_id: AgentId, tool_name: str, *, required: bool, now: datetime
+    ) -> Agent:
+        """Says whether the agent's calls of a tool wait for a person. Raises `NotFound` if it has no such tool."""
+        agent = await self.get(project_id, agent_id)
+        [known] = await self.details([agent])
+        if tool_name not in {tool.name for tool in known.tools}:
+            raise NotFound(f"Agent {agent_id} has no tool named {tool_name!r}")
+
+        def override(agent: Agent) -> Agent:
+            return with_approval_override(agent, tool_name, required=required)
+
+        return await self.update(project_id, agent_id, override, now)
+
+    async def delete(self, project_id: ProjectId, agent_id: AgentId) -> None:
+        """Deletes the agent with its histories and runs. Its tools and blocks stay. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            await load_agent(connection, project_id, agent_id)
+            await delete_histories(connection, "agent_id", agent_id)
+            for table in (agent_tools, agent_blocks, agent_tags, conversations):
+                await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
+            await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
+
+
+def agent_values(agent: Agent) -> dict[str, Any]:
+    """The columns of an agent's row. Links have tables of their own, and runs write `last_stop_reason`.
+
+    Raises `InvalidRequest` for a text that cannot be stored, the tags' included.
+    """
+    document_of(agent)
+    document = replace(agent, tool_ids=[], block_ids=[], tags=[], last_stop_reason=None)
+    return {
+        "id": agent.id,
+        "project_id": agent.project_id,
+        "name": agent.name,
+        "document": document_of(document),
+        "created_at": agent.created_at,
+        "updated_at": agent.updated_at,
+    }
+
+
+async def link_agent(connection: AsyncConnection, agent: Agent) -> None:
+    """Makes the stored tools, blocks and tags those of `agent`."""
+    await set_links(connection, agent_tools, "tool_id", agent.id, agent.tool_ids)
+    await set_links(connection, agent_blocks, "block_id", agent.id, agent.block_ids)
+    await connection.execute(sa.delete(agent_tags).where(agent_tags.c.agent_id == agent.id))
+    if agent.tags:
+        rows = [{"agent_id": agent.id, "tag": tag} for tag in dict.fromkeys(agent.tags)]
+        await connection.execute(sa.insert(agent_tags), rows)
+
+
+async def insert_system_message(
+    connection: AsyncConnection, agent: Agent, blocks: Sequence[Block], message_id: MessageId
+) -> None:
+    """Begins the agent's default history."""
+    message = NewMessage(id=message_id, created_at=agent.created_at, body=_system_message(agent, blocks))
+    await insert_into_thread(
+        connection,
+        [message],
+        agent_id=agent.id,
+        thread_id=ThreadId(agent.id),
+        conversation_id=None,
+        run_id=None,
+        turn=FIRST_TURN,
+        after=SYSTEM_POSITION - 1,
+    )
+
+
+async def render_again(connection: AsyncConnection, changed: Iterable[Agent]) -> None:
+    """Brings the stored system messages to what the agents and their blocks say now. Raises `Conflict` (labels)."""
+    by_id = {agent.id: agent for agent in changed}
+    blocks = await blocks_of_agents(connection, by_id.keys())
+    for agent in by_id.values():
+        await connection.execute(
+            sa.update(messages)
+            .where(
+                messages.c.thread_id == agent.id,
+                messages.c.turn == FIRST_TURN,
+                messages.c.position == SYSTEM_POSITION,
+            )
+            .values(body=to_json(_system_message(agent, blocks[agent.id])))
+        )
+
+
+def _system_message(agent: Agent, blocks: Sequence[Block]) -> SystemMessage:
+    labels = [block.label for block in blocks]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise Conflict(f"Agent {agent.id} would have two memory blocks labelled {label!r}: rename or detach one")
+    return SystemMessage(render_system(agent, blocks))

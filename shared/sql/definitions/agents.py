@@ -1,0 +1,176 @@
+"""Rows of agents and the system message that heads their history, inside somebody's transaction."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.agents import Agent, Block
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ToolId
+from shared.domain.tools import Tool
+from shared.sql.columns import from_json
+from shared.sql.definitions.links import (
+    blocks_of_agents,
+    tools_of_agents,
+)
+from shared.sql.engine import Database
+from shared.sql.history.context_ids import ids_in_context
+from shared.sql.paging import Page, contains, count_rows, rows_of_page
+from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents
+
+
+async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> list[Agent]:
+    """The agents of rows of `agents`, with their links and tags."""
+    if not rows:
+        return []
+    ids = [row["id"] for row in rows]
+    links = await _links_of(connection, ids)
+    return [
+        replace(
+            from_json(row["document"], Agent),
+            tool_ids=[ToolId(tool_id) for tool_id in links["tool", row["id"]]],
+            block_ids=[BlockId(block_id) for block_id in links["block", row["id"]]],
+            tags=links["tag", row["id"]],
+            last_stop_reason=row["last_stop_reason"],
+            updated_at=row["updated_at"],
+        )
+        for row in rows
+    ]
+
+
+def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
+    agent_id: sa.Column[Any] = value.table.c.agent_id
+    chosen = sa.select(sa.literal(kind).label("kind"), agent_id, value.label("value"), place.label("place"))
+    return chosen.where(agent_id.in_(sa.bindparam("ids", expanding=True)))
+
+
+# Made once: it is read for every run and every agent that is shown, and making it costs more than reading it.
+_LINKS = sa.union_all(
+    _links("tool", agent_tools.c.tool_id, agent_tools.c.number),
+    _links("block", agent_blocks.c.block_id, agent_blocks.c.number),
+    _links("tag", agent_tags.c.tag, sa.literal(0)),
+).order_by("place", "value")
+
+
+async def _links_of(connection: AsyncConnection, ids: Sequence[str]) -> defaultdict[tuple[str, str], list[str]]:
+    """Ids of tools and blocks in the order in which they were attached, and tags by name; by kind and agent."""
+    found = await connection.execute(_LINKS, {"ids": list(ids)})
+    links: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in found.mappings():
+        links[row["kind"], row["agent_id"]].append(row["value"])
+    return links
+
+
+async def load_agent(connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId) -> Agent:
+    """One agent of this project. Raises `NotFound`."""
+    found = await connection.execute(
+        sa.select(agents).where(agents.c.id == agent_id, agents.c.project_id == project_id)
+    )
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"Agent with ID {agent_id} not found")
+    [agent] = await agents_of(connection, [row])
+    return agent
+
+
+class AgentFilter(msgspec.Struct, frozen=True):
+    """Which agents of a project a list shows. Everything that is given must hold."""
+
+    name: str | None = None
+    query_text: str | None = None
+    """Part of the name, whatever the case."""
+    tags: Sequence[str] = ()
+    match_all_tags: bool = False
+    last_stop_reason: str | None = None
+    block_id: BlockId | None = None
+
+
+class EquippedAgent(NamedTuple):
+    """What a run needs of its agent. Tools and blocks are in the order in which they were attached."""
+
+    agent: Agent
+    tools: Sequence[Tool]
+    blocks: Sequence[Block]
+
+
+class AgentDetails(msgspec.Struct, frozen=True):
+    """An agent with what its links lead to."""
+
+    agent: Agent
+    tools: list[Tool]
+    blocks: list[Block]
+    message_ids: list[MessageId]
+    """The ids of the messages in its default context, as the wire shows them."""
+
+
+class AgentStore:
+    """Reads agents."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, project_id: ProjectId, agent_id: AgentId) -> Agent:
+        """One agent of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await load_agent(connection, project_id, agent_id)
+
+    async def equipped(self, project_id: ProjectId, agent_id: AgentId) -> EquippedAgent:
+        """One agent of this project with what it works with. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            agent = await load_agent(connection, project_id, agent_id)
+            tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if agent.tool_ids else []
+            blocks = (await blocks_of_agents(connection, [agent_id]))[agent_id] if agent.block_ids else []
+            return EquippedAgent(agent, tools, blocks)
+
+    async def list(self, project_id: ProjectId, wanted: AgentFilter, page: Page) -> list[Agent]:
+        """A page of the project's agents."""
+        async with self._database.read() as connection:
+            rows = await rows_of_page(connection, agents, project_id, page, *_conditions(wanted))
+            return await agents_of(connection, rows)
+
+    async def count(self, project_id: ProjectId) -> int:
+        """How many agents the project has."""
+        async with self._database.read() as connection:
+            return await count_rows(connection, agents, project_id)
+
+    async def details(self, some: Sequence[Agent]) -> Sequence[AgentDetails]:
+        """The agents with their tools, blocks and message ids: three queries, however many agents."""
+        ids = [agent.id for agent in some]
+        async with self._database.read() as connection:
+            tools = await tools_of_agents(connection, ids)
+            attached = await blocks_of_agents(connection, ids)
+            message_ids = await ids_in_context(connection, ids)
+        return [
+            AgentDetails(agent, tools[agent.id], attached[agent.id], message_ids.get(agent.id, [])) for agent in some
+        ]
+
+    async def message_ids(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[MessageId]:
+        """The ids of the messages in the agent's default context, in order. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            await load_agent(connection, project_id, agent_id)
+            return (await ids_in_context(connection, [agent_id])).get(agent_id, [])
+
+
+def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.name is not None:
+        conditions.append(agents.c.name == wanted.name)
+    if wanted.query_text:
+        conditions.append(contains(agents.c.name, wanted.query_text))
+    if wanted.last_stop_reason is not None:
+        conditions.append(agents.c.last_stop_reason == wanted.last_stop_reason)
+    if wanted.block_id is not None:
+        having = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == wanted.block_id)
+        conditions.append(agents.c.id.in_(having))
+    if wanted.tags:
+        tags = set(wanted.tags)
+        tagged = sa.select(agent_tags.c.agent_id).where(agent_tags.c.tag.in_(tags)).group_by(agent_tags.c.agent_id)
+        tagged = tagged.having(sa.func.count() >= (len(tags) if wanted.match_all_tags else 1))
+        conditions.append(agents.c.id.in_(tagged))
+    return conditions

@@ -1,0 +1,122 @@
+"""Memory blocks. A change of one is at once in the instructions of every agent that has it."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.agents import Block
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, BlockId, ProjectId
+from shared.sql.definitions.agent_changes import render_again
+from shared.sql.definitions.agents import agents_of, load_agent
+from shared.sql.definitions.links import block_of, block_values, blocks_of_agents, load_blocks, lock_definitions
+from shared.sql.engine import Database
+from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
+from shared.sql.tables import agent_blocks, agents, blocks
+
+
+class BlockFilter(msgspec.Struct, frozen=True):
+    """Which blocks of a project a list shows. Everything that is given must hold."""
+
+    label: str | None = None
+    agent_id: AgentId | None = None
+    label_search: str | None = None
+    description_search: str | None = None
+    value_search: str | None = None
+    """Parts of the texts, whatever the case."""
+
+
+class BlockStore:
+    """Reads and writes memory blocks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, block: Block) -> Block:
+        """Stores a block that no agent has yet."""
+        async with self._database.write() as connection:
+            await connection.execute(sa.insert(blocks).values(block_values(block)))
+        return block
+
+    async def get(self, project_id: ProjectId, block_id: BlockId) -> Block:
+        """One block of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            [block] = await load_blocks(connection, project_id, [block_id])
+            return block
+
+    async def list(self, project_id: ProjectId, wanted: BlockFilter, page: Page) -> list[Block]:
+        """A page of the project's blocks."""
+        async with self._database.read() as connection:
+            conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
+            rows = await rows_of_page(connection, blocks, project_id, page, *conditions)
+            return [block_of(row) for row in rows]
+
+    async def count(self, project_id: ProjectId) -> int:
+        """How many blocks the project has."""
+        async with self._database.read() as connection:
+            return await count_rows(connection, blocks, project_id)
+
+    async def for_agent(self, agent_id: AgentId) -> Sequence[Block]:
+        """The agent's blocks, in the order in which they were attached."""
+        async with self._database.read() as connection:
+            return (await blocks_of_agents(connection, [agent_id]))[agent_id]
+
+    async def with_label(self, project_id: ProjectId, agent_id: AgentId, label: str) -> Block:
+        """The agent's block of this label. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            await load_agent(connection, project_id, agent_id)
+            of_agent = (await blocks_of_agents(connection, [agent_id]))[agent_id]
+        found = next((block for block in of_agent if block.label == label), None)
+        if found is None:
+            raise NotFound(f"Agent {agent_id} has no memory block labelled {label!r}")
+        return found
+
+    async def update(
+        self, project_id: ProjectId, block_id: BlockId, change: Callable[[Block], Block], now: datetime
+    ) -> Block:
+        """Changes a block as it is at that moment, and the stored instructions of its agents with it.
+
+        `change` must be quick and pure. Raises `NotFound`, and `Conflict` when an agent would have its label twice.
+        """
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            [before] = await load_blocks(connection, project_id, [block_id])
+            block = replace(change(before), updated_at=now)
+            await connection.execute(sa.update(blocks).where(blocks.c.id == block_id).values(block_values(block)))
+            await _render_agents_of(connection, block_id)
+            return block
+
+    async def delete(self, project_id: ProjectId, block_id: BlockId) -> None:
+        """Deletes a block and takes it from all agents. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            await load_blocks(connection, project_id, [block_id])
+            await connection.execute(sa.delete(blocks).where(blocks.c.id == block_id))
+            await _render_agents_of(connection, block_id)
+            await connection.execute(sa.delete(agent_blocks).where(agent_blocks.c.block_id == block_id))
+
+
+async def _render_agents_of(connection: AsyncConnection, block_id: BlockId) -> None:
+    linked = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == block_id)
+    found = await connection.execute(sa.select(agents).where(agents.c.id.in_(linked)))
+    await render_again(connection, await agents_of(connection, list(found.mappings())))
+
+
+def _conditions(wanted: BlockFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.label is not None:
+        conditions.append(blocks.c.label == wanted.label)
+    if wanted.label_search:
+        conditions.append(contains(blocks.c.label, wanted.label_search))
+    for name, text in (("description", wanted.description_search), ("value", wanted.value_search)):
+        if text:
+            field = field_of_document(blocks, name, is_sqlite=is_sqlite)
+            conditions.append(contains(field.as_string(), text))
+    if wanted.agent_id is not None:
+        linked = sa.select(agent_blocks.c.block_id).where(agent_blocks.c.agent_id == wanted.agent_id)
+        conditions.append(blocks.c.id.in_(linked))
+    return conditions

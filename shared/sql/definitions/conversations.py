@@ -1,0 +1,175 @@
+"""Conversations: further histories of an agent."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.conversations import Conversation
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
+from shared.domain.messages import NewMessage
+from shared.sql.columns import document_of, from_json
+from shared.sql.definitions.agents import load_agent
+from shared.sql.engine import Database
+from shared.sql.history.context_ids import ids_in_context
+from shared.sql.history.messages import insert_into_thread
+from shared.sql.paging import Page, contains, field_of_document, rows_of_page
+from shared.sql.run_tables import runs
+from shared.sql.runs.listing import delete_histories
+from shared.sql.tables import conversations
+
+ArchiveStatus = Literal["unarchived", "archived", "all"]
+
+
+class ConversationFilter(msgspec.Struct, frozen=True):
+    """Which conversations of a project a list shows."""
+
+    agent_id: AgentId | None = None
+    summary_search: str | None = None
+    archive_status: ArchiveStatus = "unarchived"
+
+
+class ConversationDetails(msgspec.Struct, frozen=True):
+    """A conversation with what its runs have brought: the ids of the messages in its context, and the last request."""
+
+    conversation: Conversation
+    message_ids: list[MessageId]
+    last_request_at: datetime | None = None
+
+
+class ConversationStore:
+    """Reads and writes conversations. Their messages are written by runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self, conversation: Conversation, copies: Mapping[int, Sequence[NewMessage]] | None = None
+    ) -> Conversation:
+        """Stores a conversation; `copies` are the messages that it begins with, by turn.
+
+        Raises `NotFound` when the project does not have its agent.
+        """
+        async with self._database.write() as connection:
+            await load_agent(connection, conversation.project_id, conversation.agent_id)
+            await connection.execute(sa.insert(conversations).values(_values(conversation)))
+            for turn, messages in (copies or {}).items():
+                await insert_into_thread(
+                    connection,
+                    messages,
+                    agent_id=conversation.agent_id,
+                    thread_id=ThreadId(conversation.id),
+                    conversation_id=conversation.id,
+                    run_id=None,
+                    turn=turn,
+                    after=0,
+                )
+        return conversation
+
+    async def get(self, project_id: ProjectId, conversation_id: ConversationId) -> Conversation:
+        """One conversation of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await _load(connection, project_id, conversation_id)
+
+    async def list(self, project_id: ProjectId, wanted: ConversationFilter, page: Page) -> list[Conversation]:
+        """A page of the project's conversations, the hidden ones left out."""
+        conditions: list[sa.ColumnElement[bool]] = [self._field("hidden").as_boolean().is_not(True)]
+        if wanted.archive_status != "all":
+            archived_at = self._field("archived_at").as_string()
+            conditions.append(
+                archived_at.is_not(None) if wanted.archive_status == "archived" else archived_at.is_(None)
+            )
+        if wanted.agent_id is not None:
+            conditions.append(conversations.c.agent_id == wanted.agent_id)
+        if wanted.summary_search:
+            conditions.append(contains(self._field("summary").as_string(), wanted.summary_search))
+        async with self._database.read() as connection:
+            rows = await rows_of_page(connection, conversations, project_id, page, *conditions)
+            return [_conversation_of(row) for row in rows]
+
+    async def details(self, some: Sequence[Conversation]) -> Sequence[ConversationDetails]:
+        """The conversations with what their runs have brought, in one query for each."""
+        wanted = [conversation.id for conversation in some]
+        async with self._database.read() as connection:
+            ids = await ids_in_context(connection, wanted)
+            last = await _last_requests(connection, wanted)
+        return [
+            ConversationDetails(conversation, ids.get(conversation.id, []), last.get(conversation.id))
+            for conversation in some
+        ]
+
+    async def in_context_message_ids(
+        self, project_id: ProjectId, conversation_id: ConversationId
+    ) -> Sequence[MessageId]:
+        """The ids of the messages in the conversation's context, in order. Raises `NotFound`."""
+        [found] = await self.details([await self.get(project_id, conversation_id)])
+        return found.message_ids
+
+    async def update(
+        self,
+        project_id: ProjectId,
+        conversation_id: ConversationId,
+        change: Callable[[Conversation], Conversation],
+        now: datetime,
+    ) -> Conversation:
+        """Changes a conversation as it is at that moment. `change` must be quick and pure. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            before = await _load(connection, project_id, conversation_id, lock=True)
+            conversation = replace(change(before), updated_at=now)
+            await connection.execute(
+                sa.update(conversations).where(conversations.c.id == conversation_id).values(_values(conversation))
+            )
+            return conversation
+
+    async def delete(self, project_id: ProjectId, conversation_id: ConversationId) -> None:
+        """Deletes a conversation with its runs and messages. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            await _load(connection, project_id, conversation_id, lock=True)
+            await delete_histories(connection, "thread_id", conversation_id)
+            await connection.execute(sa.delete(conversations).where(conversations.c.id == conversation_id))
+
+    def _field(self, name: str) -> Any:
+        return field_of_document(conversations, name, is_sqlite=self._database.is_sqlite)
+
+
+async def _last_requests(connection: AsyncConnection, ids: Sequence[ConversationId]) -> dict[str, datetime]:
+    found = await connection.execute(
+        sa.select(runs.c.thread_id, sa.func.max(runs.c.created_at, type_=runs.c.created_at.type).label("at"))
+        .where(runs.c.thread_id.in_(ids))
+        .group_by(runs.c.thread_id)
+    )
+    return {row.thread_id: row.at for row in found}
+
+
+async def _load(
+    connection: AsyncConnection, project_id: ProjectId, conversation_id: ConversationId, *, lock: bool = False
+) -> Conversation:
+    query = sa.select(conversations).where(
+        conversations.c.id == conversation_id, conversations.c.project_id == project_id
+    )
+    found = await connection.execute(query.with_for_update() if lock else query)
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"Conversation with ID {conversation_id} not found")
+    return _conversation_of(row)
+
+
+def _conversation_of(row: RowMapping) -> Conversation:
+    return from_json(row["document"], Conversation)
+
+
+def _values(conversation: Conversation) -> dict[str, object]:
+    return {
+        "id": conversation.id,
+        "project_id": conversation.project_id,
+        "agent_id": conversation.agent_id,
+        "document": document_of(conversation),
+        "created_at": conversation.created_at,
+        "updated_at": conversation.updated_at,
+    }

@@ -1,0 +1,132 @@
+"""Rows of tools and blocks, and their links to agents, inside somebody's transaction."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.agents import Block
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, ProjectId
+from shared.domain.tools import Tool
+from shared.sql.columns import document_of, from_json
+from shared.sql.tables import agent_blocks, agent_tools, blocks, tools
+
+_SEED = 1
+"""Keeps these advisory locks apart from those of other nouns."""
+
+
+async def lock_definitions(connection: AsyncConnection, project_id: ProjectId) -> None:
+    """One change of a project's agents, tools and blocks at a time, until the transaction ends.
+
+    An agent's stored instructions are made of its own text and its blocks': two changes at once would each see half.
+    SQLite's write lock does it already.
+    """
+    if connection.dialect.name == "postgresql":
+        await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(project_id, _SEED))))
+
+
+def tool_of(row: RowMapping) -> Tool:
+    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id."""
+    document = from_json(row["document"], dict[str, Any])
+    columns = {name: row[name] for name in ("id", "project_id", "name", "created_at", "updated_at")}
+    return Tool(**document | columns)
+
+
+def tool_values(tool: Tool) -> dict[str, Any]:
+    """The columns of a tool's row."""
+    return _values(tool, tool.name, "name")
+
+
+def block_of(row: RowMapping) -> Block:
+    """The block of a row of `blocks`."""
+    return from_json(row["document"], Block)
+
+
+def block_values(block: Block) -> dict[str, Any]:
+    """The columns of a block's row."""
+    return _values(block, block.label, "label")
+
+
+def _values(noun: Tool | Block, name: str, column: str) -> dict[str, Any]:
+    return {
+        "id": noun.id,
+        "project_id": noun.project_id,
+        column: name,
+        "document": document_of(noun),
+        "created_at": noun.created_at,
+        "updated_at": noun.updated_at,
+    }
+
+
+async def load_tools(connection: AsyncConnection, project_id: ProjectId, ids: Sequence[str]) -> list[Tool]:
+    """The project's tools with these ids, in this order. Raises `NotFound` naming those that are missing."""
+    rows = await _load(connection, tools, project_id, ids, "Tool")
+    return [tool_of(row) for row in rows]
+
+
+async def load_blocks(connection: AsyncConnection, project_id: ProjectId, ids: Sequence[str]) -> list[Block]:
+    """The project's blocks with these ids, in this order. Raises `NotFound` naming those that are missing."""
+    rows = await _load(connection, blocks, project_id, ids, "Block")
+    return [block_of(row) for row in rows]
+
+
+async def _load(
+    connection: AsyncConnection, table: sa.Table, project_id: ProjectId, ids: Sequence[str], noun: str
+) -> list[RowMapping]:
+    if not ids:
+        return []
+    found = await connection.execute(sa.select(table).where(table.c.project_id == project_id, table.c.id.in_(ids)))
+    rows = {row["id"]: row for row in found.mappings()}
+    missing = [row_id for row_id in ids if row_id not in rows]
+    if missing:
+        raise NotFound(f"{noun} with ID {', '.join(missing)} not found")
+    return [rows[row_id] for row_id in ids]
+
+
+async def tools_of_agents(connection: AsyncConnection, agent_ids: Collection[AgentId]) -> dict[str, list[Tool]]:
+    """Each agent's tools, in the order in which they were attached."""
+    grouped: dict[str, list[Tool]] = {agent_id: [] for agent_id in agent_ids}
+    for owner, row in await _linked(connection, tools, agent_tools, agent_tools.c.tool_id, agent_ids):
+        grouped[owner].append(tool_of(row))
+    return grouped
+
+
+async def blocks_of_agents(connection: AsyncConnection, agent_ids: Collection[AgentId]) -> dict[str, list[Block]]:
+    """Each agent's blocks, in the order in which they were attached."""
+    grouped: dict[str, list[Block]] = {agent_id: [] for agent_id in agent_ids}
+    for owner, row in await _linked(connection, blocks, agent_blocks, agent_blocks.c.block_id, agent_ids):
+        grouped[owner].append(block_of(row))
+    return grouped
+
+
+async def _linked(
+    connection: AsyncConnection,
+    table: sa.Table,
+    links: sa.Table,
+    target: sa.Column[Any],
+    agent_ids: Collection[AgentId],
+) -> list[tuple[str, RowMapping]]:
+    found = await connection.execute(
+        sa.select(links.c.agent_id.label("owner"), table)
+        .join_from(links, table, table.c.id == target)
+        .where(links.c.agent_id.in_(agent_ids))
+        .order_by(links.c.number)
+    )
+    return [(row["owner"], row) for row in found.mappings()]
+
+
+async def set_links(
+    connection: AsyncConnection, links: sa.Table, target: str, agent_id: AgentId, wanted: Sequence[str]
+) -> None:
+    """Makes `wanted` the agent's links, in this order. Links that stay keep their place."""
+    found = await connection.execute(sa.select(links.c[target]).where(links.c.agent_id == agent_id))
+    present = set(found.scalars())
+    gone = present.difference(wanted)
+    if gone:
+        await connection.execute(sa.delete(links).where(links.c.agent_id == agent_id, links.c[target].in_(gone)))
+    new = [{"agent_id": agent_id, target: row_id} for row_id in dict.fromkeys(wanted) if row_id not in present]
+    if new:
+        await connection.execute(sa.insert(links), new)

@@ -1,0 +1,150 @@
+"""Tools: one of each name in a project."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import AgentId, ProjectId, ToolId
+from shared.domain.tools import Tool
+from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
+from shared.sql.engine import Database
+from shared.sql.paging import Page, contains, count_rows, rows_of_page
+from shared.sql.tables import agent_tools, tools
+
+
+class ToolFilter(msgspec.Struct, frozen=True):
+    """Which tools of a project a list shows. Everything that is given must hold."""
+
+    name: str | None = None
+    names: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
+    search: str | None = None
+    """Part of the name, whatever the case."""
+    agent_id: AgentId | None = None
+
+
+class ToolStore:
+    """Reads and writes tools."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, tool: Tool) -> Tool:
+        """Stores a new tool. Raises `Conflict` when the project has one of this name."""
+        try:
+            async with self._database.write() as connection:
+                await connection.execute(sa.insert(tools).values(tool_values(tool)))
+        except IntegrityError as error:
+            raise _name_taken(tool.name) from error
+        return tool
+
+    async def upsert(self, tool: Tool) -> Tool:
+        """Stores a tool in the place of the project's tool of this name, which keeps its id; the tool as stored."""
+        values = tool_values(tool)
+        insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
+        async with self._database.write() as connection:
+            stored = await connection.execute(
+                insert(tools)
+                .values(values)
+                .on_conflict_do_update(
+                    index_elements=[tools.c.project_id, tools.c.name],
+                    set_={"document": values["document"], "updated_at": tool.updated_at},
+                )
+                .returning(*tools.c)
+            )
+            return tool_of(stored.mappings().one())
+
+    async def get(self, project_id: ProjectId, tool_id: ToolId) -> Tool:
+        """One tool of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            [tool] = await load_tools(connection, project_id, [tool_id])
+            return tool
+
+    async def ids_by_name(self, project_id: ProjectId, names: Sequence[str]) -> Sequence[ToolId]:
+        """The ids of the tools with these names, in this order. Raises `NotFound` naming those that are missing."""
+        if not names:
+            return []
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(tools.c.name, tools.c.id).where(tools.c.project_id == project_id, tools.c.name.in_(names))
+            )
+            ids = {row.name: row.id for row in found}
+        missing = [name for name in names if name not in ids]
+        if missing:
+            raise NotFound(f"No tool named {', '.join(map(repr, missing))}: create it first (PUT /v1/tools/)")
+        return [ids[name] for name in names]
+
+    async def list(self, project_id: ProjectId, wanted: ToolFilter, page: Page) -> list[Tool]:
+        """A page of the project's tools."""
+        async with self._database.read() as connection:
+            rows = await rows_of_page(connection, tools, project_id, page, *_conditions(wanted))
+            return [tool_of(row) for row in rows]
+
+    async def count(self, project_id: ProjectId, wanted: ToolFilter) -> int:
+        """How many tools of the project a list would show in all."""
+        async with self._database.read() as connection:
+            return await count_rows(connection, tools, project_id, *_conditions(wanted))
+
+    async def for_agent(self, agent_id: AgentId) -> Sequence[Tool]:
+        """The agent's tools, in the order in which they were attached."""
+        async with self._database.read() as connection:
+            return (await tools_of_agents(connection, [agent_id]))[agent_id]
+
+    async def update(
+        self, project_id: ProjectId, tool_id: ToolId, change: Callable[[Tool], Tool], now: datetime
+    ) -> Tool:
+        """Changes a tool as it is at that moment. Raises `NotFound`, and `Conflict` when its new name is taken.
+
+        `change` must be quick and pure.
+        """
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            [before] = await load_tools(connection, project_id, [tool_id])
+            tool = replace(change(before), updated_at=now)
+            if tool.name != before.name:
+                await _refuse_taken_name(connection, tool)
+            await connection.execute(sa.update(tools).where(tools.c.id == tool_id).values(tool_values(tool)))
+            return tool
+
+    async def delete(self, project_id: ProjectId, tool_id: ToolId) -> None:
+        """Deletes a tool and takes it from all agents. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            await load_tools(connection, project_id, [tool_id])
+            await connection.execute(sa.delete(agent_tools).where(agent_tools.c.tool_id == tool_id))
+            await connection.execute(sa.delete(tools).where(tools.c.id == tool_id))
+
+
+async def _refuse_taken_name(connection: AsyncConnection, tool: Tool) -> None:
+    found = await connection.execute(
+        sa.select(tools.c.id).where(tools.c.project_id == tool.project_id, tools.c.name == tool.name)
+    )
+    if found.one_or_none() is not None:
+        raise _name_taken(tool.name)
+
+
+def _name_taken(name: str) -> Conflict:
+    return Conflict(f"There is a tool named {name!r} already: replace it with PUT /v1/tools/, or choose another name")
+
+
+def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.name is not None:
+        conditions.append(tools.c.name == wanted.name)
+    if wanted.names is not None:
+        conditions.append(tools.c.name.in_(wanted.names))
+    if wanted.ids is not None:
+        conditions.append(tools.c.id.in_(wanted.ids))
+    if wanted.search:
+        conditions.append(contains(tools.c.name, wanted.search))
+    if wanted.agent_id is not None:
+        linked = sa.select(agent_tools.c.tool_id).where(agent_tools.c.agent_id == wanted.agent_id)
+        conditions.append(tools.c.id.in_(linked))
+    return conditions

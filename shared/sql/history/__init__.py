@@ -1,0 +1,1 @@
+"""Histories: their messages, and the queue of runs that want to extend them."""

@@ -1,0 +1,258 @@
+"""Histories: runs write them inside their transactions, the model is told them, clients list them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.compaction import Compaction
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
+from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
+from shared.domain.runs import Run
+from shared.sql.columns import to_json
+from shared.sql.engine import Database
+from shared.sql.history.thread_queue import lock_thread, oldest_in_progress
+from shared.sql.tables import agents, messages
+
+
+def message_of(row: RowMapping) -> Message:
+    """The message of a row of `messages`."""
+    return Message(
+        id=row["id"],
+        agent_id=row["agent_id"],
+        thread_id=row["thread_id"],
+        conversation_id=row["conversation_id"],
+        run_id=row["run_id"],
+        step_id=row["step_id"],
+        created_at=row["created_at"],
+        turn=row["turn"],
+        position=row["position"],
+        body=msgspec.json.decode(row["body"], type=MessageBody),
+    )
+
+
+FIRST_TURN = 0
+"""The turn before the first run's."""
+
+SYSTEM_POSITION = 1
+"""An agent's default history begins with its system message, in the turn before the first run's."""
+
+
+async def insert_messages(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
+    """Appends messages to the run's turn. Those that the turn already has are left as they are."""
+    if not new or run.turn is None:
+        return
+    place = await connection.execute(
+        sa.select(messages.c.id, messages.c.position).where(
+            messages.c.thread_id == run.thread_id, messages.c.turn == run.turn
+        )
+    )
+    known = {row.id: row.position for row in place}
+    start = max(known.values(), default=0)
+    fresh = [message for message in new if message.id not in known]
+    await insert_into_thread(
+        connection,
+        fresh,
+        agent_id=run.agent_id,
+        thread_id=run.thread_id,
+        conversation_id=run.conversation_id,
+        run_id=run.id,
+        turn=run.turn,
+        after=start,
+    )
+
+
+async def insert_into_thread(
+    connection: AsyncConnection,
+    new: Sequence[NewMessage],
+    *,
+    agent_id: AgentId,
+    thread_id: ThreadId,
+    conversation_id: ConversationId | None,
+    run_id: RunId | None,
+    turn: int,
+    after: int,
+) -> None:
+    """Appends messages to a turn of a thread; `after` is the last position that is taken there."""
+    if not new:
+        return
+    rows = [
+        {
+            "id": message.id,
+            "agent_id": agent_id,
+            "thread_id": thread_id,
+            "conversation_id": conversation_id,
+            "run_id": run_id,
+            "step_id": message.step_id,
+            "turn": turn,
+            "position": position,
+            "sibling_id": message.body.sibling_id if isinstance(message.body, AssistantMessage) else None,
+            "in_context": True,
+            "body": to_json(message.body),
+            "created_at": message.created_at,
+        }
+        for position, message in enumerate(new, start=after + 1)
+    ]
+    await connection.execute(sa.insert(messages), rows)
+
+
+async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: Compaction) -> None:
+    """Takes messages out of the context and puts a summary in front of those that stay."""
+    await connection.execute(
+        sa.update(messages)
+        .where(messages.c.thread_id == run.thread_id, messages.c.id.in_(compaction.gone))
+        .values(in_context=False, left_because="compacted")
+    )
+    # Turn 0 comes before every run's. It holds the system message and the summaries, nothing else.
+    last = await connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(messages.c.position), 0)).where(
+            messages.c.thread_id == run.thread_id, messages.c.turn == FIRST_TURN
+        )
+    )
+    await insert_into_thread(
+        connection,
+        [compaction.summary],
+        agent_id=run.agent_id,
+        thread_id=run.thread_id,
+        conversation_id=run.conversation_id,
+        run_id=run.id,
+        turn=FIRST_TURN,
+        after=last.scalar_one(),
+    )
+
+
+async def messages_of_turn(connection: AsyncConnection, thread_id: ThreadId, turn: int) -> list[Message]:
+    """The messages of one turn that are in the context, in order."""
+    found = await connection.execute(
+        sa.select(messages)
+        .where(messages.c.thread_id == thread_id, messages.c.turn == turn, messages.c.in_context)
+        .order_by(messages.c.position)
+    )
+    return [message_of(row) for row in found.mappings()]
+
+
+async def take_out_of_context(connection: AsyncConnection, run_id: RunId, because: str) -> None:
+    """The run's messages leave the context and every list; the rows stay."""
+    await connection.execute(
+        sa.update(messages).where(messages.c.run_id == run_id).values(in_context=False, left_because=because)
+    )
+
+
+Order = Literal["asc", "desc"]
+
+
+class MessageStore:
+    """Reads messages, and empties contexts."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def context(self, thread_id: ThreadId, *, up_to_turn: int | None = None) -> list[Message]:
+        """What a thread's context holds, in order; without the turns that come after `up_to_turn`."""
+        query = sa.select(messages).where(messages.c.thread_id == thread_id, messages.c.in_context)
+        if up_to_turn is not None:
+            query = query.where(messages.c.turn <= up_to_turn)
+        async with self._database.read() as connection:
+            found = await connection.execute(query.order_by(messages.c.turn, messages.c.position))
+            return [message_of(row) for row in found.mappings()]
+
+    async def list_of_run(self, run_id: RunId) -> list[Message]:
+        """A run's messages in order, those that were rolled back left out."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages)
+                .where(messages.c.run_id == run_id, _listed())
+                .order_by(messages.c.turn, messages.c.position)
+            )
+            return [message_of(row) for row in found.mappings()]
+
+    async def list_of_step(self, step_id: StepId) -> list[Message]:
+        """A step's messages in order, those that were rolled back left out."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages)
+                .where(messages.c.step_id == step_id, _listed())
+                .order_by(messages.c.turn, messages.c.position)
+            )
+            return [message_of(row) for row in found.mappings()]
+
+    async def page(
+        self,
+        thread_id: ThreadId,
+        *,
+        limit: int,
+        before: MessageId | None = None,
+        after: MessageId | None = None,
+        order: Order = "desc",
+    ) -> list[Message]:
+        """A page of a thread, listed oldest first. `desc` takes the newest that fit, `asc` the oldest.
+
+        `after` means newer than, `before` older than, whatever the order. Raises `NotFound` for an unknown cursor.
+        """
+        place = sa.tuple_(messages.c.turn, messages.c.position)
+        query = sa.select(messages).where(messages.c.thread_id == thread_id, _listed())
+        async with self._database.read() as connection:
+            if after is not None:
+                query = query.where(place > sa.tuple_(*await _place_of(connection, thread_id, after)))
+            if before is not None:
+                query = query.where(place < sa.tuple_(*await _place_of(connection, thread_id, before)))
+            if order == "asc":
+                query = query.order_by(messages.c.turn, messages.c.position)
+            else:
+                query = query.order_by(messages.c.turn.desc(), messages.c.position.desc())
+            found = await connection.execute(query.limit(limit))
+            page = [message_of(row) for row in found.mappings()]
+        return page if order == "asc" else page[::-1]
+
+    async def find(self, project_id: ProjectId, message_id: MessageId) -> Message:
+        """One message of this project, by either of its ids. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages)
+                .join(agents, agents.c.id == messages.c.agent_id)
+                .where(_is(message_id), agents.c.project_id == project_id)
+            )
+            row = found.mappings().first()
+        if row is None:
+            raise NotFound(f"Message {message_id} not found")
+        return message_of(row)
+
+    async def reset(self, thread_id: ThreadId) -> None:
+        """Empties a thread's context, but for its system message.
+
+        Raises `Conflict` while a run of the thread goes on: what it has asked for would be left without its question.
+        """
+        async with self._database.write() as connection:
+            await lock_thread(connection, thread_id)
+            active = await oldest_in_progress(connection, thread_id)
+            if active is not None:
+                detail = f"run {active.run_id} has not ended: wait for it or cancel it"
+                raise Conflict(f"{detail} before the messages are reset")
+            is_system = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+            await connection.execute(
+                sa.update(messages)
+                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~is_system)
+                .values(in_context=False, left_because="reset")
+            )
+
+
+def _listed() -> sa.ColumnElement[bool]:
+    return sa.or_(messages.c.in_context, messages.c.left_because != "rolled_back")
+
+
+def _is(message_id: MessageId) -> sa.ColumnElement[bool]:
+    return sa.or_(messages.c.id == message_id, messages.c.sibling_id == message_id)
+
+
+async def _place_of(connection: AsyncConnection, thread_id: ThreadId, message_id: MessageId) -> tuple[int, int]:
+    found = await connection.execute(
+        sa.select(messages.c.turn, messages.c.position).where(messages.c.thread_id == thread_id, _is(message_id))
+    )
+    place = found.one_or_none()
+    if place is None:
+        raise NotFound(f"Message {message_id} not found: a cursor must be the id of a message of this list")
+    return place.turn, place.position

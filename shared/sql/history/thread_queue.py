@@ -1,0 +1,111 @@
+"""The queue of a thread: one run at a time, in the order of submission. Inside somebody's transaction.
+
+Every query here costs the same for a thread with ten earlier runs and for one with a hundred thousand: it looks only at
+runs that have not ended, which have an index of their own.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import Fence, RunId, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.messages import ApprovalResponse, NewMessage
+from shared.domain.runs import Run
+from shared.sql.run_tables import has_one_of, runs
+from shared.sql.tables import messages
+
+
+class Dispatch(NamedTuple):
+    """A run to be dispatched, with the number of the dispatch."""
+
+    run_id: RunId
+    number: int
+
+
+class InProgress(NamedTuple):
+    """A run of a thread that has not ended."""
+
+    run_id: RunId
+    status: RunStatus
+
+
+async def lock_thread(connection: AsyncConnection, thread_id: ThreadId) -> None:
+    """Serialises submissions and ends on one thread until the transaction ends. SQLite's write lock does it already."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(thread_id, 0))))
+
+
+def is_next_in_queue(run: Run) -> sa.ColumnElement[bool]:
+    """Nothing on the run's thread comes before it: no run is running or parked, and none was submitted earlier.
+
+    A run that carries out a decision goes before those that were queued while the decision was waited for.
+    """
+    other = runs.alias("other")
+    earlier = other.c.number < run.number
+    if run.continues is None:
+        earlier = earlier | other.c.continues.is_not(None)
+    else:
+        earlier = earlier & other.c.continues.is_not(None)
+    is_active = has_one_of(other, ACTIVE)
+    comes_first = (other.c.status != RunStatus.CREATED) | earlier
+    return ~sa.exists().where(other.c.thread_id == run.thread_id, is_active, other.c.id != run.id, comes_first)
+
+
+async def oldest_in_progress(connection: AsyncConnection, thread_id: ThreadId) -> InProgress | None:
+    """The thread's oldest run that has not ended, whether it goes on, is queued or waits for a person."""
+    found = await connection.execute(
+        sa.select(runs.c.id, runs.c.status)
+        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE))
+        .order_by(runs.c.number)
+        .limit(1)
+    )
+    row = found.one_or_none()
+    return None if row is None else InProgress(row.id, RunStatus(row.status))
+
+
+async def next_turn(connection: AsyncConnection, thread_id: ThreadId) -> int:
+    """The next free place in a thread's history."""
+    # A forked conversation begins with turns that no run of its own has brought.
+    taken = [
+        await connection.execute(sa.select(sa.func.max(table.c.turn)).where(table.c.thread_id == thread_id))
+        for table in (runs, messages)
+    ]
+    return max(found.scalar_one() or 0 for found in taken) + 1
+
+
+def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
+    """What of a run's input enters the history when the run begins.
+
+    A decision does; a user's message that came with it waits for the tools' results, which must come first.
+    """
+    carries_out = run.continues is not None and given and isinstance(given[0].body, ApprovalResponse)
+    return given[:1] if carries_out else given
+
+
+async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:
+    """Gives runs that have not ended their next dispatch. `seen`: each with the number of its dispatch and the fence
+    that the caller has seen. Those that were dispatched or claimed since are left as they are."""
+    is_as_seen = sa.tuple_(runs.c.id, runs.c.dispatch, runs.c.fence).in_(seen)
+    dispatched = await connection.execute(
+        sa.update(runs)
+        .where(is_as_seen, has_one_of(runs, ACTIVE))
+        .values(dispatch=runs.c.dispatch + 1)
+        .returning(runs.c.id, runs.c.dispatch)
+    )
+    return [Dispatch(row.id, row.dispatch) for row in dispatched]
+
+
+async def next_in_queue(connection: AsyncConnection, thread_id: ThreadId) -> Dispatch | None:
+    """The next run in the thread's queue, with a new dispatch: for the one that has just made room."""
+    found = await connection.execute(
+        sa.select(runs.c.id, runs.c.dispatch, runs.c.fence)
+        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)
+        .order_by(runs.c.continues.is_(None), runs.c.number)
+        .limit(1)
+    )
+    row = found.one_or_none()
+    dispatched = [] if row is None else await next_dispatches(connection, [(row.id, row.dispatch, row.fence)])
+    return dispatched[0] if dispatched else None

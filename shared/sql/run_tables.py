@@ -1,0 +1,193 @@
+"""The tables of runs and of what hangs on them."""
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.sql.tables import BigNumber, UtcMoment, metadata
+
+
+def _where(condition: str) -> dict[str, Any]:
+    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
+
+
+def _one_of(statuses: Collection[RunStatus]) -> str:
+    return "status IN ({})".format(", ".join(f"'{status}'" for status in RunStatus if status in statuses))
+
+
+def has_one_of(table: sa.FromClause, statuses: Collection[RunStatus]) -> sa.ColumnElement[bool]:
+    """The same as a condition on `runs` or an alias of it. A database uses a partial index only for a condition that
+    says literally what the index says."""
+    wanted = [sa.literal(status.value, literal_execute=True) for status in RunStatus if status in statuses]
+    return table.c.status.in_(wanted)
+
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Text, nullable=False),
+    sa.Column("thread_id", sa.Text, nullable=False),
+    sa.Column("conversation_id", sa.Text),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("stop_reason", sa.Text),
+    sa.Column("cause", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.Column("background", sa.Boolean, nullable=False),
+    sa.Column("options", sa.Text, nullable=False),
+    # Releases before `run_inputs` kept the input here. The next release drops the column.
+    sa.Column("input", sa.Text, nullable=False),
+    sa.Column("continues", sa.Text),
+    sa.Column("turn", sa.Integer),
+    sa.Column("ring", sa.Integer, key="dispatch", nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("owner", sa.Text),
+    sa.Column("stalled_claims", sa.Integer, key="attempts_without_progress", nullable=False),
+    sa.Column("cancel_requested_at", UtcMoment),
+    sa.Column("cancel_actor", sa.Text),
+    sa.Column("cancel_reason", sa.Text),
+    sa.Column("cancel_mode", sa.Text),
+    sa.Column("cancel_acknowledged_at", UtcMoment),
+    sa.Column("usage", sa.Text, nullable=False),
+    sa.Column("step_count", sa.Integer, nullable=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+    sa.Column("checkpoint_seq", sa.BigInteger, nullable=False),
+    # The release in which numbers did not belong to a fence looks here for those that may have been shown, and goes on
+    # behind them. The next release drops both columns.
+    sa.Column("reserved_seq", sa.BigInteger, nullable=False),
+    sa.Column("reserved_log", sa.Text),
+    sa.Column("callback_url", sa.Text),
+    sa.Column("callback_sent_at", UtcMoment),
+    sa.Column("callback_status_code", sa.Integer),
+    sa.Column("callback_error", sa.Text),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("started_at", UtcMoment),
+    sa.Column("completed_at", UtcMoment),
+    sa.Column("pruned_at", UtcMoment),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+    sa.CheckConstraint(_one_of(RunStatus), name="status"),
+    sa.Index("ix_runs_project_id_number", "project_id", "number"),
+    sa.Index("ix_runs_agent_id_number", "agent_id", "number"),
+    sa.Index("ix_runs_thread_id_number", "thread_id", "number"),
+    sa.Index("ix_runs_status_updated_at", "status", "updated_at"),
+    # What a thread's queue asks costs the same with ten earlier runs and with a hundred thousand.
+    sa.Index("ix_runs_active_thread", "thread_id", "number", **_where(_one_of(ACTIVE))),
+    sa.Index("ix_runs_thread_id_turn", "thread_id", "turn"),
+    sa.Index(
+        "ix_runs_cancel_open",
+        "number",
+        **_where("cancel_requested_at IS NOT NULL AND status IN ('created', 'awaiting_approval')"),
+    ),
+    sa.Index("ix_runs_not_pruned", "completed_at", **_where("pruned_at IS NULL")),
+    # One run at a time per thread, whatever a claim has overlooked.
+    sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
+)
+
+run_inputs = sa.Table(
+    "run_inputs",
+    metadata,
+    # A submission's messages, images included: megabytes that only the first claim reads.
+    sa.Column("run_id", sa.Text, primary_key=True),
+    sa.Column("input", sa.Text, nullable=False),
+)
+
+submission_keys = sa.Table(
+    "submission_keys",
+    metadata,
+    sa.Column("thread_id", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("run_id", sa.Text, nullable=False, index=True),
+)
+
+steps = sa.Table(
+    "steps",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Text, nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Index("ix_steps_run_id_number", "run_id", "number"),
+    sa.Index("ix_steps_project_id_created_at", "project_id", "created_at"),
+)
+
+tool_intents = sa.Table(
+    "tool_intents",
+    metadata,
+    sa.Column("run_id", sa.Text, primary_key=True),
+    sa.Column("tool_call_id", sa.Text, primary_key=True),
+    sa.Column("tool_name", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("started_at", UtcMoment, nullable=False),
+)
+
+event_blocks = sa.Table(
+    "event_blocks",
+    metadata,
+    sa.Column("run_id", sa.Text, primary_key=True),
+    sa.Column("first_seq", sa.BigInteger, primary_key=True),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+approvals = sa.Table(
+    "approvals",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Text, nullable=False),
+    sa.Column("thread_id", sa.Text, nullable=False, index=True),
+    sa.Column("run_id", sa.Text, nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("message_id", sa.Text, nullable=False),
+    sa.Column("tool_call_id", sa.Text, nullable=False, index=True),
+    sa.Column("tool_name", sa.Text, nullable=False),
+    sa.Column("arguments", sa.Text, nullable=False),
+    sa.Column("arguments_hash", sa.Text, nullable=False),
+    sa.Column("client_side", sa.Boolean, nullable=False),
+    sa.Column("asked_at", UtcMoment, nullable=False),
+    sa.Column("expires_at", UtcMoment),
+    sa.Column("on_expiry", sa.Text, nullable=False),
+    sa.Column("decision", sa.Text),
+    sa.Column("decided_at", UtcMoment),
+    sa.Column("decided_by", sa.Text),
+    sa.Column("continued_by", sa.Text),
+    sa.Index("ix_approvals_project_id_decided_at", "project_id", "decided_at"),
+    # Every few seconds somebody asks what has expired, and nearly all rows are decided.
+    sa.Index("ix_approvals_expires_at", "expires_at", **_where("decided_at IS NULL")),
+    sa.Index("ix_approvals_open_thread", "thread_id", **_where("decided_at IS NULL")),
+)
+
+injected_messages = sa.Table(
+    "injected_messages",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.Text, nullable=False, index=True),
+    # Both are null in what earlier releases have stored.
+    sa.Column("thread_id", sa.Text),
+    sa.Column("message_id", sa.Text),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("if_ended", sa.Text, nullable=False),
+    sa.Column("delivered_at", UtcMoment),
+    sa.Index("uq_injected_messages_message_id", "message_id", unique=True),
+    sa.Index("ix_injected_messages_open", "run_id", **_where("delivered_at IS NULL")),
+    sa.Index("ix_injected_messages_open_thread", "thread_id", **_where("delivered_at IS NULL")),
+)
+
+callbacks = sa.Table(
+    "callbacks",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_attempt_at", UtcMoment, index=True),
+    sa.Column("claimed_until", UtcMoment),
+)

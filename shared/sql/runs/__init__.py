@@ -1,0 +1,1 @@
+"""What happens to a run, from its submission to its end, in SQL."""

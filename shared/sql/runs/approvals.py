@@ -1,0 +1,131 @@
+"""Approval requests: one row per tool call that waits for a person or for the client."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.approvals import Approval
+from shared.domain.errors import NotFound, PendingApproval
+from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import Decision
+from shared.sql.columns import from_json
+from shared.sql.engine import Database
+from shared.sql.run_tables import approvals, runs
+
+
+def approval_of(row: RowMapping) -> Approval:
+    """The approval request of a row of `approvals`."""
+    values = {name: row[name] for name in Approval.__struct_fields__ if name != "decision"}
+    decision = None if row["decision"] is None else from_json(row["decision"], Decision)
+    return Approval(**values, decision=decision)
+
+
+async def insert_approvals(connection: AsyncConnection, asked: Sequence[Approval]) -> None:
+    """Stores requests in the order of their calls."""
+    rows = [
+        {
+            **{name: getattr(approval, name) for name in Approval.__struct_fields__},
+            "decision": None,
+            "number": number,
+        }
+        for number, approval in enumerate(asked, start=1)
+    ]
+    if rows:
+        await connection.execute(sa.insert(approvals), rows)
+
+
+async def waiting_on(connection: AsyncConnection, thread_id: ThreadId) -> list[Approval]:
+    """The thread's undecided requests, in the order of their calls."""
+    found = await connection.execute(
+        sa.select(approvals)
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .where(
+            approvals.c.thread_id == thread_id,
+            approvals.c.decided_at.is_(None),
+            runs.c.status == RunStatus.AWAITING_APPROVAL,
+        )
+        .order_by(approvals.c.run_id, approvals.c.number)
+    )
+    return [approval_of(row) for row in found.mappings()]
+
+
+async def refuse_if_waiting(connection: AsyncConnection, thread_id: ThreadId) -> None:
+    """Raises `PendingApproval` when a person must decide before the thread can go on."""
+    waiting = await waiting_on(connection, thread_id)
+    if waiting:
+        raise PendingApproval(
+            run_id=waiting[0].run_id,
+            agent_id=waiting[0].agent_id,
+            message_id=waiting[0].message_id,
+            tool_call_ids=[approval.tool_call_id for approval in waiting],
+            approval_ids=[approval.id for approval in waiting],
+        )
+
+
+async def requests_of(connection: AsyncConnection, run_id: RunId) -> list[Approval]:
+    """A run's requests, decided or not, in the order of their calls."""
+    found = await connection.execute(
+        sa.select(approvals).where(approvals.c.run_id == run_id).order_by(approvals.c.number)
+    )
+    return [approval_of(row) for row in found.mappings()]
+
+
+class ApprovalStore:
+    """Reads approval requests."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, project_id: ProjectId, approval_id: ApprovalId) -> Approval:
+        """One request of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(approvals).where(approvals.c.id == approval_id, approvals.c.project_id == project_id)
+            )
+            row = found.mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"Approval {approval_id} not found")
+        return approval_of(row)
+
+    async def waiting_on_thread(self, thread_id: ThreadId) -> list[Approval]:
+        """What a thread waits for; empty when it waits for nothing."""
+        async with self._database.read() as connection:
+            return await waiting_on(connection, thread_id)
+
+    async def waiting(
+        self,
+        project_id: ProjectId,
+        *,
+        agent_id: AgentId | None = None,
+        thread_id: ThreadId | None = None,
+        limit: int = 100,
+    ) -> list[Approval]:
+        """All that waits in a project, oldest first."""
+        query = _waiting().where(approvals.c.project_id == project_id)
+        if agent_id is not None:
+            query = query.where(approvals.c.agent_id == agent_id)
+        if thread_id is not None:
+            query = query.where(approvals.c.thread_id == thread_id)
+        oldest_first = query.order_by(approvals.c.asked_at, approvals.c.run_id, approvals.c.number)
+        async with self._database.read() as connection:
+            found = await connection.execute(oldest_first.limit(limit))
+            return [approval_of(row) for row in found.mappings()]
+
+    async def expired(self, now: datetime, limit: int = 100) -> list[Approval]:
+        """Requests that nobody decided in time and whose policy is to act."""
+        query = _waiting().where(approvals.c.expires_at <= now, approvals.c.on_expiry != "keep")
+        async with self._database.read() as connection:
+            found = await connection.execute(query.order_by(approvals.c.expires_at).limit(limit))
+            return [approval_of(row) for row in found.mappings()]
+
+
+def _waiting() -> sa.Select[tuple[object, ...]]:
+    return (
+        sa.select(approvals)
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .where(approvals.c.decided_at.is_(None), runs.c.status == RunStatus.AWAITING_APPROVAL)
+    )

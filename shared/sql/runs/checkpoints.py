@@ -1,0 +1,146 @@
+"""What a worker writes while a run goes on: answers, intents, results, events. Every write is one transaction, refused
+when the fence is old, and harmless when it is repeated because the answer to its commit was lost.
+
+A step has two checkpoints when it calls tools: the answer (so that a crash cannot make the model ask for the same tools
+a second time) and the results. Between them the intents say which tools had been started.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.crash_points import CrashPoint
+from shared.domain.ids import Fence, RunId, Seq
+from shared.domain.log_writer import Entries, LogTail, consecutive
+from shared.domain.messages import NewMessage, ToolCall
+from shared.domain.runs import Run, Step, Usage
+from shared.sql.columns import to_json
+from shared.sql.engine import Database
+from shared.sql.history.messages import insert_messages
+from shared.sql.run_tables import runs, tool_intents
+from shared.sql.runs.events import insert_events
+from shared.sql.runs.rows import lock_owned, lock_run, update_owned, upsert_step
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become durable: messages, the step as it stands, usage so far, and the events that showed it."""
+
+    now: datetime
+    messages: list[NewMessage]
+    tail: LogTail
+    usage: Usage
+    step_count: int
+    step: Step | None = None
+
+    def columns(self, last_seq: Seq) -> dict[str, Any]:
+        """The run's columns after it; `last_seq` is the last event that SQL has then."""
+        return {
+            "attempts_without_progress": 0,
+            "usage": to_json(self.usage),
+            "step_count": self.step_count,
+            "last_seq": last_seq,
+            "checkpoint_seq": last_seq,
+        }
+
+
+class CheckpointStore:
+    """Writes the progress of running runs. Every method raises `StaleFence` when the run has a new owner."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def record(self, run: Run, checkpoint: Checkpoint, *, starting: Sequence[ToolCall] = ()) -> None:
+        """Stores a checkpoint; with it, that the tools of the calls `starting` are about to be started."""
+        async with self._database.write(CrashPoint.CHECKPOINT) as connection:
+            last_seq = await store_tail(connection, run, checkpoint.tail)
+            await store_step(connection, run, checkpoint)
+            await _insert_intents(connection, run, starting, checkpoint.now)
+            await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(last_seq))
+
+    async def record_intents(self, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
+        """Stores that the tools of these calls are about to be started."""
+        async with self._database.write(CrashPoint.INTENT) as connection:
+            await lock_owned(connection, run.id, run.fence)
+            await _insert_intents(connection, run, calls, now)
+
+    async def record_events(self, run: Run, tail: LogTail, now: datetime) -> None:
+        """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""
+        async with self._database.write(CrashPoint.SPILL) as connection:
+            last_seq = await store_tail(connection, run, tail)
+            await update_owned(connection, run.id, now, {"last_seq": last_seq})
+
+    async def adopt(self, run: Run, entries: Entries, now: datetime) -> None:
+        """Stores what former owners of the run have shown, and SQL lacks, before its new owner shows anything."""
+        async with self._database.write(CrashPoint.ADOPT) as connection:
+            locked = await lock_owned(connection, run.id, run.fence)
+            new = [(seq, entry) for seq, entry in entries if seq > locked.last_seq]
+            for tail in consecutive(new):
+                await insert_events(connection, run.id, tail)
+            if new:
+                await update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
+
+    async def hand_over(self, run: Run, tail: LogTail, now: datetime) -> None:
+        """Stores the events of an unfinished step for the worker that goes on with it. Its worker lives, so the claims
+        so far do not count as attempts without progress."""
+        async with self._database.write(CrashPoint.HAND_OVER) as connection:
+            last_seq = await store_tail(connection, run, tail)
+            await update_owned(connection, run.id, now, {"last_seq": last_seq, "attempts_without_progress": 0})
+
+    async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:
+        """Stores events and gives the run's owner a new fence, because the numbers of its fence come to their end."""
+        async with self._database.write(CrashPoint.NEW_FENCE) as connection:
+            locked = await lock_run(connection, run.id)
+            new = Fence(run.fence + 1)
+            if locked.fence != new or locked.owner != run.owner:
+                last_seq = await store_tail(connection, run, tail)
+                await update_owned(connection, run.id, now, {"last_seq": last_seq, "fence": new})
+            return msgspec.structs.replace(run, fence=new)
+
+    async def has_fence(self, run: Run) -> bool:
+        """Whether nobody has claimed the run since."""
+        async with self._database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run.id, runs.c.fence == run.fence))
+            return found.one_or_none() is not None
+
+    async def started_calls(self, run_id: RunId) -> set[str]:
+        """The ids of the run's tool calls whose tools were about to be started."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(tool_intents.c.tool_call_id).where(tool_intents.c.run_id == run_id)
+            )
+            return set(found.scalars())
+
+
+async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Seq:
+    """Locks the run and stores the entries that SQL lacks; the last number that SQL has then.
+
+    Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
+    """
+    locked = await lock_owned(connection, run.id, run.fence)
+    await insert_events(connection, run.id, tail.behind(locked.last_seq))
+    return max(locked.last_seq, tail.last)
+
+
+async def store_step(connection: AsyncConnection, run: Run, checkpoint: Checkpoint) -> None:
+    """Stores what a checkpoint has beside its events. The run's row is locked."""
+    await insert_messages(connection, run, checkpoint.messages)
+    if checkpoint.step is not None:
+        await upsert_step(connection, run, checkpoint.step)
+
+
+async def _insert_intents(connection: AsyncConnection, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
+    rows = {
+        call.id: {
+            "run_id": run.id, "tool_call_id": call.id, "tool_name": call.name, "state": "started", "started_at": now
+        }
+        for call in calls
+    }  # fmt: skip
+    if rows:
+        # Some servers number the calls of every answer anew: the id may be that of a call of an earlier step.
+        same = sa.and_(tool_intents.c.run_id == run.id, tool_intents.c.tool_call_id.in_(rows))
+        await connection.execute(sa.delete(tool_intents).where(same))
+        await connection.execute(sa.insert(tool_intents), list(rows.values()))

@@ -1,0 +1,228 @@
+"""Deciding approval requests: one by one, by people and by the clock, or all that wait of an answer in one message. The
+last decision of an answer closes the parked run and stores the run that carries the decisions out."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.crash_points import CrashPoint
+from shared.domain.approvals import Approval
+from shared.domain.errors import AlreadyDecided, Conflict, NoPendingApproval, NotFound, WrongToolCalls
+from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
+from shared.domain.messages import ApprovalResponse, Decision, NewMessage
+from shared.domain.runs import Run
+from shared.sql.columns import to_json
+from shared.sql.engine import Database
+from shared.sql.history.thread_queue import lock_thread
+from shared.sql.run_tables import approvals, runs
+from shared.sql.runs.approvals import approval_of, requests_of, waiting_on
+from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
+from shared.sql.runs.run_store import Submitted, submitted_before
+
+
+class AskedBy(NamedTuple):
+    """The run whose calls are decided; `continued_by` when they were decided before and that run is still active."""
+
+    run_id: RunId
+    fence: Fence
+    continued_by: RunId | None = None
+
+
+class Decided(NamedTuple):
+    """A request as it was decided. `run` carries the decisions out; None while other calls of the answer wait."""
+
+    approval: Approval
+    run: Run | None
+
+
+class DecisionStore:
+    """Stores decisions, each once, and with the last one of an answer the run that carries them out."""
+
+    def __init__(self, database: Database, ids: IdMaker) -> None:
+        self._database = database
+        self._ids = ids
+
+    async def decide_all(
+        self, run: Run, given: Sequence[NewMessage], *, keys: Sequence[str] = (), by: str, again: bool = False
+    ) -> Submitted:
+        """Decides all calls that a thread waits for, and stores `run`, which carries the decisions out.
+
+        The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that nobody has
+        decided yet. Repeated while the carrying run is active, they give that run again; `again` is as in
+        `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, or `Conflict` when somebody
+        decided otherwise.
+        """
+        async with self._database.write(CrashPoint.DECIDE) as connection:
+            await lock_thread(connection, run.thread_id)
+            seen = await submitted_before(connection, run, keys, again=again)
+            if seen is not None:
+                return Submitted(seen, is_new=False)
+            asked_by = await _decide_waiting(connection, run, given, by)
+            if asked_by.continued_by is not None:
+                return Submitted(await get_run(connection, asked_by.continued_by), is_new=False)
+            return Submitted(await _start_carrying(connection, run, given, asked_by, keys), is_new=True)
+
+    async def decide(self, asked: Approval, decision: Decision, *, by: str, now: datetime) -> Decided:
+        """Decides one request. The same decision again gives what came of the first.
+
+        Raises `Conflict` when it was decided otherwise or its run is being cancelled, `NotFound` when it is gone.
+        """
+        async with self._database.write(CrashPoint.DECIDE) as connection:
+            # Whoever decides another call of the same answer, or the rest of them in a message, waits here.
+            await lock_thread(connection, asked.thread_id)
+            known = await _get(connection, asked.id)
+            if known.decision is not None:
+                _refuse_other_decision(known, decision)
+                run = None if known.continued_by is None else await get_run(connection, known.continued_by)
+                return Decided(known, run)
+            parked = await _lock_parked(connection, known.run_id)
+            await _store_decision(connection, known, decision, by=by, now=now, run_id=None)
+            run = None
+            if all(approval.decision is not None for approval in await requests_of(connection, parked.id)):
+                asked_by = AskedBy(parked.id, parked.fence)
+                response = NewMessage(id=self._ids.message(), created_at=now, body=ApprovalResponse([]))
+                run = await _start_carrying(connection, self._carrying_run(parked, now), [response], asked_by)
+            return Decided(await _get(connection, asked.id), run)
+
+    def _carrying_run(self, parked: Run, now: datetime) -> Run:
+        """Nobody sends a request that this run answers, so it does what the parked one was asked to do."""
+        return Run(
+            id=self._ids.run(),
+            project_id=parked.project_id,
+            agent_id=parked.agent_id,
+            thread_id=parked.thread_id,
+            conversation_id=parked.conversation_id,
+            options=msgspec.structs.replace(parked.options, background=True),
+            callback_url=parked.callback_url,
+            created_at=now,
+        )
+
+
+async def _decide_waiting(
+    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], decided_by: str
+) -> AskedBy:
+    """Stores the decisions that `given` begins with, each once. All calls that still wait must be decided together."""
+    response = given[0].body if given else None
+    if not isinstance(response, ApprovalResponse):
+        raise NoPendingApproval
+    decisions = {decision.tool_call_id: decision for decision in response.decisions}
+    await _refuse_if_cancelled(connection, run.thread_id)
+    waiting = await waiting_on(connection, run.thread_id)
+    if not waiting:
+        return await _decided_before(connection, run.thread_id, decisions)
+    expected = [approval.tool_call_id for approval in waiting]
+    if set(expected) != set(decisions):
+        raise WrongToolCalls(expected, [decision.tool_call_id for decision in response.decisions])
+    for approval in waiting:
+        await _store_decision(
+            connection, approval, decisions[approval.tool_call_id], by=decided_by, now=run.created_at, run_id=run.id
+        )
+    fence = await connection.execute(sa.select(runs.c.fence).where(runs.c.id == waiting[0].run_id))
+    return AskedBy(waiting[0].run_id, fence.scalar_one())
+
+
+async def _start_carrying(
+    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], asked_by: AskedBy, keys: Sequence[str] = ()
+) -> Run:
+    """Closes a parked run of which every call is decided, and stores the run that carries the decisions out.
+
+    The `ApprovalResponse` that `given` begins with is made to hold all decisions on the answer: some of them may have
+    come earlier, one by one.
+    """
+    parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=run.created_at)
+    asked = await requests_of(connection, parked.id)
+    await connection.execute(sa.update(approvals).where(approvals.c.run_id == parked.id).values(continued_by=run.id))
+    response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
+    whole = msgspec.structs.replace(given[0], body=response)
+    carrying = msgspec.structs.replace(run, continues=parked.id, turn=parked.turn)
+    return await insert_run(connection, carrying, [whole, *given[1:]], keys)
+
+
+def _refuse_other_decision(decided: Approval, decision: Decision) -> None:
+    """Raises `Conflict` when a request that was decided is now decided otherwise. The same decision again is fine."""
+    known = decided.decision
+    if known is None or known == decision:
+        return
+    verdict = "answered with a result" if known.kind == "tool" else "approved" if known.approve else "denied"
+    reason = f" ({known.reason})" if known.reason else ""
+    when = "" if decided.decided_at is None else f" at {decided.decided_at.isoformat(timespec='seconds')}"
+    raise Conflict(
+        f"the call {decided.tool_call_id} of {decided.tool_name} was {verdict} by {decided.decided_by}{when}{reason}; "
+        "a decision holds once"
+    )
+
+
+async def _refuse_if_cancelled(connection: AsyncConnection, thread_id: ThreadId) -> None:
+    """Locks the thread's parked run. Raises `NoPendingApproval` when its cancel is recorded: that was first."""
+    parked = await connection.execute(
+        sa.select(runs.c.cancel_requested_at)
+        .where(runs.c.thread_id == thread_id, runs.c.status == RunStatus.AWAITING_APPROVAL)
+        .with_for_update()
+    )
+    if any(row.cancel_requested_at is not None for row in parked):
+        raise NoPendingApproval
+
+
+async def _store_decision(
+    connection: AsyncConnection,
+    approval: Approval,
+    decision: Decision,
+    *,
+    by: str,
+    now: datetime,
+    run_id: RunId | None,
+) -> None:
+    """Writes one decision, if none was. Raises `Conflict` when somebody decided in the meantime."""
+    written = await connection.execute(
+        sa.update(approvals)
+        .where(approvals.c.id == approval.id, approvals.c.decided_at.is_(None))
+        .values(decision=to_json(decision), decided_at=now, decided_by=by, continued_by=run_id)
+    )
+    if written.rowcount != 1:
+        raise Conflict(f"approval {approval.id} was decided by somebody else in the meantime")
+
+
+async def _decided_before(
+    connection: AsyncConnection, thread_id: ThreadId, decisions: Mapping[str, Decision]
+) -> AskedBy:
+    found = await connection.execute(
+        sa.select(approvals, runs.c.status, runs.c.fence)
+        .join(runs, runs.c.id == approvals.c.continued_by)
+        .where(approvals.c.thread_id == thread_id, approvals.c.tool_call_id.in_(decisions))
+        # Some servers number the calls of every answer anew, so an id may have been decided in an earlier turn.
+        .order_by(approvals.c.decided_at.desc(), runs.c.number.desc())
+    )
+    rows = found.mappings().all()
+    last = [row for row in rows if row["continued_by"] == rows[0]["continued_by"]]
+    if not last or {row["tool_call_id"] for row in last} != set(decisions):
+        raise NoPendingApproval
+    for row in last:
+        _refuse_other_decision(approval_of(row), decisions[row["tool_call_id"]])
+    if last[0]["status"] not in ACTIVE:
+        raise AlreadyDecided
+    return AskedBy(last[0]["run_id"], last[0]["fence"], continued_by=last[0]["continued_by"])
+
+
+async def _get(connection: AsyncConnection, approval_id: ApprovalId) -> Approval:
+    found = await connection.execute(sa.select(approvals).where(approvals.c.id == approval_id))
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"Approval {approval_id} not found")
+    return approval_of(row)
+
+
+async def _lock_parked(connection: AsyncConnection, run_id: RunId) -> Run:
+    """Locks the run that asked, against a cancel that is recorded at this moment."""
+    found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run_id).with_for_update())
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"Run {run_id} not found")
+    parked = run_of(row)
+    if parked.status is not RunStatus.AWAITING_APPROVAL or parked.cancel is not None:
+        raise Conflict(f"run {run_id} no longer waits for this decision: it was cancelled")
+    return parked

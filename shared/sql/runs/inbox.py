@@ -1,0 +1,157 @@
+"""Messages that are injected into running runs: each enters the history exactly once, in order."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.crash_points import CrashPoint
+from shared.domain.errors import Conflict
+from shared.domain.ids import RunId, ThreadId
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.log_writer import LogTail
+from shared.domain.messages import NewMessage
+from shared.domain.runs import Run
+from shared.sql.columns import from_json, to_json
+from shared.sql.engine import Database
+from shared.sql.history.messages import insert_messages
+from shared.sql.run_tables import injected_messages, runs, submission_keys
+from shared.sql.runs.checkpoints import store_tail
+from shared.sql.runs.rows import get_run, lock_run, update_owned
+
+IfEnded = Literal["refuse", "next"]
+"""What becomes of an injected message when its run ends before it is delivered: dropped, or the next run's input."""
+
+
+class WaitingMessages(NamedTuple):
+    """Messages that a run is to get."""
+
+    messages: list[NewMessage]
+    last: int
+    """Number of the last one, in the order of their arrival; 0 when there is none."""
+
+
+class InboxStore:
+    """Takes in and delivers injected messages."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def inject(
+        self, run_id: RunId, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: Sequence[str] = ()
+    ) -> bool:
+        """Stores messages for a run that is running or will run. False: these keys were seen before, nothing changes.
+
+        The same messages may be injected again because the answer was lost. Raises `Conflict` when the run cannot take
+        them any more.
+        """
+        async with self._database.write(CrashPoint.INJECT) as connection:
+            # With the row locked, a settle that is under way is waited for, and waits for this.
+            locked = await lock_run(connection, run_id)
+            if await _is_stored(connection, messages):
+                return True
+            thread_id = (await get_run(connection, run_id)).thread_id
+            if not await _are_new(connection, thread_id, run_id, keys):
+                return False
+            if locked.status not in (RunStatus.CREATED, RunStatus.RUNNING):
+                raise Conflict(f"run {run_id} takes no more messages: it has ended or waits for an approval")
+            rows = [
+                {
+                    "run_id": run_id,
+                    "thread_id": thread_id,
+                    "message_id": message.id,
+                    "message": to_json(message),
+                    "if_ended": if_ended,
+                }
+                for message in messages
+            ]
+            await connection.execute(sa.insert(injected_messages), rows)
+            return True
+
+    async def has_waiting(self, run_id: RunId) -> bool:
+        """Whether a message waits for its delivery to the run."""
+        async with self._database.read() as connection:
+            return await has_undelivered(connection, run_id)
+
+    async def waiting(self, run_id: RunId) -> WaitingMessages:
+        """What waits for its delivery to the run."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(injected_messages.c.number, injected_messages.c.message)
+                .where(_undelivered(run_id))
+                .order_by(injected_messages.c.number)
+            )
+            rows = found.all()
+        return WaitingMessages([from_json(row.message, NewMessage) for row in rows], rows[-1].number if rows else 0)
+
+    async def deliver(self, run: Run, waiting: WaitingMessages, tail: LogTail, now: datetime) -> None:
+        """Moves what was found waiting into the run's history, together with the events that say so, which the tail of
+        its log ends with. Does nothing the second time. Raises `StaleFence`."""
+        async with self._database.write(CrashPoint.DELIVER) as connection:
+            last_seq = await store_tail(connection, run, tail)
+            await connection.execute(
+                sa.update(injected_messages)
+                .where(_undelivered(run.id), injected_messages.c.number <= waiting.last)
+                .values(delivered_at=now)
+            )
+            await insert_messages(connection, run, waiting.messages)
+            await update_owned(connection, run.id, now, {"last_seq": last_seq})
+
+
+async def _is_stored(connection: AsyncConnection, messages: Sequence[NewMessage]) -> bool:
+    ids = [message.id for message in messages]
+    known = sa.select(injected_messages.c.number).where(injected_messages.c.message_id.in_(ids)).limit(1)
+    return (await connection.execute(known)).first() is not None
+
+
+async def _are_new(connection: AsyncConnection, thread_id: ThreadId, run_id: RunId, keys: Sequence[str]) -> bool:
+    """Notes the keys of a submission that a run takes in. False, and notes nothing, when one was seen before."""
+    if not keys:
+        return True
+    seen = await connection.execute(
+        sa.select(submission_keys.c.key).where(
+            submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(keys)
+        )
+    )
+    if seen.first() is not None:
+        return False
+    rows = [{"thread_id": thread_id, "key": key, "run_id": run_id} for key in dict.fromkeys(keys)]
+    await connection.execute(sa.insert(submission_keys), rows)
+    return True
+
+
+async def has_undelivered(connection: AsyncConnection, run_id: RunId) -> bool:
+    """Whether a message waits for its delivery to the run."""
+    waiting = await connection.execute(sa.select(injected_messages.c.number).where(_undelivered(run_id)).limit(1))
+    return waiting.one_or_none() is not None
+
+
+async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:
+    """Messages that earlier runs of the thread were given and ended without, whose senders want the next run to have
+    them."""
+    numbers = sa.union_all(
+        _left_over(injected_messages.c.thread_id == run.thread_id),
+        _left_over(injected_messages.c.thread_id.is_(None), runs.c.thread_id == run.thread_id),
+    )
+    taken = await connection.execute(
+        sa.update(injected_messages)
+        .where(injected_messages.c.number.in_(numbers))
+        .values(delivered_at=now)
+        .returning(injected_messages.c.number, injected_messages.c.message)
+    )
+    return [from_json(row.message, NewMessage) for row in sorted(taken, key=lambda row: row.number)]
+
+
+def _left_over(*of_thread: sa.ColumnElement[bool]) -> sa.Select[tuple[int]]:
+    is_open = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
+    return (
+        sa.select(injected_messages.c.number)
+        .join_from(injected_messages, runs, runs.c.id == injected_messages.c.run_id)
+        .where(*is_open, runs.c.status.in_(TERMINAL), *of_thread)
+    )
+
+
+def _undelivered(run_id: RunId) -> sa.ColumnElement[bool]:
+    return sa.and_(injected_messages.c.run_id == run_id, injected_messages.c.delivered_at.is_(None))

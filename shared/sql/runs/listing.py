@@ -1,0 +1,198 @@
+"""Finding runs: the lists that clients page through, and what sweepers and cancels look for."""
+
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.runs import OTIDS, Run
+from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
+from shared.sql.run_tables import (
+    approvals,
+    callbacks,
+    event_blocks,
+    has_one_of,
+    injected_messages,
+    run_inputs,
+    runs,
+    steps,
+    submission_keys,
+    tool_intents,
+)
+from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
+from shared.sql.tables import messages
+
+QUIET_PAGE = 500
+
+UNCLAIMED = frozenset({RunStatus.CREATED, RunStatus.AWAITING_APPROVAL})
+"""Statuses of runs that no worker has."""
+
+
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs to list. None: no condition."""
+
+    agent_ids: list[AgentId] | None = None
+    conversation_id: ConversationId | None = None
+    thread_id: ThreadId | None = None
+    statuses: list[RunStatus] | None = None
+    """Internal statuses; a run that waits for approval is `completed` on the wire."""
+    background: bool | None = None
+    stop_reason: str | None = None
+
+
+class QuietRun(NamedTuple):
+    """A run that SQL has heard nothing of for a while."""
+
+    run_id: RunId
+    status: RunStatus
+    dispatch: int
+    fence: Fence
+    updated_at: datetime
+
+
+class RunListing:
+    """Finds runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
+        """A page in the order asked for; its cursors are run ids. Raises `NotFound` for an unknown one."""
+        async with self._database.read() as connection:
+            conditions = _conditions(wanted)
+            rows = await rows_of_page(connection, runs, project_id, page, *conditions, columns=RUN_COLUMNS)
+        return [run_of(row) for row in rows]
+
+    async def active_of_agent(
+        self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None = None
+    ) -> list[Run]:
+        """The agent's runs, of one thread or of all, that have not ended, parked ones included; oldest first."""
+        query = sa.select(*RUN_COLUMNS).where(
+            runs.c.project_id == project_id, runs.c.agent_id == agent_id, has_one_of(runs, ACTIVE)
+        )
+        if thread_id is not None:
+            query = query.where(runs.c.thread_id == thread_id)
+        async with self._database.read() as connection:
+            found = await connection.execute(query.order_by(runs.c.number))
+            return [run_of(row) for row in found.mappings()]
+
+    async def just_streamed(
+        self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
+    ) -> Run | None:
+        """The agent's newest run, of one thread or of all, if somebody watched it as it ended, and after `since`."""
+        query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id, runs.c.agent_id == agent_id)
+        if thread_id is not None:
+            query = query.where(runs.c.thread_id == thread_id)
+        async with self._database.read() as connection:
+            found = await connection.execute(query.order_by(runs.c.number.desc()).limit(1))
+            row = found.mappings().one_or_none()
+        newest = None if row is None else run_of(row)
+        if newest is None or newest.completed_at is None or newest.completed_at < since:
+            return None
+        return newest if newest.options.streamed else None
+
+    async def of_otid(self, thread_id: ThreadId, otid: str) -> Run:
+        """The newest run whose submission had a message with this otid. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(submission_keys.c.key, *RUN_COLUMNS)
+                .join(submission_keys, submission_keys.c.run_id == runs.c.id)
+                .where(
+                    submission_keys.c.thread_id == thread_id,
+                    submission_keys.c.key.startswith(OTIDS, autoescape=True),
+                    submission_keys.c.key.contains(otid, autoescape=True),
+                )
+                .order_by(runs.c.number.desc())
+            )
+            for row in found.mappings():
+                if otid in row["key"].removeprefix(OTIDS).split(","):
+                    return run_of(row)
+        raise NotFound(f"No run found for otid {otid!r}")
+
+    async def quiet(
+        self, since: datetime, now: datetime, after: QuietRun | None = None, limit: int = QUIET_PAGE
+    ) -> list[QuietRun]:
+        """Runs that a worker should be working on, or could be, and that SQL has heard nothing of since then; a page of
+        them behind `after`.
+
+        Also those that SQL will have heard of: the clock was set back since, and waiting for it may take long.
+        """
+        earlier = runs.alias("earlier")
+        blocked = sa.exists().where(
+            earlier.c.thread_id == runs.c.thread_id,
+            earlier.c.id != runs.c.id,
+            has_one_of(earlier, ACTIVE),
+            earlier.c.status != RunStatus.CREATED,
+        )
+        query = sa.select(runs.c.id, runs.c.status, runs.c.dispatch, runs.c.fence, runs.c.updated_at).where(
+            runs.c.status.in_([RunStatus.CREATED, RunStatus.RUNNING]),
+            sa.or_(runs.c.updated_at < since, runs.c.updated_at > now),
+            sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
+        )
+        if after is not None:
+            query = query.where(sa.tuple_(runs.c.updated_at, runs.c.id) > sa.tuple_(after.updated_at, after.run_id))
+        async with self._database.read() as connection:
+            found = await connection.execute(query.order_by(runs.c.updated_at, runs.c.id).limit(limit))
+            return [QuietRun(row.id, RunStatus(row.status), row.dispatch, row.fence, row.updated_at) for row in found]
+
+    async def cancelled_but_unclaimed(self, limit: int = 100) -> list[Run]:
+        """Runs that no worker has, parked or never claimed, for which a cancel is recorded."""
+        is_open = (runs.c.cancel_requested_at.is_not(None), has_one_of(runs, UNCLAIMED))
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(*RUN_COLUMNS).where(*is_open).order_by(runs.c.number).limit(limit)
+            )
+            return [run_of(row) for row in found.mappings()]
+
+    async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
+        """Deletes a run that has ended, with its log. Its messages stay in the history. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            known = await connection.execute(
+                sa.select(runs.c.id).where(runs.c.id == run_id, runs.c.project_id == project_id)
+            )
+            if known.one_or_none() is None:
+                raise not_found(run_id)
+            for table in OF_A_RUN:
+                await connection.execute(sa.delete(table).where(table.c.run_id == run_id))
+            await connection.execute(sa.update(messages).where(messages.c.run_id == run_id).values(run_id=None))
+            await connection.execute(sa.delete(runs).where(runs.c.id == run_id))
+
+
+def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.agent_ids is not None:
+        conditions.append(runs.c.agent_id.in_(wanted.agent_ids))
+    if wanted.conversation_id is not None:
+        # A conversation's id is that of its thread, and threads have an index.
+        conditions.append(runs.c.thread_id == wanted.conversation_id)
+    if wanted.thread_id is not None:
+        conditions.append(runs.c.thread_id == wanted.thread_id)
+    if wanted.statuses is not None:
+        conditions.append(runs.c.status.in_(wanted.statuses))
+    if wanted.background is not None:
+        conditions.append(runs.c.background == wanted.background)
+    if wanted.stop_reason is not None:
+        conditions.append(runs.c.stop_reason == wanted.stop_reason)
+    return conditions
+
+
+OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)
+"""The tables that hang on a run by its id, but for the messages, which stay in the history."""
+
+
+async def delete_histories(connection: AsyncConnection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
+    """Deletes the runs and messages of an agent (in all its histories) or of one thread.
+
+    A worker that is still in one of the runs learns it from its next fenced write, which finds nothing.
+    """
+    of_owner = sa.select(runs.c.id).where(runs.c[owner] == owner_id)
+    for table in OF_A_RUN:
+        await connection.execute(sa.delete(table).where(table.c.run_id.in_(of_owner)))
+    await connection.execute(sa.delete(messages).where(messages.c[owner] == owner_id))
+    await connection.execute(sa.delete(runs).where(runs.c[owner] == owner_id))

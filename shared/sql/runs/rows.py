@@ -1,0 +1,232 @@
+"""Rows of runs inside somebody's transaction. The one place that writes a run's status: it compiles the lifecycle table
+into a guarded UPDATE.
+
+A worker's write locks the run's row first and is refused when the fence is not the worker's any more. With the row
+locked, the write may look at what is stored already: a commit whose answer was lost is repeated, and must not be done
+twice.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.errors import CancelMode, IllegalTransition, NotFound, StaleFence
+from shared.domain.ids import Fence, RunId, Seq
+from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
+from shared.domain.messages import NewMessage
+from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Step, Usage
+from shared.sql.columns import from_json, to_json
+from shared.sql.run_tables import run_inputs, runs, steps, submission_keys
+
+RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input]
+"""Megabytes may be in the input of runs that an earlier release has stored."""
+
+_AS_THEY_ARE = (
+    "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
+    "turn", "dispatch", "fence", "owner", "attempts_without_progress", "step_count", "last_seq", "checkpoint_seq",
+    "callback_url", "callback_sent_at", "callback_status_code", "callback_error", "created_at", "started_at",
+    "completed_at", "pruned_at",
+)  # fmt: skip
+
+
+class LockedRun(NamedTuple):
+    """What is looked at of a run whose row is locked."""
+
+    status: RunStatus
+    fence: Fence
+    owner: str | None
+    last_seq: Seq
+    cancel_mode: CancelMode | None
+
+
+def run_of(row: RowMapping) -> Run:
+    """The run of a row of `runs`."""
+    cancel = None
+    if row["cancel_requested_at"] is not None:
+        cancel = CancelRequest(
+            requested_at=row["cancel_requested_at"],
+            actor=row["cancel_actor"],
+            reason=row["cancel_reason"],
+            mode=cancel_mode_of(row["cancel_mode"]),
+            acknowledged_at=row["cancel_acknowledged_at"],
+        )
+    return Run(
+        **{name: row[name] for name in _AS_THEY_ARE},
+        status=status_of(row["status"]),
+        error=None if row["error"] is None else from_json(row["error"], RunError),
+        options=from_json(row["options"], RunOptions),
+        cancel=cancel,
+        usage=from_json(row["usage"], Usage),
+    )
+
+
+def not_found(run_id: str) -> NotFound:
+    """The error for a run that is not there, in the wire's words."""
+    return NotFound(f"Run not found with id='['{run_id}']'")
+
+
+async def get_run(connection: AsyncConnection, run_id: RunId) -> Run:
+    """One run of any project. Raises `NotFound`."""
+    found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run_id))
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise not_found(run_id)
+    return run_of(row)
+
+
+async def input_of(connection: AsyncConnection, run_id: RunId) -> list[NewMessage]:
+    """The messages of the run's submission."""
+    found = await connection.execute(
+        sa.select(sa.func.coalesce(run_inputs.c.input, runs.c.input))
+        .join_from(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True)
+        .where(runs.c.id == run_id)
+    )
+    return from_json(found.scalar_one_or_none() or "[]", list[NewMessage])
+
+
+async def insert_run(
+    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], keys: Sequence[str] = ()
+) -> Run:
+    """Stores a new run with its input and the keys by which its submission is known again; the run as stored."""
+    inserted = await connection.execute(
+        sa.insert(runs)
+        .values(
+            id=run.id,
+            project_id=run.project_id,
+            agent_id=run.agent_id,
+            thread_id=run.thread_id,
+            conversation_id=run.conversation_id,
+            status=run.status,
+            background=run.options.background,
+            options=to_json(run.options),
+            input="[]",
+            continues=run.continues,
+            turn=run.turn,
+            dispatch=run.dispatch,
+            fence=run.fence,
+            attempts_without_progress=0,
+            usage=to_json(run.usage),
+            step_count=0,
+            last_seq=run.last_seq,
+            checkpoint_seq=run.checkpoint_seq,
+            reserved_seq=run.last_seq,
+            callback_url=run.callback_url,
+            created_at=run.created_at,
+            updated_at=run.created_at,
+        )
+        .returning(*RUN_COLUMNS)
+    )
+    if given:
+        await connection.execute(sa.insert(run_inputs).values(run_id=run.id, input=to_json(list(given))))
+    if keys:
+        rows = [{"thread_id": run.thread_id, "key": key, "run_id": run.id} for key in dict.fromkeys(keys)]
+        await connection.execute(sa.insert(submission_keys), rows)
+    return run_of(inserted.mappings().one())
+
+
+async def apply(
+    connection: AsyncConnection,
+    run_id: RunId,
+    trigger: RunTrigger,
+    *,
+    fence: Fence,
+    now: datetime,
+    values: dict[str, Any] | None = None,
+    guards: tuple[sa.ColumnElement[bool], ...] = (),
+) -> Run:
+    """Moves a run that has this fence and gives it back as it is now.
+
+    `values` are further columns to set, `guards` further conditions.
+
+    Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move (or a
+    guard did not hold), `NotFound` when it is gone. Nothing is changed then.
+    """
+    targets = sources_of(trigger)
+    target = sa.case({source.value: target.value for source, target in targets.items()}, value=runs.c.status)
+    moved = await connection.execute(
+        sa.update(runs)
+        .where(runs.c.id == run_id, runs.c.status.in_([s.value for s in targets]), runs.c.fence == fence, *guards)
+        .values({"status": target, "updated_at": now, **(values or {})})
+        .returning(*RUN_COLUMNS)
+    )
+    row = moved.mappings().one_or_none()
+    if row is None:
+        raise refusal(await lock_run(connection, run_id), run_id, trigger, fence)
+    return run_of(row)
+
+
+async def lock_run(connection: AsyncConnection, run_id: RunId) -> LockedRun:
+    """Locks a run's row until the transaction ends. Raises `NotFound`."""
+    found = await connection.execute(
+        sa.select(runs.c.status, runs.c.fence, runs.c.owner, runs.c.last_seq, runs.c.cancel_mode)
+        .where(runs.c.id == run_id)
+        .with_for_update()
+    )
+    row = found.one_or_none()
+    if row is None:
+        raise not_found(run_id)
+    mode = None if row.cancel_mode is None else cancel_mode_of(row.cancel_mode)
+    return LockedRun(status_of(row.status), row.fence, row.owner, row.last_seq, mode)
+
+
+async def lock_owned(connection: AsyncConnection, run_id: RunId, fence: Fence) -> LockedRun:
+    """Locks the row of a running run whose worker has this fence.
+
+    Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
+    """
+    locked = await lock_run(connection, run_id)
+    if locked.fence != fence or locked.status is not RunStatus.RUNNING:
+        raise refusal(locked, run_id, RunTrigger.COMPLETE, fence)
+    return locked
+
+
+def refusal(locked: LockedRun, run_id: RunId, trigger: RunTrigger, fence: Fence) -> StaleFence | IllegalTransition:
+    """Why a run in this state is not moved for somebody with this fence."""
+    if locked.fence != fence:
+        return StaleFence(run_id, fence, locked.fence)
+    return IllegalTransition(locked.status, trigger)
+
+
+async def update_owned(connection: AsyncConnection, run_id: RunId, now: datetime, values: dict[str, Any]) -> None:
+    """Writes columns of a run whose row the caller has locked."""
+    await connection.execute(sa.update(runs).where(runs.c.id == run_id).values({"updated_at": now, **values}))
+
+
+async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None:
+    """Stores a step, or what has become of it."""
+    document = to_json(step)
+    updated = await connection.execute(sa.update(steps).where(steps.c.id == step.id).values(document=document))
+    if updated.rowcount:
+        return
+    await connection.execute(
+        sa.insert(steps).values(
+            id=step.id,
+            project_id=run.project_id,
+            run_id=run.id,
+            agent_id=run.agent_id,
+            number=step.number,
+            document=document,
+            created_at=step.created_at,
+        )
+    )
+
+
+def status_of(text: str) -> RunStatus:
+    """A newer release may know statuses that this one does not. Whatever it is, the run has not ended for us; and every
+    write of ours names the statuses that it changes."""
+    try:
+        return RunStatus(text)
+    except ValueError:
+        return RunStatus.RUNNING
+
+
+def cancel_mode_of(text: str) -> CancelMode:
+    """A newer release may know modes that this one does not. Whatever it is, the run is to stop."""
+    try:
+        return CancelMode(text)
+    except ValueError:
+        return CancelMode.INTERRUPT

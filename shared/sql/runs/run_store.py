@@ -1,0 +1,257 @@
+"""Runs: submitting, claiming, asking for their cancel. What ends a step is in `checkpoints`, what ends a run in
+`settlement`."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.crash_points import CrashPoint
+from shared.domain.errors import Busy, CancelMode, LifecycleError, NotFound
+from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
+from shared.domain.log_writer import NUMBERS_PER_FENCE
+from shared.domain.messages import NewMessage
+from shared.domain.runs import CancelRequest, Run
+from shared.sql.engine import Database
+from shared.sql.history.messages import insert_messages
+from shared.sql.history.thread_queue import (
+    Dispatch,
+    input_to_place,
+    is_next_in_queue,
+    lock_thread,
+    next_dispatches,
+    next_turn,
+    oldest_in_progress,
+)
+from shared.sql.run_tables import has_one_of, runs, submission_keys
+from shared.sql.runs.approvals import refuse_if_waiting
+from shared.sql.runs.inbox import take_left_over
+from shared.sql.runs.listing import QuietRun
+from shared.sql.runs.rows import (
+    RUN_COLUMNS,
+    apply,
+    cancel_mode_of,
+    get_run,
+    input_of,
+    insert_run,
+    lock_owned,
+    not_found,
+    run_of,
+    status_of,
+    update_owned,
+)
+
+LOGS_AT_ONCE = 1000
+
+
+class Submitted(NamedTuple):
+    """A stored submission; `is_new` is False when its keys had been seen and this is the run of the first time."""
+
+    run: Run
+    is_new: bool
+
+
+class EndOfLog(NamedTuple):
+    """How far a run's log reaches in SQL."""
+
+    run_id: RunId
+    status: RunStatus
+    last_seq: Seq
+
+
+class RunStore:
+    """Reads and writes runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def submit(
+        self,
+        run: Run,
+        given: Sequence[NewMessage],
+        *,
+        keys: Sequence[str] = (),
+        refuse_if_busy: bool = False,
+        again: bool = False,
+    ) -> Submitted:
+        """Stores a run with its input. The same keys (otid, Idempotency-Key) on one thread give the first run again.
+
+        `again`: this very run may have been stored by a commit whose answer was lost. Raises `PendingApproval` when a
+        person must decide first, `Busy` when `refuse_if_busy` and a run is active.
+        """
+        async with self._database.write(CrashPoint.SUBMIT) as connection:
+            await lock_thread(connection, run.thread_id)
+            seen = await submitted_before(connection, run, keys, again=again)
+            if seen is not None:
+                return Submitted(seen, is_new=False)
+            active = await oldest_in_progress(connection, run.thread_id)
+            if active is not None:
+                await refuse_if_waiting(connection, run.thread_id)
+            if active is not None and refuse_if_busy:
+                raise Busy(run_id=active.run_id)
+            return Submitted(await insert_run(connection, run, given, keys), is_new=True)
+
+    async def of_keys(self, thread_id: ThreadId, keys: Sequence[str]) -> Run | None:
+        """The run of a submission that was seen before. None: none of these keys was."""
+        async with self._database.read() as connection:
+            return await _run_of_keys(connection, thread_id, keys)
+
+    async def get(self, project_id: ProjectId, run_id: RunId) -> Run:
+        """One run of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            run = await get_run(connection, run_id)
+        if run.project_id != project_id:
+            raise not_found(run_id)
+        return run
+
+    async def look_up(self, run_id: RunId) -> Run:
+        """One run of any project: for workers. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await get_run(connection, run_id)
+
+    async def input_of(self, run_id: RunId) -> list[NewMessage]:
+        """The messages of the run's submission."""
+        async with self._database.read() as connection:
+            return await input_of(connection, run_id)
+
+    async def claim(self, run_id: RunId, dispatch: int, owner: str, now: datetime) -> Run | None:
+        """Makes `owner` the run's owner, with a new fence. None: this dispatch is not to run it, or not yet.
+
+        Refused while another run of the thread is running, waits for a person, or is earlier in the queue. The first
+        claim puts the run's input into the history. `owner` is made up for this claim: the same owner claims once,
+        however often the claim is repeated.
+        """
+        try:
+            async with self._database.write(CrashPoint.CLAIM) as connection:
+                waiting = await get_run(connection, run_id)
+                if waiting.owner == owner:
+                    return waiting if waiting.status is RunStatus.RUNNING else None
+                # Somebody who ends another run of the thread, or claims one, waits here.
+                await lock_thread(connection, waiting.thread_id)
+                return await _claim(connection, waiting, dispatch, owner, now)
+        except (LifecycleError, NotFound):
+            return None
+
+    async def owns(self, run_id: RunId, fence: Fence, dispatch: int) -> bool:
+        """Whether the run is running under this fence, and was not dispatched again for somebody else to claim it."""
+        is_mine = (runs.c.fence == fence, runs.c.dispatch == dispatch, runs.c.status == RunStatus.RUNNING)
+        async with self._database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run_id, *is_mine))
+            return found.one_or_none() is not None
+
+    async def take_over(self, run: Run, owner: str, now: datetime) -> Run:
+        """Takes a running run from an owner that is gone, to settle it. The same owner takes it once, however often
+        that is repeated. Raises `StaleFence` if somebody else was first, `IllegalTransition` when the run has ended."""
+        async with self._database.write(CrashPoint.TAKE_OVER) as connection:
+            current = await get_run(connection, run.id)
+            if current.owner == owner:
+                return current
+            locked = await lock_owned(connection, run.id, run.fence)
+            fence = Fence(locked.fence + 1)
+            values = {"fence": fence, "owner": owner, "reserved_seq": fence * NUMBERS_PER_FENCE}
+            await update_owned(connection, run.id, now, values)
+            return msgspec.structs.replace(current, fence=fence, owner=owner)
+
+    async def request_cancel(self, run_id: RunId, request: CancelRequest) -> Run:
+        """Records that a cancel was asked for; the run as it is then. A stronger mode replaces `after_step`."""
+        values = {
+            "cancel_requested_at": request.requested_at,
+            "cancel_actor": request.actor,
+            "cancel_reason": request.reason,
+            "cancel_mode": request.mode,
+        }
+        is_new = runs.c.cancel_requested_at.is_(None)
+        if request.mode is not CancelMode.AFTER_STEP:
+            is_new = is_new | (runs.c.cancel_mode == CancelMode.AFTER_STEP)
+        async with self._database.write(CrashPoint.CANCEL) as connection:
+            await connection.execute(
+                sa.update(runs).where(runs.c.id == run_id, has_one_of(runs, ACTIVE), is_new).values(values)
+            )
+            return await get_run(connection, run_id)
+
+    async def cancels_among(self, run_ids: Sequence[RunId]) -> dict[RunId, CancelMode]:
+        """Those of these runs for which a cancel is recorded, with its mode."""
+        is_wanted = (runs.c.id.in_(run_ids), runs.c.cancel_requested_at.is_not(None))
+        async with self._database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.id, runs.c.cancel_mode).where(*is_wanted))
+            return {RunId(row.id): cancel_mode_of(row.cancel_mode) for row in found}
+
+    async def ends_of_logs(self, run_ids: Collection[RunId]) -> list[EndOfLog]:
+        """How far the logs of these runs reach in SQL, but for runs that are gone."""
+        wanted, ends = list(run_ids), list[EndOfLog]()
+        query = sa.select(runs.c.id, runs.c.status, runs.c.last_seq)
+        async with self._database.read() as connection:
+            for start in range(0, len(wanted), LOGS_AT_ONCE):
+                found = await connection.execute(query.where(runs.c.id.in_(wanted[start : start + LOGS_AT_ONCE])))
+                ends += [EndOfLog(row.id, status_of(row.status), row.last_seq) for row in found]
+        return ends
+
+    async def acknowledge_cancel(self, run_id: RunId, fence: Fence, now: datetime) -> None:
+        """Records when the run's owner began to stop it. Raises `StaleFence`."""
+        async with self._database.write() as connection:
+            await lock_owned(connection, run_id, fence)
+            await update_owned(connection, run_id, now, {"cancel_acknowledged_at": now})
+
+    async def dispatch_again(self, quiet: Sequence[QuietRun]) -> list[Dispatch]:
+        """Gives runs a new dispatch, so that older ones can no longer claim them, unless somebody else was faster."""
+        seen = [(run.run_id, run.dispatch, run.fence) for run in quiet]
+        async with self._database.write(CrashPoint.DISPATCH_AGAIN) as connection:
+            return await next_dispatches(connection, seen)
+
+
+async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner: str, now: datetime) -> Run:
+    """Raises `LifecycleError` when the run is not to be claimed now, or not by this dispatch."""
+    fence = Fence(waiting.fence + 1)
+    claimed = await apply(
+        connection,
+        waiting.id,
+        RunTrigger.CLAIM,
+        fence=waiting.fence,
+        now=now,
+        guards=(runs.c.dispatch == dispatch, is_next_in_queue(waiting)),
+        values={
+            "fence": fence,
+            "owner": owner,
+            "attempts_without_progress": waiting.attempts_without_progress + 1,
+            "started_at": waiting.started_at or now,
+            "turn": waiting.turn or await next_turn(connection, waiting.thread_id),
+            # For workers of the release before: what this owner may show.
+            "reserved_seq": fence * NUMBERS_PER_FENCE,
+            "reserved_log": None,
+        },
+    )
+    if waiting.fence == 0:
+        # What was left over for the next run is for one that answers.
+        takes_more = waiting.turn is None and waiting.options.compaction is None
+        left_over = await take_left_over(connection, claimed, now) if takes_more else []
+        given = input_to_place(claimed, await input_of(connection, claimed.id))
+        await insert_messages(connection, claimed, [*left_over, *given])
+    return claimed
+
+
+async def submitted_before(connection: AsyncConnection, run: Run, keys: Sequence[str], *, again: bool) -> Run | None:
+    """The run of the same keys, or the run itself."""
+    if again:
+        found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run.id))
+        row = found.mappings().one_or_none()
+        if row is not None:
+            return run_of(row)
+    return await _run_of_keys(connection, run.thread_id, keys)
+
+
+async def _run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: Sequence[str]) -> Run | None:
+    if not keys:
+        return None
+    found = await connection.execute(
+        sa.select(*RUN_COLUMNS)
+        .join(submission_keys, submission_keys.c.run_id == runs.c.id)
+        .where(submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(keys))
+        .order_by(runs.c.number)
+        .limit(1)
+    )
+    row = found.mappings().one_or_none()
+    return None if row is None else run_of(row)

@@ -1,0 +1,253 @@
+"""How a run ends, in one transaction: its status, a valid conversation, the end of its log, its callback, and who is
+next in its thread's queue. A run that comes to wait for a person ends its stream in the same way.
+
+The answer to the commit may be lost. So an end is taken once, however often it is repeated, and gives the same answer
+again: a run that has ended under the caller's fence was ended by the caller, or does not need it any more.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.clock import unix_ms
+from shared.crash_points import CrashPoint
+from shared.domain.approvals import Approval
+from shared.domain.compaction import Compaction
+from shared.domain.errors import CancelRequested, MoreInput
+from shared.domain.events import encode
+from shared.domain.ids import IdMaker, RunId, Seq
+from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger, next_status
+from shared.domain.log_writer import LogTail
+from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolReturn, ToolReturns
+from shared.domain.runs import Run, Step, Usage
+from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
+from shared.sql.columns import to_json
+from shared.sql.engine import Database
+from shared.sql.history.messages import insert_messages, messages_of_turn, replace_by_summary, take_out_of_context
+from shared.sql.history.thread_queue import Dispatch, input_to_place, lock_thread, next_in_queue, next_turn
+from shared.sql.run_tables import approvals, callbacks, tool_intents
+from shared.sql.runs.approvals import insert_approvals
+from shared.sql.runs.checkpoints import Checkpoint, store_step
+from shared.sql.runs.events import insert_events, merge_small_blocks, read_events
+from shared.sql.runs.inbox import has_undelivered
+from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
+from shared.sql.tables import agents
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of a run that ends. The caller has the run's fence."""
+
+    end: RunEnd
+    now: datetime
+    tail: LogTail = LogTail(Seq(2), ())
+    """Events that SQL does not have yet; the end of the log follows on them."""
+    usage: Usage = Usage()
+    step_count: int = 0
+    messages: list[NewMessage] = []
+    """The final answer, or what was shown of the one that was cut off."""
+    step: Step | None = None
+    known_returns: dict[str, ToolReturn] = {}
+    """Results of tool calls that were there before the run was cut off."""
+    denial_reason: str = ""
+    rollback: bool = False
+    compaction: Compaction | None = None
+    unless_more_input: bool = False
+    """The run has answered everything, and ends only if that is still so."""
+
+
+class Settled(NamedTuple):
+    """What settling did: the run as it is for ever, entries that Redis should get, and who is next on the thread."""
+
+    run: Run
+    tail: LogTail
+    next: Dispatch | None
+
+
+class SettlementStore:
+    """Writes the end of runs."""
+
+    def __init__(self, database: Database, ids: IdMaker) -> None:
+        self._database = database
+        self._ids = ids
+
+    async def settle(self, run: Run, settlement: Settlement) -> Settled:
+        """Ends a run whose fence the caller has. Raises `StaleFence`, `IllegalTransition` or `MoreInput`, and changes
+        nothing."""
+        async with self._database.write(CrashPoint.SETTLE) as connection:
+            # The thread first, as everybody who takes both locks does; the run before its messages, so that the second
+            # of two who end it is told so instead of stumbling over the first one's rows.
+            await lock_thread(connection, run.thread_id)
+            locked = await lock_run(connection, run.id)
+            if locked.fence == run.fence and locked.status in TERMINAL:
+                return await _settled_before(connection, run, settlement.tail)
+            if locked.fence != run.fence or locked.status is not run.status:
+                raise refusal(locked, run.id, settlement.end.trigger, run.fence)
+            if settlement.unless_more_input and await has_undelivered(connection, run.id):
+                raise MoreInput
+            return await self._settle(connection, run, locked, settlement)
+
+    async def store_refused(self, run: Run, given: Sequence[NewMessage], settlement: Settlement) -> Run:
+        """Stores a run that never begins, and its end, whatever its thread waits for; the run as it is for ever."""
+        async with self._database.write(CrashPoint.SUBMIT_REFUSED) as connection:
+            await lock_thread(connection, run.thread_id)
+            stored = await insert_run(connection, run, given)
+            locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None)
+            return (await self._settle(connection, stored, locked, settlement)).run
+
+    async def park(self, run: Run, checkpoint: Checkpoint, asked: Sequence[Approval]) -> LogTail:
+        """Stores the answer and its approval requests and parks the run; gives the entries that end its stream.
+
+        Raises `StaleFence`; and `CancelRequested`, and stores nothing, when a cancel was recorded in the meantime: a
+        parked run has no worker that would see it.
+        """
+        async with self._database.write(CrashPoint.PARK) as connection:
+            locked = await lock_run(connection, run.id)
+            if locked.fence == run.fence and locked.status is not RunStatus.RUNNING:
+                return (await _settled_before(connection, run, checkpoint.tail)).tail
+            if locked.fence != run.fence:
+                raise refusal(locked, run.id, RunTrigger.PARK, run.fence)
+            if locked.cancel_mode is not None:
+                raise CancelRequested(locked.cancel_mode)
+            log_end = _log_end(run, PARKED, checkpoint.now, checkpoint.usage, checkpoint.step_count)
+            tail = LogTail(checkpoint.tail.first, [*checkpoint.tail.entries, *log_end])
+            values = {
+                **checkpoint.columns(tail.last),
+                "stop_reason": PARKED.stop_reason,
+                "completed_at": checkpoint.now,
+            }
+            parked = await apply(
+                connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values
+            )
+            await insert_events(connection, run.id, tail.behind(locked.last_seq))
+            await store_step(connection, run, checkpoint)
+            await insert_approvals(connection, asked)
+            await _tell_agent_and_receiver(connection, parked, checkpoint.now)
+            return tail
+
+    async def _settle(
+        self, connection: AsyncConnection, run: Run, locked: LockedRun, settlement: Settlement
+    ) -> Settled:
+        end, now = settlement.end, settlement.now
+        run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
+        added = await self._close_conversation(connection, run, settlement)
+        if settlement.compaction is not None:
+            await replace_by_summary(connection, run, settlement.compaction)
+        tail = _tail_to_the_end(run, settlement, added)
+        last_seq = max(locked.last_seq, tail.last)
+        values = {
+            "stop_reason": end.stop_reason,
+            "cause": end.cause,
+            "error": None if end.error is None else to_json(end.error),
+            "turn": run.turn,
+            "usage": to_json(settlement.usage),
+            "step_count": settlement.step_count,
+            "last_seq": last_seq,
+            "checkpoint_seq": last_seq,
+            "completed_at": now,
+        }
+        settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
+        await insert_events(connection, run.id, tail.behind(locked.last_seq))
+        await merge_small_blocks(connection, run.id)
+        if settlement.step is not None:
+            await upsert_step(connection, run, settlement.step)
+        if run.status is RunStatus.AWAITING_APPROVAL:
+            await _deny_what_waits(connection, run.id, settlement)
+        await _tell_agent_and_receiver(connection, settled, now)
+        return Settled(settled, tail, await next_in_queue(connection, run.thread_id))
+
+    async def _close_conversation(
+        self, connection: AsyncConnection, run: Run, settlement: Settlement
+    ) -> list[NewMessage]:
+        """Stores what the run leaves behind; gives back the messages that had to be added for it to be valid."""
+        # All of the input of a run that was claimed is in the history, unless it came with a decision.
+        is_placed = run.fence > 0 and run.continues is None
+        given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
+        if settlement.rollback:
+            await take_out_of_context(connection, run.id, "rolled_back")
+        else:
+            await insert_messages(connection, run, [*input_to_place(run, given), *settlement.messages])
+        history = await messages_of_turn(connection, run.thread_id, run.turn or 0)
+        mine = [message.body for message in history if message.run_id == run.id]
+        left_nothing = not any(isinstance(body, AssistantMessage | ToolReturns) for body in mine)
+        open_ = open_calls(history)
+        closing: list[NewMessage] = []
+        if open_ is not None:
+            started = await connection.execute(
+                sa.select(tool_intents.c.tool_call_id).where(tool_intents.c.run_id == run.id)
+            )
+            closing = close_calls(
+                open_,
+                known=settlement.known_returns,
+                started={row.tool_call_id for row in started},
+                why="cancel" if settlement.end.trigger is RunTrigger.CANCEL else "error",
+                reason=settlement.denial_reason,
+                ids=self._ids,
+                now=settlement.now,
+            )
+        elif left_nothing and settlement.end.trigger is RunTrigger.FAIL:
+            # A turn that brought nothing leaves nothing: sent again, the model does not see it twice.
+            await take_out_of_context(connection, run.id, "rolled_back")
+        await insert_messages(connection, run, [*closing, *given])
+        return closing
+
+
+async def _settled_before(connection: AsyncConnection, run: Run, tail: LogTail) -> Settled:
+    """What the first commit of this end did: its answer was lost. The run that is next may be dispatched twice."""
+    settled = await get_run(connection, run.id)
+    entries = [entry for _, entry in await read_events(connection, run.id, Seq(tail.first - 1))]
+    return Settled(settled, LogTail(tail.first, entries), await next_in_queue(connection, run.thread_id))
+
+
+def _tail_to_the_end(run: Run, settlement: Settlement, added: list[NewMessage]) -> LogTail:
+    if run.status is RunStatus.AWAITING_APPROVAL:
+        # The stream of a parked run ended when it was parked, and a stream ends once.
+        return LogTail(Seq(run.last_seq + 1), ())
+    tail = settlement.tail
+    at = unix_ms(settlement.now)
+    shown = [encode(event) for message in added if (event := returns_event(message, at)) is not None]
+    log_end = _log_end(run, settlement.end, settlement.now, settlement.usage, settlement.step_count)
+    return LogTail(tail.first, [*tail.entries, *shown, *log_end])
+
+
+def _log_end(run: Run, end: RunEnd, now: datetime, usage: Usage, step_count: int) -> list[bytes]:
+    status = next_status(run.status, end.trigger)
+    events = end_events(
+        end,
+        at=unix_ms(now),
+        status=status,
+        usage=usage,
+        step_count=step_count,
+        status_events=run.options.status_events,
+    )
+    return [encode(event) for event in events]
+
+
+async def _tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: datetime) -> None:
+    """Notes on the agent how its newest run stopped, and puts the run's callback into the outbox, if it asked for one
+    and has none there."""
+    if run.options.compaction is None:
+        await connection.execute(
+            sa.update(agents).where(agents.c.id == run.agent_id).values(last_stop_reason=run.stop_reason)
+        )
+    if run.callback_url is None:
+        return
+    known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))
+    if known.one_or_none() is None:
+        await connection.execute(
+            sa.insert(callbacks).values(
+                run_id=run.id, project_id=run.project_id, url=run.callback_url, attempts=0, next_attempt_at=now
+            )
+        )
+
+
+async def _deny_what_waits(connection: AsyncConnection, run_id: RunId, settlement: Settlement) -> None:
+    denial = Decision(tool_call_id="", approve=False, reason=settlement.denial_reason)
+    await connection.execute(
+        sa.update(approvals)
+        .where(approvals.c.run_id == run_id, approvals.c.decided_at.is_(None))
+        .values(decision=to_json(denial), decided_at=settlement.now, decided_by=settlement.end.cause or "system")
+    )

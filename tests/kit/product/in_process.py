@@ -1,0 +1,181 @@
+"""The whole product in this process, behind a real port: API, worker, database, Redis and a local model server.
+
+    async with running_product(database, redis, models) as product:
+        agent = await product.agent(model="openai/gpt-4o-mini")
+        models.say("Good morning.")
+        answer = await product.client.agents.messages.create(agent_id=agent.id, input="Hello")
+
+`product.client` is the public SDK, unmodified. `product.http` is the same without the SDK. Nothing of ours is replaced:
+only the model provider at the other end of the wire is.
+"""
+
+import socket
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import uvicorn
+from arq.connections import ArqRedis
+from fastapi import FastAPI
+from letta_client import AsyncLetta
+from letta_client.types import AgentState
+from pydantic import SecretStr
+from redis.asyncio.connection import BlockingConnectionPool
+
+from api.main import serving
+from api.services import Services
+from shared.clock import Clock, SystemClock
+from shared.concurrency import background
+from shared.domain.ids import IdMaker
+from shared.process.context import ProcessContext
+from shared.process.settings import Settings
+from shared.redis.embedded import connect_embedded
+from shared.sql.engine import Database
+from shared.sql.migrate import migrate
+from tests.kit.model_server import ModelServer
+from tests.kit.wait_until import wait_until
+from worker.main import working
+
+HEADERS = {"X-Stainless-Package-Version": "1.12.1"}
+
+
+@dataclass
+class Product:
+    """A running product and its clients."""
+
+    base_url: str
+    parts: ProcessContext
+    models: ModelServer
+    client: AsyncLetta
+    http: httpx.AsyncClient
+    services: Services
+    """What the API works with, for tests that look behind the wire."""
+
+    async def tool(self, source: str, **fields: Any) -> str:
+        """Makes a tool from source; gives its id."""
+        tool = await self.client.tools.upsert(source_code=source, **fields)
+        return tool.id
+
+    async def agent(self, *, model: str = "openai/gpt-4o-mini", tools: Sequence[str] = (), **fields: Any) -> AgentState:
+        """Makes an agent; `tools` are the ids of its tools."""
+        return await self.client.agents.create(
+            name=f"test-{uuid4().hex[:8]}", model=model, tool_ids=list(tools), include_base_tools=False, **fields
+        )
+
+    async def run(self, run_id: str) -> dict[str, Any]:
+        """A run as the wire shows it now."""
+        return (await self.http.get(f"/v1/runs/{run_id}")).json()
+
+    async def ended(self, run_id: str) -> dict[str, Any]:
+        """Waits until the run's status says that it is over."""
+
+        async def look() -> dict[str, Any] | None:
+            run = await self.run(run_id)
+            return run if run["status"] in ("completed", "failed", "cancelled") else None
+
+        return await wait_until(look, description=f"run {run_id} to end")
+
+    async def history(self, agent_id: str) -> list[dict[str, Any]]:
+        """The agent's messages as the wire lists them, oldest first."""
+        answer = await self.http.get(f"/v1/agents/{agent_id}/messages", params={"limit": 1000, "order": "asc"})
+        return answer.json()
+
+
+@asynccontextmanager
+async def running_product(
+    database: Database,
+    redis: ArqRedis,
+    models: ModelServer,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+    with_worker: bool = True,
+) -> AsyncGenerator[Product]:
+    """The product for the block. `settings` are fields of `Settings`."""
+    given: dict[str, Any] = {
+        "sweep_s": 0.5,
+        "lease_s": 3.0,
+        "model_retries": 0,
+        "builtin_models": True,
+        "callback_allow_private": True,
+        **(settings or {}),
+    }
+    parts = ProcessContext(
+        settings=Settings(**given),
+        database=database,
+        redis=redis,
+        is_embedded=not isinstance(redis.connection_pool, BlockingConnectionPool),
+        clock=clock or SystemClock(),
+        ids=IdMaker(),
+        environment=models.base_urls() if environment is None else environment,
+    )
+    await migrate(database)
+    async with AsyncExitStack() as stack:
+        app = await stack.enter_async_context(serving(parts))
+        base_url = await stack.enter_async_context(_listening(app))
+        if with_worker:
+            await stack.enter_async_context(working(parts))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, headers=HEADERS, timeout=60))
+        client = await stack.enter_async_context(
+            AsyncLetta(base_url=base_url, api_key="none", timeout=60, max_retries=0)
+        )
+        yield Product(base_url, parts, models, client, http, app.state.services)
+
+
+@asynccontextmanager
+async def _listening(app: Any) -> AsyncGenerator[str]:
+    """Serves an application on a free port of loopback; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+        server = uvicorn.Server(config)
+        async with background(_serve(server, listener), name="test API"):
+            await wait_until(lambda: server.started, description="the API to listen")
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                for listening in server.servers:
+                    # The loop must forget the socket before it is closed: the next one may get its number.
+                    listening.close()
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    await server.serve(sockets=[listener])
+
+
+async def as_text(stream: Any) -> str:
+    """All assistant text of a stream of the SDK."""
+    return "".join([chunk.content async for chunk in stream if chunk.message_type == "assistant_message"])
+
+
+@asynccontextmanager
+async def asgi_client(app: FastAPI) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of the application. Errors that it does not answer arrive as the 500 that a client would see."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+        yield client
+
+
+@asynccontextmanager
+async def api_client(
+    database: Database, *, api_keys: str = "", environment: Mapping[str, str] | None = None
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of the whole API over a database. No worker runs."""
+    redis = connect_embedded()
+    parts = ProcessContext(
+        settings=Settings(api_keys=SecretStr(api_keys), builtin_models=True),
+        database=database,
+        redis=redis,
+        is_embedded=True,
+        clock=SystemClock(),
+        ids=IdMaker(),
+        environment=environment or {},
+    )
+    try:
+        async with serving(parts) as app, asgi_client(app) as client:
+            yield client
+    finally:
+        await redis.aclose(close_connection_pool=True)

@@ -1,0 +1,1 @@
+"""The project's own files, for the tests that hold its rules."""

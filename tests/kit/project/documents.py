@@ -1,0 +1,35 @@
+"""The project's documents as text: their code blocks, links and headings."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+_ANY_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    """Every document of the project."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The code blocks of one language, in order."""
+    found = _BLOCK.finditer(document.read_text(encoding="utf-8"))
+    return [block["code"] for block in found if block["language"] == language]
+
+
+def links(document: Path) -> list[str]:
+    """What a document links to, code left out."""
+    prose = _ANY_BLOCK.sub("", document.read_text(encoding="utf-8"))
+    return [link["target"] for link in _LINK.finditer(prose)]
+
+
+def anchors(document: Path) -> set[str]:
+    """The fragments by which a document's headings are linked to."""
+    prose = _ANY_BLOCK.sub("", document.read_text(encoding="utf-8"))
+    titles = (heading["title"].lower() for heading in _HEADING.finditer(prose))
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}

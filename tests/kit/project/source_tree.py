@@ -1,0 +1,140 @@
+"""The project's own source, read once and parsed, for the tests that hold the style rules."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PRODUCT_PACKAGES = ("api", "worker", "shared")
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file. `path` is relative to the project, with forward slashes."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @classmethod
+    def parse(cls, path: str, text: str) -> "Source":
+        return cls(path, text, ast.parse(text, filename=path))
+
+    @property
+    def module(self) -> str:
+        """The dotted name that others import it by."""
+        dotted = self.path.removesuffix(".py").replace("/", ".")
+        return dotted.removesuffix(".__init__")
+
+    @property
+    def package(self) -> str:
+        """The first part of the path."""
+        return self.path.split("/", 1)[0]
+
+    def is_in(self, places: tuple[str, ...]) -> bool:
+        """Whether the file is one of `places`, or inside one that ends with a slash."""
+        return any(self.path.startswith(place) if place.endswith("/") else self.path == place for place in places)
+
+    def at(self, node: ast.AST, finding: str) -> str:
+        """A finding as a line that an editor can jump to."""
+        return f"{self.path}:{getattr(node, 'lineno', 1)}: {finding}"
+
+
+def _read(folders: tuple[str, ...]) -> tuple[Source, ...]:
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return tuple(Source.parse(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+
+
+@cache
+def product_sources() -> tuple[Source, ...]:
+    """`api`, `worker` and `shared`."""
+    return _read(PRODUCT_PACKAGES)
+
+
+@cache
+def suite_sources() -> tuple[Source, ...]:
+    """`tests`."""
+    return _read(("tests",))
+
+
+@cache
+def bench_sources() -> tuple[Source, ...]:
+    """`bench`."""
+    return _read(("bench",))
+
+
+def expect_none(findings: Iterable[str]) -> None:
+    """Fail the test with one finding per line."""
+    found = list(findings)
+    assert not found, "\n" + "\n".join(found)
+
+
+def functions(tree: ast.AST) -> Iterator[FunctionNode]:
+    """Every function and method, also those inside others."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def calls(tree: ast.AST) -> Iterator[ast.Call]:
+    """Every call."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def dotted_name(node: ast.AST) -> str:
+    """`a.b.c` for a chain of names, with `()` where a link is a call; "" for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            return f"{dotted_name(value)}.{attr}"
+        case ast.Call(func=function):
+            return f"{dotted_name(function)}()"
+        case _:
+            return ""
+
+
+def enclosing_functions(tree: ast.Module) -> dict[ast.AST, str]:
+    """For each node the dotted name of the innermost function around it; nodes outside functions are absent."""
+    names: dict[ast.AST, str] = {}
+
+    def visit(node: ast.AST, scope: str, inside: bool) -> None:
+        if inside:
+            names[node] = scope
+        for child in ast.iter_child_nodes(node):
+            match child:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    visit(child, f"{scope}.{name}".lstrip("."), inside=True)
+                case ast.ClassDef(name=name):
+                    visit(child, f"{scope}.{name}".lstrip("."), inside=inside)
+                case _:
+                    visit(child, scope, inside)
+
+    visit(tree, "", inside=False)
+    return names
+
+
+def docstrings(tree: ast.Module) -> set[ast.AST]:
+    """The string nodes that are documentation: alone on their line, said and not used."""
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+
+
+def imported_names(tree: ast.Module, packages: tuple[str, ...]) -> set[str]:
+    """The local names that an import from one of `packages` binds."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                found = [alias for alias in aliases if alias.name.split(".")[0] in packages]
+                names |= {alias.asname or alias.name.split(".")[0] for alias in found}
+            case ast.ImportFrom(module=str(module), level=0, names=aliases) if module.split(".")[0] in packages:
+                names |= {alias.asname or alias.name for alias in aliases}
+            case _:
+                pass
+    return names

@@ -1,0 +1,282 @@
+"""Runs in a database, brought to where a test begins: submitted, claimed, parked or decided."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from shared.domain.approvals import Approval, hash_of
+from shared.domain.ids import IdMaker, Seq, ThreadId
+from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.log_writer import LogTail, first_seq_of
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    Decision,
+    Message,
+    MessageBody,
+    NewMessage,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+from shared.domain.runs import CancelRequest, Run, Usage
+from shared.domain.settling import RunEnd
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.engine import Database
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.callbacks import CallbackStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.events import EventStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
+from shared.sql.runs.steps import StepStore
+from tests.kit.runs.definitions import NOW, PROJECT, some_agent
+from tests.kit.services.databases import open_database
+
+IDS = IdMaker()
+AGENT = some_agent()
+THREAD = ThreadId("conv-1")
+CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")
+
+STOP_REASONS = {RunTrigger.COMPLETE: "end_turn", RunTrigger.FAIL: "error", RunTrigger.CANCEL: "cancelled"}
+
+
+def message(body: MessageBody, **fields: Any) -> NewMessage:
+    defaults: dict[str, Any] = {"id": IDS.message(), "created_at": NOW, "body": body}
+    return NewMessage(**(defaults | fields))
+
+
+def said(text: str) -> NewMessage:
+    """A user's message."""
+    return message(UserMessage(content=text))
+
+
+def answer(text: str = "", *calls: ToolCall, **fields: Any) -> NewMessage:
+    return message(AssistantMessage(text=text, tool_calls=list(calls)), **fields)
+
+
+def call(call_id: str, *, needs_approval: bool = False) -> ToolCall:
+    return ToolCall(id=call_id, name="look", arguments='{"q": 1}', needs_approval=needs_approval)
+
+
+def found(call_id: str, text: str = "found") -> ToolReturn:
+    return ToolReturn(tool_call_id=call_id, tool_name="look", status="success", text=text)
+
+
+def results(*returns: ToolReturn) -> NewMessage:
+    return message(ToolReturns(returns=list(returns)))
+
+
+def decided(*decisions: Decision) -> NewMessage:
+    return message(ApprovalResponse(decisions=list(decisions)))
+
+
+def approve(call_id: str) -> Decision:
+    return Decision(tool_call_id=call_id, approve=True)
+
+
+def some_run(**fields: Any) -> Run:
+    defaults: dict[str, Any] = {
+        "id": IDS.run(),
+        "project_id": PROJECT,
+        "agent_id": AGENT.id,
+        "thread_id": THREAD,
+        "created_at": NOW,
+    }
+    return Run(**(defaults | fields))
+
+
+def next_seq(run: Run) -> Seq:
+    """The number that the run's owner gives next, when SQL knows everything of the run."""
+    return max(Seq(run.last_seq + 1), first_seq_of(run.fence))
+
+
+def checkpoint(run: Run, *messages: NewMessage, entries: Sequence[bytes] = (), **fields: Any) -> Checkpoint:
+    defaults: dict[str, Any] = {
+        "now": NOW,
+        "messages": list(messages),
+        "tail": LogTail(next_seq(run), entries),
+        "usage": Usage(),
+        "step_count": 1,
+    }
+    return Checkpoint(**(defaults | fields))
+
+
+def request_of(run: Run, asking: NewMessage, tool_call: ToolCall, **fields: Any) -> Approval:
+    """The approval request of one of an answer's calls."""
+    defaults: dict[str, Any] = {
+        "id": IDS.approval(),
+        "project_id": run.project_id,
+        "agent_id": run.agent_id,
+        "thread_id": run.thread_id,
+        "run_id": run.id,
+        "message_id": asking.id,
+        "tool_call_id": tool_call.id,
+        "tool_name": tool_call.name,
+        "arguments": tool_call.arguments,
+        "arguments_hash": hash_of(tool_call.arguments),
+        "client_side": False,
+        "asked_at": NOW,
+    }
+    return Approval(**(defaults | fields))
+
+
+def run_end(trigger: RunTrigger, **fields: Any) -> RunEnd:
+    """How a run ends by this trigger."""
+    defaults: dict[str, Any] = {"trigger": trigger, "stop_reason": STOP_REASONS[trigger]}
+    return RunEnd(**(defaults | fields))
+
+
+def ending(trigger: RunTrigger, run: Run, **fields: Any) -> Settlement:
+    """The settlement of a run that SQL knows everything of."""
+    defaults: dict[str, Any] = {
+        "end": run_end(trigger),
+        "now": NOW,
+        "tail": LogTail(next_seq(run), ()),
+    }
+    return Settlement(**(defaults | fields))
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Every store of runs on one database, and the ways to bring a run somewhere."""
+
+    database: Database
+
+    @property
+    def runs(self) -> RunStore:
+        return RunStore(self.database)
+
+    @property
+    def settlements(self) -> SettlementStore:
+        return SettlementStore(self.database, IDS)
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.database)
+
+    @property
+    def messages(self) -> MessageStore:
+        return MessageStore(self.database)
+
+    @property
+    def listing(self) -> RunListing:
+        return RunListing(self.database)
+
+    @property
+    def approvals(self) -> ApprovalStore:
+        return ApprovalStore(self.database)
+
+    @property
+    def inbox(self) -> InboxStore:
+        return InboxStore(self.database)
+
+    @property
+    def callbacks(self) -> CallbackStore:
+        return CallbackStore(self.database)
+
+    @property
+    def events(self) -> EventStore:
+        return EventStore(self.database)
+
+    @property
+    def steps(self) -> StepStore:
+        return StepStore(self.database)
+
+    @property
+    def decisions(self) -> DecisionStore:
+        return DecisionStore(self.database, IDS)
+
+    async def submitted(self, *given: NewMessage, **fields: Any) -> Run:
+        return (await self.runs.submit(some_run(**fields), given or [said("hi")])).run
+
+    async def claim(self, run: Run) -> Run:
+        """Claims the run as its newest dispatch would."""
+        known = await self.runs.look_up(run.id)
+        claimed = await self.runs.claim(run.id, known.dispatch, IDS.claim(), NOW)
+        assert claimed is not None, f"{run.id} could not be claimed"
+        return claimed
+
+    async def delivered(self, run: Run, *entries: bytes) -> list[NewMessage]:
+        """Delivers what waits for the run; gives it."""
+        waiting = await self.inbox.waiting(run.id)
+        tail = LogTail(next_seq(await self.runs.look_up(run.id)), entries)
+        await self.inbox.deliver(run, waiting, tail, NOW)
+        return waiting.messages
+
+    async def claimed(self, *given: NewMessage, **fields: Any) -> Run:
+        return await self.claim(await self.submitted(*given, **fields))
+
+    async def recorded(self, run: Run, *messages: NewMessage, starting: Sequence[ToolCall] = ()) -> Run:
+        """The run after a checkpoint."""
+        await self.checkpoints.record(run, checkpoint(run, *messages), starting=starting)
+        return await self.runs.look_up(run.id)
+
+    async def parked(self, *calls: ToolCall, **fields: Any) -> Run:
+        """A run that waits for those of the calls that need approval."""
+        return await self.park(await self.claimed(**fields), *calls)
+
+    async def park(self, run: Run, *calls: ToolCall) -> Run:
+        asking = answer("may I?", *calls)
+        asked = [request_of(run, asking, tool_call) for tool_call in calls if tool_call.needs_approval]
+        await self.settlements.park(run, checkpoint(run, asking), asked)
+        return await self.runs.look_up(run.id)
+
+    async def decide(self, *decisions: Decision, more: Sequence[NewMessage] = (), **fields: Any) -> Run:
+        """The run that carries these decisions out."""
+        given = [decided(*decisions), *more]
+        return (await self.decisions.decide_all(some_run(**fields), given, by="ada")).run
+
+    async def settle(self, run: Run, trigger: RunTrigger = RunTrigger.COMPLETE, **fields: Any) -> Settled:
+        return await self.settlements.settle(run, ending(trigger, run, **fields))
+
+    async def ended(self, trigger: RunTrigger = RunTrigger.COMPLETE, **fields: Any) -> Run:
+        """A run that was claimed and has come to its end."""
+        return (await self.settle(await self.claimed(**fields), trigger)).run
+
+    async def status_of(self, run: Run) -> RunStatus:
+        return (await self.runs.look_up(run.id)).status
+
+    async def last_stop_reason(self) -> str | None:
+        """How the agent's newest run ended."""
+        return (await AgentEditor(self.database).get(PROJECT, AGENT.id)).last_stop_reason
+
+    async def context(self, thread_id: ThreadId = THREAD) -> list[MessageBody]:
+        """What the model would be told."""
+        return [stored.body for stored in await self.messages.context(thread_id)]
+
+
+def texts_of(history: Sequence[Message]) -> list[str]:
+    """What was said in a history, calls and results left out."""
+    texts: list[str] = []
+    for stored in history:
+        match stored.body:
+            case UserMessage(content=str(text)) | AssistantMessage(text=text):
+                texts.append(text)
+            case _:
+                continue
+    return texts
+
+
+@asynccontextmanager
+async def stored_runs(url: str) -> AsyncGenerator[Stores]:
+    """The stores on the empty database of `url`, with our tables and one agent in it."""
+    async with open_database(url) as database:
+        await AgentEditor(database).create(AGENT, system_message_id=IDS.message())
+        yield Stores(database)
+
+
+@asynccontextmanager
+async def second_process(stores: Stores) -> AsyncGenerator[Stores]:
+    """The same database, reached as another process would."""
+    database = Database(stores.database.url.render_as_string(hide_password=False))
+    try:
+        yield Stores(database)
+    finally:
+        await database.aclose()

@@ -1,0 +1,1 @@
+"""Databases, Redis servers, and the ways to them that a test can break."""

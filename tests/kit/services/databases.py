@@ -1,0 +1,150 @@
+"""Databases of a test's own: a Postgres server to make them on, one of the product's shape, and locks on its rows.
+
+A lock is a barrier in the middle of a write: whoever writes to the run or the thread waits for as long as a test likes.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from shared.domain.ids import RunId, ThreadId
+from shared.sql.engine import Database
+from shared.sql.history.thread_queue import lock_thread
+from shared.sql.migrate import migrate
+from shared.sql.run_tables import metadata, runs
+
+CONNECT_S = 5
+
+EMPTY_ALL_TABLES = """
+    DO $$ BEGIN
+        PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid();
+        {deletions}
+    END $$
+""".format(deletions="".join(f'DELETE FROM "{table.name}";' for table in reversed(metadata.sorted_tables)))  # noqa: S608 - our own names
+"""Nobody else may write meanwhile. DELETE is much faster than TRUNCATE on tables of a few rows."""
+
+ADVISORY_LOCKS_WAITED_FOR = """
+    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+class PostgresServer:
+    """Makes databases on the server of `admin_url` and drops them again.
+
+    A migrated database takes a second to make and a moment to empty, so those are lent and given back. Synchronous: all
+    of it happens on a thread with a loop of its own, because the calling thread's event loop is the test's.
+    """
+
+    def __init__(self, admin_url: str) -> None:
+        self._admin = make_url(admin_url)
+        self._prefix = f"holdfast_test_{os.getpid()}"
+        self._numbers = itertools.count(1)
+        self._given_back: list[str] = []
+
+    def check(self) -> None:
+        """Raises `OSError` or `SQLAlchemyError` when the server does not answer or does not let us in."""
+        self._execute("SELECT 1")
+
+    def create_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"{self._prefix}_{next(self._numbers)}"
+        self._execute(f'CREATE DATABASE "{name}"')
+        return self._admin.set(database=name).render_as_string(hide_password=False)
+
+    def drop_database(self, url: str) -> None:
+        """Drops it, and with it any connection that a test has left open."""
+        self._execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
+
+    def lend_migrated(self) -> str:
+        """The URL of a migrated database without rows, which nobody else has until it is given back."""
+        if self._given_back:
+            return self._given_back.pop()
+        url = self.create_database()
+        on_another_loop(migrate_database(url))
+        return url
+
+    def give_back(self, url: str) -> None:
+        """Ends the connections to a lent database and deletes its rows."""
+        self._execute(EMPTY_ALL_TABLES, on=url)
+        self._given_back.append(url)
+
+    def drop_given_back(self) -> None:
+        while self._given_back:
+            self.drop_database(self._given_back.pop())
+
+    def cut_connections(self, url: str) -> None:
+        """Ends every connection to that database, as a server does that is restarted; returns when they are gone."""
+        name = make_url(url).database
+        self._execute(
+            f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"  # noqa: S608 - our own name
+        )
+
+    def _execute(self, statement: str, *, on: str | None = None) -> None:
+        on_another_loop(_execute(make_url(on) if on else self._admin, statement))
+
+
+def on_another_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Does the work to its end on a thread of its own, whatever loop the calling thread has."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(asyncio.run, work).result()
+
+
+async def migrate_database(url: str) -> None:
+    """Brings the empty database of `url` to the product's shape."""
+    async with open_database(url) as database:
+        await migrate(database)
+
+
+@asynccontextmanager
+async def open_database(url: str) -> AsyncGenerator[Database]:
+    """The database of `url`, for the block."""
+    database = Database(url)
+    try:
+        yield database
+    finally:
+        await database.aclose()
+
+
+@asynccontextmanager
+async def run_locked(url: str, run_id: RunId) -> AsyncGenerator[None]:
+    """Keeps every other writer from the run (on SQLite: from the database) for as long as the block lasts."""
+    async with open_database(url) as database, database.write() as connection:
+        await connection.execute(sa.select(runs.c.id).where(runs.c.id == run_id).with_for_update())
+        yield
+
+
+@asynccontextmanager
+async def thread_locked(url: str, thread_id: ThreadId) -> AsyncGenerator[Callable[[], Awaitable[bool]]]:
+    """On Postgres: keeps those who end runs of the thread waiting. Gives what tells whether somebody waits."""
+    async with open_database(url) as database:
+
+        async def somebody_waits() -> bool:
+            async with database.read() as connection:
+                return (await connection.execute(sa.text(ADVISORY_LOCKS_WAITED_FOR))).scalar_one() > 0
+
+        async with database.write() as connection:
+            await lock_thread(connection, thread_id)
+            yield somebody_waits
+
+
+async def _execute(url: URL, statement: str) -> None:
+    engine = create_async_engine(
+        url.set(drivername="postgresql+asyncpg"),
+        poolclass=NullPool,
+        isolation_level="AUTOCOMMIT",  # CREATE DATABASE refuses to run in a transaction
+        connect_args={"timeout": CONNECT_S},
+    )
+    async with engine.connect() as connection:
+        await connection.execute(sa.text(statement))
+    await engine.dispose()

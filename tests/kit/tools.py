@@ -1,0 +1,56 @@
+"""Tools as programs write them, calls of them, and a look at whether the processes that they leave are gone."""
+
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from worker.tools.invocation import ToolInvocation
+
+
+def roll_dice(num_sides: int) -> str:
+    """
+    Rolls one die.
+
+    Args:
+        num_sides (int): How many sides it has.
+
+    Returns:
+        str: What came up.
+    """
+    return str(num_sides)
+
+
+def launch(target: str) -> str:
+    """
+    Launches something that cannot be called back.
+
+    Args:
+        target (str): Where it goes.
+    """
+    return target
+
+
+ROLL_DICE = inspect.getsource(roll_dice)
+LAUNCH = inspect.getsource(launch)
+
+
+def tool_call(source: str, *, environment: dict[str, str] | None = None, **arguments: Any) -> ToolInvocation:
+    """A call of the function `tool` in `source`."""
+    source = textwrap.dedent(source)
+    return ToolInvocation(source_code=source, function="tool", arguments=arguments, environment=environment or {})
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is dead: only its number is left."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def written_pids(path: Path, count: int) -> list[int]:
+    """The process ids that a tool has written, one per line, once there are `count` of them; before that, none."""
+    found = path.read_text().split() if path.exists() else []
+    return [int(pid) for pid in found] if len(found) >= count else []

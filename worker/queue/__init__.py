@@ -1,0 +1,1 @@
+"""How a worker finds runs and keeps them its own."""

@@ -1,0 +1,299 @@
+"""The leases of the jobs that run here: which hold, which are in doubt, which are lost.
+
+All leases of the process are renewed in one call, three times per lease, on a thread of its own: a run that keeps the
+process's event loop busy does not cost the others their leases. The thread only renews and reports. What becomes of a
+lease is decided on the process's loop, by `Leases`, which is a table without I/O, clock or thread:
+
+    HELD ──renewed──> HELD                        Redis says that it is ours
+    HELD ──forgotten──> UNSURE                    Redis knows of no lease: it has lost data, or we were late
+    UNSURE ──retaken──> HELD                      SQL says that the run is still ours, and Redis has the lease again
+    HELD, UNSURE ──taken, refused, overdue──> LOST    another worker has the job, or may have it soon
+    HELD, UNSURE ──release──> RELEASING           the job's code has returned; its lease is being given up
+
+A lost job is told so once, and stops. What it writes before it hears of that is not trusted to the lease anyway: SQL
+and the event log refuse an old fence.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from shared.concurrency import background, on_own_thread
+from shared.domain.errors import Unavailable
+from shared.redis.connection import Redis, own_client
+from shared.redis.queue import JobLeases, Renewal, WorkerPresence
+
+logger = logging.getLogger(__name__)
+
+STANDSTILL_LEASES = 10
+"""A loop that has been busy for so many leases is taken for dead: its jobs are left to other workers."""
+
+
+class LeaseState(Enum):
+    """Where a lease is in the table above."""
+
+    HELD = "held"
+    UNSURE = "unsure"
+    LOST = "lost"
+    RELEASING = "releasing"
+
+
+class RenewalNews(NamedTuple):
+    """What a renewal has changed."""
+
+    lost: list[str]
+    forgotten: list[str]
+    """Leases to be taken again."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    valid_until: float
+    """Never later than what Redis thinks, as it counts from before the request."""
+    state: LeaseState = LeaseState.HELD
+
+
+_LIVING = (LeaseState.HELD, LeaseState.UNSURE)
+
+
+class Leases:
+    """The table. Times are seconds of a clock that never goes back, `lease_s` is the length of a lease; a job is
+    stopped a sixth of it before its lease ends."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._margin_s = lease_s / 6
+        self._leases: dict[str, _Lease] = {}
+
+    def hold(self, job_id: str, *, asked_at: float) -> None:
+        """A job was claimed; `asked_at` is when its claim was sent."""
+        valid_until = asked_at + self._lease_s
+        self._leases.setdefault(job_id, _Lease(valid_until)).valid_until = valid_until
+
+    def state(self, job_id: str) -> LeaseState | None:
+        """None: the job is not here."""
+        lease = self._leases.get(job_id)
+        return None if lease is None else lease.state
+
+    def to_renew(self) -> tuple[str, ...]:
+        """The jobs whose leases are to be renewed."""
+        return tuple(job_id for job_id, lease in self._leases.items() if lease.state in _LIVING)
+
+    def unsure(self) -> list[str]:
+        """The jobs whose leases Redis has forgotten."""
+        return [job_id for job_id, lease in self._leases.items() if lease.state is LeaseState.UNSURE]
+
+    def renewed(self, answers: Mapping[str, Renewal], *, asked_at: float) -> RenewalNews:
+        """Redis has answered a renewal that was sent at `asked_at`."""
+        news = RenewalNews([], [])
+        for job_id, answer in answers.items():
+            lease = self._leases.get(job_id)
+            if lease is None or lease.state not in _LIVING:
+                continue
+            if answer is Renewal.TAKEN:
+                lease.state = LeaseState.LOST
+                news.lost.append(job_id)
+            elif answer is Renewal.FORGOTTEN:
+                lease.state = LeaseState.UNSURE
+                news.forgotten.append(job_id)
+            elif lease.state is LeaseState.HELD:
+                lease.valid_until = max(lease.valid_until, asked_at + self._lease_s)
+        return news
+
+    def retaken(self, job_id: str, *, asked_at: float) -> bool:
+        """A forgotten lease was taken again. False when nobody wants it any more: it has to be given up."""
+        lease = self._leases.get(job_id)
+        if lease is None or lease.state not in _LIVING:
+            return False
+        lease.state, lease.valid_until = LeaseState.HELD, asked_at + self._lease_s
+        return True
+
+    def refused(self, job_id: str) -> bool:
+        """A forgotten lease was not to be had again. False when that is no news."""
+        lease = self._leases.get(job_id)
+        if lease is None or lease.state not in _LIVING:
+            return False
+        lease.state = LeaseState.LOST
+        return True
+
+    def overdue(self, now: float) -> list[str]:
+        """Loses the leases that end before they can be renewed; the jobs that must stop."""
+        late = [
+            job_id
+            for job_id, lease in self._leases.items()
+            if lease.state in _LIVING and lease.valid_until - self._margin_s <= now
+        ]
+        for job_id in late:
+            self._leases[job_id].state = LeaseState.LOST
+        return late
+
+    def release(self, job_id: str) -> bool:
+        """The job is over, and its lease must not be taken again. False when there is none to be given up."""
+        lease = self._leases.get(job_id)
+        if lease is None or lease.state is LeaseState.LOST:
+            return False
+        lease.state = LeaseState.RELEASING
+        return True
+
+    def forget(self, job_id: str) -> None:
+        """The job is gone."""
+        self._leases.pop(job_id, None)
+
+
+class LeaseRenewer:
+    """Renews what the table holds, and keeps the table true.
+
+    `on_lost(job_id)` is called once for a job that must stop at once. `still_ours(job_id)` tells whether SQL says that
+    no other worker has claimed the job's run, nor may; it may raise `Unavailable`. Everything but `_renew_for_ever`
+    happens on the process's loop.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        worker: str,
+        lease_s: float,
+        is_embedded: bool,
+        now: Callable[[], float],
+        on_lost: Callable[[str], None],
+        still_ours: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self.leases = Leases(lease_s)
+        self._redis = redis
+        self._worker = worker
+        self._lease_s = lease_s
+        self._is_embedded = is_embedded
+        self._now = now
+        self._on_lost = on_lost
+        self._still_ours = still_ours
+        self._job_leases = JobLeases(redis, worker=worker, lease_s=lease_s)
+        self._loop = asyncio.get_running_loop()
+        self._retaking = asyncio.Event()
+        # Read by the thread, and replaced as a whole by the process's loop.
+        self._to_renew: tuple[str, ...] = ()
+        self._hurries = False
+        self._alive_at = now()
+        # Written by the thread.
+        self._reports: deque[tuple[Mapping[str, Renewal], float]] = deque()
+
+    @asynccontextmanager
+    async def renewing(self) -> AsyncGenerator[None]:
+        """Renews for as long as the block lasts. An embedded Redis lives on the process's loop and is nobody else's:
+        there is nobody who could take a lease meanwhile, and no thread."""
+        renewing = (
+            self._renew_for_ever(self._redis) if self._is_embedded else on_own_thread(self._renew_there, name="leases")
+        )
+        async with (
+            background(renewing, name="renew leases"),
+            background(self._show_life(), name="signs of life"),
+            background(self._retake_forgotten(), name="take forgotten leases again"),
+        ):
+            yield
+
+    def hold(self, job_id: str, *, asked_at: float) -> None:
+        """From now on the job's lease is renewed. `asked_at` is when its claim was sent."""
+        self.leases.hold(job_id, asked_at=asked_at)
+        self._to_renew = self.leases.to_renew()
+
+    def release(self, job_id: str) -> bool:
+        """The job is over. False when there is no lease to be given up."""
+        is_ours = self.leases.release(job_id)
+        self._to_renew = self.leases.to_renew()
+        return is_ours
+
+    def forget(self, job_id: str) -> None:
+        """The job is gone."""
+        self.leases.forget(job_id)
+        self._to_renew = self.leases.to_renew()
+
+    async def _renew_there(self) -> None:
+        async with own_client(self._redis) as redis:
+            await self._renew_for_ever(redis)
+
+    async def _renew_for_ever(self, redis: Redis) -> None:
+        """On the thread: renews, says that this worker lives, and reports."""
+        leases = JobLeases(redis, worker=self._worker, lease_s=self._lease_s)
+        presence = WorkerPresence(redis)
+        renewed_at = self._now()
+        while True:
+            asked_at = self._now()
+            silent_s = asked_at - self._alive_at
+            if silent_s > self._lease_s:
+                logger.warning("this process's event loop has been standing still for %.1f s", silent_s)
+            job_ids = self._to_renew if silent_s <= STANDSTILL_LEASES * self._lease_s else ()
+            answers: dict[str, Renewal] | None = None
+            # There must be time left to stop the jobs when no answer comes.
+            answer_in = max(renewed_at + self._lease_s * 5 / 6 - asked_at, self._lease_s / 6)
+            try:
+                async with asyncio.timeout(answer_in):
+                    answers = await leases.renew(job_ids) if job_ids else {}
+                    await presence.show(self._worker, for_s=self._lease_s)
+                renewed_at = asked_at
+            except (Unavailable, TimeoutError) as error:
+                logger.warning("leases could not be renewed: %s", error or "no answer in time")
+            self._reports.append((answers or {}, asked_at))
+            self._loop.call_soon_threadsafe(self._read_reports)
+            await asyncio.sleep(self._lease_s / (20 if answers is None or self._hurries else 3))
+
+    async def _show_life(self) -> None:
+        while True:
+            self._alive_at = self._now()
+            await asyncio.sleep(self._lease_s / 3)
+
+    def _read_reports(self) -> None:
+        """Takes note of all that the thread has reported: after a standstill, the first report is old, and the last one
+        says which leases hold."""
+        while self._reports:
+            answers, asked_at = self._reports.popleft()
+            for job_id in self.leases.renewed(answers, asked_at=asked_at).lost:
+                self._tell_lost(job_id, "another worker has it")
+        for job_id in self.leases.overdue(self._now()):
+            self._tell_lost(job_id, "it could not be renewed in time")
+        if self.leases.unsure():
+            self._hurries = True
+            self._retaking.set()
+        self._to_renew = self.leases.to_renew()
+
+    async def _retake_forgotten(self) -> None:
+        while True:
+            await self._retaking.wait()
+            self._retaking.clear()
+            for job_id in self.leases.unsure():
+                try:
+                    await self._retake(job_id)
+                except Unavailable as error:
+                    logger.warning("the lease of job %s is in doubt: %s", job_id, error)
+            self._hurries = bool(self.leases.unsure())
+
+    async def _retake(self, job_id: str) -> None:
+        """Asks SQL before and after: the sweeper, which takes a forgotten job for a lost one, first renews the dispatch
+        in SQL and then looks whether the lease is there again. So one of the two sees the other."""
+        if not await self._still_ours(job_id):
+            self._refuse(job_id, "the run was claimed or dispatched again")
+            return
+        asked_at = self._now()
+        if self.leases.state(job_id) is not LeaseState.UNSURE:
+            return
+        if not await self._job_leases.retake(job_id):
+            self._refuse(job_id, "another worker was quicker to take it again")
+            return
+        if not await self._still_ours(job_id):
+            self._refuse(job_id, "the run was dispatched again")
+        if self.leases.retaken(job_id, asked_at=asked_at):
+            logger.warning("Redis had forgotten the lease of job %s: taken again", job_id)
+        else:
+            await self._job_leases.release(job_id)
+
+    def _refuse(self, job_id: str, reason: str) -> None:
+        if self.leases.refused(job_id):
+            self._tell_lost(job_id, reason)
+
+    def _tell_lost(self, job_id: str, reason: str) -> None:
+        logger.warning("lost the lease of job %s: %s", job_id, reason)
+        self._on_lost(job_id)

@@ -1,0 +1,190 @@
+"""The worker's side of the queue: finds jobs, runs them, and gives them back when the worker ends.
+
+Jobs are found through a wake channel and one claim in Redis, and held by a lease that is renewed for as long as they
+run. The loop here survives Redis being away, and no job can bring it down.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import RedisError
+
+from shared.domain.errors import LeaseLost, MoreInput, ShutdownRequested, Unavailable
+from shared.domain.ids import RunId
+from shared.redis import keys
+from shared.redis.channel_listener import ChannelListener
+from shared.redis.connection import Redis
+from shared.redis.queue import JobLeases
+from worker.queue.arq_jobs import ArqJobs, GiveBack
+from worker.queue.leases import LeaseRenewer, LeaseState
+
+logger = logging.getLogger(__name__)
+
+Execute = Callable[[RunId, int], Awaitable[None]]
+
+IDLE_S = 1.0
+"""The safety net: a look at the queue when nothing woke us for so long."""
+
+RETRY_S = 0.2
+"""Pause after a claim that Redis did not answer."""
+
+AGAIN_S = 1.0
+"""Pause before a run goes back into the queue that a service which is away kept from running."""
+
+UNWIND_S = 1.0
+"""What a job gets to unwind after it was cancelled at the end of a drain."""
+
+
+class QueueWorker:
+    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once.
+
+    How `execute` ends decides about the job:
+    - it returns, or raises anything else: the job is done and removed;
+    - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is given back, and claimed within milliseconds;
+    - `Unavailable`: the same, after a pause;
+    - `LeaseLost`: somebody else has the job already, nothing is touched.
+
+    `on_lease_lost(job_id)` must interrupt that run with `LeaseLost`; `on_shutdown()` must interrupt all runs with
+    `ShutdownRequested`, also one that has only just begun. `still_ours(job_id)` asks SQL whether the run's fence is
+    still the one that this worker claimed; it may raise `Unavailable`. Beyond that, callbacks must not raise.
+    `keys.parse_job_id` turns a job id into run id and dispatch. To be made on the running event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        is_embedded: bool,
+        name: str,
+        execute: Execute,
+        max_runs: int,
+        lease_s: float,
+        on_lease_lost: Callable[[str], None],
+        still_ours: Callable[[str], Awaitable[bool]],
+        on_shutdown: Callable[[], None],
+    ) -> None:
+        self._execute = execute
+        self._interrupt_all = on_shutdown
+        self._max_runs = max_runs
+        self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s)
+        self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job, at_once=max_runs)
+        self._renewer = LeaseRenewer(
+            redis,
+            worker=name,
+            lease_s=lease_s,
+            is_embedded=is_embedded,
+            now=time.monotonic,
+            on_lost=on_lease_lost,
+            still_ours=still_ours,
+        )
+        self._listener = ChannelListener(
+            redis, name="wake listener", on_message=self._wake_up, on_subscribed=self._wake_up
+        )
+        self._listener.add(keys.WAKE_CHANNEL)
+        self._wake = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+        self._draining = False
+
+    async def serve(self) -> None:
+        """Claims and runs jobs until `stop` or `drain`; returns when the last job has ended."""
+        async with self._listener.running(), self._renewer.renewing(), asyncio.TaskGroup() as group:
+            while not self._stopping:
+                self._wake.clear()
+                pause = await self._claim_free(group)
+                await self._sleep(pause)
+
+    def stop(self) -> None:
+        """Claims nothing more; what runs may end undisturbed."""
+        self._stopping = True
+        self._wake.set()
+
+    async def drain(self, finish_s: float, *, hand_over_s: float) -> None:
+        """Claims nothing more. Runs may finish for `finish_s`; then they are interrupted, to be handed over, and those
+        that have not ended after `hand_over_s` more are cancelled."""
+        self._draining = True
+        self.stop()
+        if self._running and finish_s:
+            logger.info("%d runs have %.0f s to finish", len(self._running), finish_s)
+            await asyncio.wait(self._running.values(), timeout=finish_s)
+        self._interrupt_all()
+        if not self._running:
+            return
+        _, pending = await asyncio.wait(self._running.values(), timeout=hand_over_s)
+        for task in pending:
+            logger.warning("%s did not stop within %.1f s: cancelling it", task.get_name(), hand_over_s)
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=UNWIND_S)
+
+    async def _claim_free(self, group: asyncio.TaskGroup) -> float:
+        """Claims jobs for the free places and starts them. Returns after how many seconds to look again."""
+        free = self._max_runs - len(self._running)
+        if free <= 0:
+            return IDLE_S
+        asked_at = time.monotonic()
+        try:
+            claimed = await self._job_leases.claim(free)
+            for job_id in claimed.job_ids:
+                if self._stopping:
+                    await self._job_leases.release(job_id)
+                else:
+                    self._start(group, job_id, asked_at)
+        except Unavailable as error:
+            logger.warning("cannot look for work: %s", error)
+            return RETRY_S
+        if claimed.next_in_s is None:
+            return IDLE_S
+        return min(IDLE_S, claimed.next_in_s + 0.002)  # a key lives to the end of its last millisecond
+
+    def _start(self, group: asyncio.TaskGroup, job_id: str, asked_at: float) -> None:
+        if self._is_lost(job_id):
+            return  # it still unwinds here; whoever finds it when this new lease ends runs it
+        self._renewer.hold(job_id, asked_at=asked_at)
+        if job_id not in self._running:
+            self._running[job_id] = group.create_task(self._run(job_id), name=f"job {job_id}")
+
+    async def _run(self, job_id: str) -> None:
+        try:
+            await self._jobs.run(job_id)
+        except (RedisError, OSError, Unavailable) as error:
+            logger.warning("job %s: Redis did not answer, the job's lease ends by itself: %s", job_id, error)
+        finally:
+            self._renewer.forget(job_id)
+            del self._running[job_id]
+            self._wake.set()
+
+    async def _execute_job(self, job_id: str, run_id: RunId, dispatch: int) -> None:
+        if self._draining or self._is_lost(job_id):
+            raise GiveBack("too late to begin")
+        try:
+            await self._execute(run_id, dispatch)
+        except (ShutdownRequested, LeaseLost, MoreInput) as interruption:
+            raise GiveBack from interruption
+        except Unavailable as error:
+            logger.warning("run %s is given back: %s", run_id, error)
+            await asyncio.sleep(AGAIN_S)
+            raise GiveBack from error
+
+    async def _finish_job(self, job_id: str, is_done: bool) -> None:
+        if not self._renewer.release(job_id):
+            return
+        if is_done:
+            await self._job_leases.finish(job_id)
+        else:
+            await self._job_leases.release(job_id)
+
+    def _is_lost(self, job_id: str) -> bool:
+        return self._renewer.leases.state(job_id) is LeaseState.LOST
+
+    async def _sleep(self, pause: float) -> None:
+        try:
+            async with asyncio.timeout(pause):
+                await self._wake.wait()
+        except TimeoutError:
+            pass  # nobody called: look anyway
+
+    def _wake_up(self, *_: bytes) -> None:
+        self._wake.set()

@@ -1,0 +1,1 @@
+"""The story of a run in its worker."""

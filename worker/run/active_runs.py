@@ -1,0 +1,137 @@
+"""The runs that this worker has, and the way into them for cancels, lost leases and the end of the worker.
+
+A cancel is announced twice, by publish and by flag, and was recorded in SQL before: the publish makes it fast, the
+flag finds those who were not listening, the record finds the rest.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from shared.clock import Clock, unix_ms
+from shared.concurrency import background
+from shared.domain.errors import CancelMode, HoldfastError, LeaseLost, ShutdownRequested, Unavailable
+from shared.domain.events import StatusChanged
+from shared.domain.ids import RunId
+from shared.redis.cancel_signal import CancelSignal
+from shared.sql.runs.run_store import RunStore
+from worker.run.interruption import Interruption
+from worker.run.publisher import Publisher
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(kw_only=True)
+class ActiveRun:
+    """A run that this worker has, or is about to claim."""
+
+    interruption: Interruption
+    publisher: Publisher | None = None
+    """None until the run is claimed."""
+
+
+@dataclass(kw_only=True)
+class ActiveRuns:
+    """Interrupts runs."""
+
+    signal: CancelSignal
+    runs: RunStore
+    clock: Clock
+    look_every_s: float
+    _shutting_down: bool = False
+    _active: dict[RunId, ActiveRun] = field(default_factory=dict[RunId, ActiveRun])
+
+    @contextmanager
+    def tracking(self, run_id: RunId) -> Generator[ActiveRun]:
+        """Makes a run reachable for as long as the block lasts."""
+        active = self._active[run_id] = ActiveRun(interruption=Interruption())
+        if self._shutting_down:
+            active.interruption.interrupt(ShutdownRequested())
+        try:
+            yield active
+        finally:
+            if self._active.get(run_id) is active:
+                del self._active[run_id]
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[None]:
+        """Delivers cancels for as long as the block lasts."""
+        async with (
+            background(self._listen(), name="listen for cancels"),
+            background(self._look_regularly(), name="look for cancels"),
+        ):
+            yield
+
+    def lease_lost(self, run_id: RunId) -> None:
+        """Stops a run that another worker may own now."""
+        if run_id in self._active:
+            self._active[run_id].interruption.interrupt(LeaseLost())
+
+    def shut_down(self) -> None:
+        """Stops every run, to be handed over; also those that are claimed from now on."""
+        self._shutting_down = True
+        for active in list(self._active.values()):
+            active.interruption.interrupt(ShutdownRequested())
+
+    async def still_owned(self, run_id: RunId) -> bool:
+        """Whether SQL says that a run of this worker is still its own, and is to be nobody else's. Raises
+        `Unavailable`."""
+        active = self._active.get(run_id)
+        if active is None or active.publisher is None:
+            return False
+        run = active.publisher.run
+        return await self.runs.owns(run.id, run.fence, run.dispatch)
+
+    async def _listen(self) -> None:
+        async with self.signal.listen() as announcements:
+            async for announced in announcements:
+                if announced is None:
+                    await self._look_at_flags()
+                else:
+                    await self._deliver(*announced)
+
+    async def _look_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self.look_every_s)
+            await self._look_at_flags()
+            await self._look_at_records()
+
+    async def _look_at_flags(self) -> None:
+        if not self._active:
+            return
+        try:
+            raised = await self.signal.raised(list(self._active))
+        except Unavailable as error:
+            log.warning("cancel_flags_unreadable", reason=str(error))
+            return
+        for run_id, mode in raised.items():
+            await self._deliver(run_id, mode)
+
+    async def _look_at_records(self) -> None:
+        """Finds the cancels whose API process was lost between the record and the announcement."""
+        if not self._active:
+            return
+        try:
+            recorded = await self.runs.cancels_among(list(self._active))
+        except Unavailable as error:
+            log.warning("cancel_records_unreadable", reason=str(error))
+            return
+        for run_id, mode in recorded.items():
+            await self._deliver(run_id, mode)
+
+    async def _deliver(self, run_id: RunId, mode: CancelMode) -> None:
+        active = self._active.get(run_id)
+        if active is None or not active.interruption.request_cancel(mode) or active.publisher is None:
+            return
+        now, publisher = self.clock.now(), active.publisher
+        if publisher.run.options.status_events:
+            publisher.emit_unless_closed(StatusChanged(unix_ms(now), "cancelling", "user"))
+        log.info("cancel_reached_run", run_id=run_id, mode=mode)
+        try:
+            await self.runs.acknowledge_cancel(run_id, publisher.run.fence, now)
+        except HoldfastError as error:
+            # The run may have ended meanwhile; the cancel itself has been delivered.
+            log.debug("cancel_not_acknowledged", run_id=run_id, reason=str(error))

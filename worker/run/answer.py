@@ -1,0 +1,221 @@
+"""Taking one answer from the model: its pieces become events as they come, its whole becomes a message."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+import structlog
+
+from shared.domain.agents import requires_approval
+from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
+from shared.domain.ids import MessageId
+from shared.domain.messages import AssistantMessage, Message, NewMessage, Reasoning, ToolCall
+from worker.models.provider import (
+    CallArguments,
+    CallFinished,
+    CallStarted,
+    Finished,
+    ModelCall,
+    ModelEvent,
+    Retrying,
+    Text,
+    Thought,
+    ToolSpec,
+)
+from worker.run.context import RunContext, StepInHand
+from worker.run.tool_rules import offered_tools
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole answer of the model."""
+
+    message: NewMessage
+    calls: list[ToolCall]
+    reason: Literal["stop", "tool_calls", "length", "content_filter"]
+
+
+async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
+    """Asks the model once. Raises `ModelError`; what was shown until then is in the publisher's `shown`."""
+    asked = context.system + _as_text(history)
+    shown = context.publisher.shown
+    context.progress.count_lost(shown.lost_calls, asked, shown.lost_text)
+    shown.forget_lost()
+    in_hand = context.progress.begin_step(context.new_step(), asked)
+    draft = _Draft(context, in_hand)
+    call = ModelCall(
+        handle=context.model,
+        system=context.system,
+        history=history,
+        tools=tool_specs(context),
+        options=context.options,
+    )
+    async with aclosing(context.services.models.stream(call)) as events:
+        async for event in events:
+            draft.take(event)
+    return draft.finish()
+
+
+def tool_specs(context: RunContext) -> list[ToolSpec]:
+    """The tools that the model may call now: the agent's, as its rules allow, and the client's."""
+    allowed = offered_tools(context.agent.tool_rules, list(context.tools), context.progress.called)
+    own = [
+        ToolSpec(tool.name, tool.json_schema.get("description") or tool.description, tool.parameters)
+        for name, tool in context.tools.items()
+        if name in allowed
+    ]
+    clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in context.run.options.client_tools]
+    names = {tool.name for tool in clients}
+    return [*(tool for tool in own if tool.name not in names), *clients]
+
+
+def waits(context: RunContext, name: str) -> bool:
+    """Whether a call of this tool waits for a person or for the client."""
+    if any(tool.name == name for tool in context.run.options.client_tools):
+        return True
+    tool = context.tools.get(name)
+    return tool is not None and requires_approval(context.agent, name, tool.default_requires_approval)
+
+
+def _as_text(history: Sequence[Message]) -> str:
+    """The conversation as text, to count its tokens by."""
+    return msgspec.json.encode([message.body for message in history]).decode()
+
+
+class _Draft:
+    """An answer in the making.
+
+    The parts of an answer share one message id. When some calls wait for a person and others do not, the kind that
+    comes second gets an id of its own, because the wire shows it as a message of its own.
+    """
+
+    def __init__(self, context: RunContext, in_hand: StepInHand) -> None:
+        self._context = context
+        self._in_hand = in_hand
+        self._step_id = in_hand.step.id
+        self._by_tokens = context.run.options.stream_tokens
+        self._id: MessageId = context.services.ids.message()
+        self._sibling: MessageId | None = None
+        self._first_kind: bool | None = None
+        self._parts: dict[str, int] = {}
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._signature: str | None = None
+        self._open: dict[int, tuple[str, str]] = {}
+        self._finished_calls: dict[int, ToolCall] = {}
+        self._finished: Finished | None = None
+
+    def take(self, event: ModelEvent) -> None:
+        """Takes the next piece; shows it at once when the run was made for tokens."""
+        match event:
+            case Text():
+                self._text.append(event.text)
+                if self._by_tokens:
+                    self._show_text(event.text)
+            case Thought():
+                self._take_thought(event)
+            case CallStarted() | CallArguments():
+                self._take_call_piece(event)
+            case CallFinished():
+                self._finished_calls[event.index] = self._whole_call(event)
+            case Finished():
+                self._finished = event
+            case Retrying():
+                log.info("model_call_retried", attempt=event.attempt, wait_s=event.wait, error=event.error)
+
+    def _take_thought(self, event: Thought) -> None:
+        self._signature = event.signature or self._signature
+        self._thought.append(event.text)
+        if self._by_tokens and event.text:
+            self._show_thought(event.text, None)
+
+    def _take_call_piece(self, event: CallStarted | CallArguments) -> None:
+        if isinstance(event, CallStarted):
+            self._open[event.index] = (event.call_id, event.name)
+        if not self._by_tokens:
+            return
+        call_id, name = self._open[event.index]
+        if isinstance(event, CallStarted):
+            self._show_call(call_id, tool=name, name=name)
+        else:
+            self._show_call(call_id, tool=name, arguments=event.text)
+
+    def _whole_call(self, event: CallFinished) -> ToolCall:
+        needs_approval = waits(self._context, event.name)
+        return ToolCall(event.call_id, event.name, event.arguments, needs_approval)
+
+    def finish(self) -> Answer:
+        """The whole answer; shows it now when the run was made for steps."""
+        finished = self._finished
+        if finished is None:
+            raise AssertionError("a model's stream ended without Finished")
+        if not self._by_tokens:
+            self._show_whole()
+        context, calls = self._context, self._calls
+        context.progress.count(finished.usage)
+        self._in_hand.finish(finished.usage)
+        body = AssistantMessage(
+            text="".join(self._text),
+            reasoning=Reasoning("".join(self._thought), self._signature) if self._thought else None,
+            tool_calls=calls,
+            model=context.model,
+            provider_response=finished.provider_response,
+            sibling_id=self._sibling,
+            sibling_holds=None if self._sibling is None else ("calls" if self._first_kind else "approvals"),
+        )
+        message = NewMessage(id=self._id, created_at=context.services.clock.now(), body=body, step_id=self._step_id)
+        return Answer(message, calls, finished.reason)
+
+    @property
+    def _calls(self) -> list[ToolCall]:
+        # Interleaved deltas can finish a call twice: the last word on it counts.
+        return list(self._finished_calls.values())
+
+    def _show_text(self, text: str) -> None:
+        self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("text")))
+
+    def _show_thought(self, text: str, signature: str | None) -> None:
+        self._context.emit(
+            ReasoningChunk(self._context.at, self._step_id, self._id, text, self._part("reasoning"), signature)
+        )
+
+    def _show_call(self, call_id: str, *, tool: str, name: str | None = None, arguments: str | None = None) -> None:
+        needs_approval = waits(self._context, tool)
+        self._context.emit(
+            ToolCallChunk(
+                self._context.at,
+                self._step_id,
+                self._id_for(needs_approval),
+                call_id,
+                name,
+                arguments,
+                self._part("approvals" if needs_approval else "calls"),
+                needs_approval,
+            )
+        )
+
+    def _show_whole(self) -> None:
+        if self._thought:
+            self._show_thought("".join(self._thought), self._signature)
+        if self._text:
+            self._show_text("".join(self._text))
+        for needs_approval in (False, True):
+            calls = [call for call in self._calls if call.needs_approval is needs_approval]
+            if calls:
+                part = self._part("approvals" if needs_approval else "calls")
+                message_id = self._id_for(needs_approval)
+                self._context.emit(ToolCalls(self._context.at, self._step_id, message_id, calls, part, needs_approval))
+
+    def _id_for(self, needs_approval: bool) -> MessageId:
+        if self._first_kind is None:
+            self._first_kind = needs_approval
+        if self._first_kind is needs_approval:
+            return self._id
+        if self._sibling is None:
+            self._sibling = self._context.services.ids.message()
+        return self._sibling
+
+    def _part(self, kind: str) -> int:
+        return self._parts.setdefault(kind, len(self._parts))

@@ -1,0 +1,258 @@
+"""What the step loop works with: one claimed run, what it needs, and what it has come to so far."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from shared.clock import Clock, unix_ms
+from shared.concurrency import retry_while_unavailable
+from shared.domain.agents import Agent, Block, ModelOptions, render_system
+from shared.domain.approvals import Approval
+from shared.domain.compaction import Compaction
+from shared.domain.errors import CancelMode, CancelRequested
+from shared.domain.events import Event
+from shared.domain.ids import IdMaker
+from shared.domain.log_writer import LogTail
+from shared.domain.messages import Message, NewMessage, ToolCall, ToolReturn, estimate_tokens
+from shared.domain.runs import Run, Step, Usage
+from shared.domain.settling import RunEnd
+from shared.domain.tools import Tool
+from shared.redis.event_log import EventLog
+from shared.sql.definitions.agents import AgentStore
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.events import EventStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
+from worker.models.registry import Models
+from worker.run.interruption import Interruption
+from worker.run.publisher import Publisher
+from worker.tools.invocation import ToolSandbox
+
+Result = TypeVar("Result")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the step loop ended a run, with what is not stored yet."""
+
+    end: RunEnd
+    messages: list[NewMessage] = []
+    """The final answer."""
+    mode: CancelMode | None = None
+    compaction: Compaction | None = None
+    """What the run changes in its thread, if it was there to compact it."""
+    is_answer: bool = False
+    """The model has answered everything that it was told: a message that comes meanwhile wants one more step."""
+
+
+class Parked(msgspec.Struct, frozen=True):
+    """The run waits for a person; its stream's last entries are stored."""
+
+    tail: LogTail
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunServices:
+    """What every run of a worker shares."""
+
+    models: Models
+    sandbox: ToolSandbox
+    agents: AgentStore
+    messages: MessageStore
+    runs: RunStore
+    checkpoints: CheckpointStore
+    settlements: SettlementStore
+    events: EventStore
+    inbox: InboxStore
+    event_log: EventLog
+    clock: Clock
+    ids: IdMaker
+    stores_first: bool
+    """Whether events go to SQL before they are shown (see `Publisher`)."""
+    tool_timeout_s: float
+    patience_s: float
+    """How long a run waits for a database that is away."""
+    token_budget: int
+
+    def publisher(self, run: Run, interruption: Interruption) -> Publisher:
+        """The publisher of a run that was just claimed; it stops the run when the log has a newer owner."""
+        return Publisher(
+            run,
+            event_log=self.event_log,
+            events=self.events,
+            checkpoints=self.checkpoints,
+            clock=self.clock,
+            interruption=interruption,
+            stores_first=self.stores_first,
+        )
+
+
+@dataclass(kw_only=True)
+class StepInHand:
+    """The model call that is under way, or the last one, and the results of its tool calls."""
+
+    step: Step
+    asked: str
+    """What the call has asked, as text: for counting its tokens should it be cut off."""
+    returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
+    """Results that are there already, should the run be cut off."""
+
+    def finish(self, usage: Usage) -> None:
+        """The model has answered."""
+        self.step = msgspec.structs.replace(self.step, status="success", usage=usage)
+
+
+@dataclass(kw_only=True)
+class RunProgress:
+    """What a run has come to so far. The step loop alone changes it."""
+
+    usage: Usage
+    step_count: int
+    in_hand: StepInHand | None = None
+    called: list[str] = field(default_factory=list[str])
+    """Names of the tools that this run has called, in order; tool rules ask for them."""
+    open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
+    """Results of calls that an earlier owner of the run has left open, or that a decision has set free."""
+
+    def begin_step(self, step: Step, asked: str) -> StepInHand:
+        """A model call begins."""
+        self.in_hand = StepInHand(step=step, asked=asked)
+        return self.in_hand
+
+    def count(self, call: Usage) -> None:
+        """A model call has ended, with what it used."""
+        self.usage = self.usage.plus(call)
+        self.step_count += 1
+
+    def count_lost(self, calls: int, asked: str, shown: str) -> None:
+        """Calls whose worker died were paid for, too: each had the prompt that is about to be sent again."""
+        if calls:
+            lost = Usage(
+                prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True
+            )
+            self.usage = self.usage.plus(lost)
+
+    @property
+    def returns(self) -> dict[str, ToolReturn]:
+        """Results of the answer in hand, by tool call id."""
+        return self.open_returns if self.in_hand is None else self.in_hand.returns
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """One run in its worker's hands: what is fixed, and its progress."""
+
+    agent: Agent
+    blocks: Sequence[Block]
+    tools: dict[str, Tool]
+    services: RunServices
+    publisher: Publisher
+    interruption: Interruption
+    progress: RunProgress
+
+    @property
+    def run(self) -> Run:
+        """The run as it was claimed, with the fence that its owner has now."""
+        return self.publisher.run
+
+    @property
+    def at(self) -> int:
+        """Now, in Unix milliseconds, for an event."""
+        return unix_ms(self.services.clock.now())
+
+    @property
+    def model(self) -> str:
+        """Handle of the model that this run asks."""
+        return self.run.options.override_model or self.agent.model
+
+    @property
+    def options(self) -> ModelOptions:
+        """How that model is asked."""
+        return self.run.options.model_options or self.agent.options
+
+    @property
+    def system(self) -> str:
+        """The instructions for this run's model calls."""
+        return self.run.options.override_system or render_system(self.agent, self.blocks)
+
+    def emit(self, *events: Event) -> None:
+        self.publisher.emit(*events)
+
+    def new_step(self) -> Step:
+        """The step that a model call makes."""
+        return Step(
+            id=self.services.ids.step(),
+            run_id=self.run.id,
+            agent_id=self.run.agent_id,
+            number=self.progress.step_count + 1,
+            model=self.model,
+            created_at=self.services.clock.now(),
+        )
+
+    async def history(self) -> list[Message]:
+        """The conversation as it is stored, up to this run's turn."""
+        messages = self.services.messages
+        return await self.retry_while_unavailable(
+            lambda: messages.context(self.run.thread_id, up_to_turn=self.run.turn)
+        )
+
+    async def checkpoint(self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = ()) -> None:
+        """Makes messages durable, with the events that showed them."""
+        record = self.services.checkpoints.record
+        async with self.publisher.saving() as tail:
+            checkpoint = self._checkpoint(messages, tail)
+            await self.retry_while_unavailable(lambda: record(self.run, checkpoint, starting=starting))
+
+    async def record_intent(self, call: ToolCall) -> None:
+        """Makes durable that the tool of this call is about to be started."""
+        now, record = self.services.clock.now(), self.services.checkpoints.record_intents
+        async with self.publisher.writing() as run:
+            await self.retry_while_unavailable(lambda: record(run, [call], now))
+
+    async def park(self, messages: list[NewMessage], asked: Sequence[Approval]) -> Parked:
+        """Makes the answer durable together with what it waits for. Raises `CancelRequested` if a cancel was first."""
+        park = self.services.settlements.park
+        async with self.publisher.ending() as tail:
+            checkpoint = self._checkpoint(messages, tail)
+            return Parked(await self.retry_while_unavailable(lambda: park(self.run, checkpoint, asked)))
+
+    async def retry_while_unavailable(self, action: Callable[[], Awaitable[Result]]) -> Result:
+        """Does what must be done as a whole: nothing interrupts it, and it is tried again while the database is
+        away."""
+        services = self.services
+        with self.interruption.shielded():
+            return await retry_while_unavailable(lambda _: action(), for_s=services.patience_s, clock=services.clock)
+
+    def stop_if_asked(self) -> None:
+        """Between steps: raises `CancelRequested` when a cancel waits for the step to end."""
+        if self.interruption.after_step:
+            raise CancelRequested(CancelMode.AFTER_STEP)
+
+    def _checkpoint(self, messages: list[NewMessage], tail: LogTail) -> Checkpoint:
+        progress = self.progress
+        return Checkpoint(
+            now=self.services.clock.now(),
+            messages=messages,
+            tail=tail,
+            usage=progress.usage,
+            step_count=progress.step_count,
+            step=None if progress.in_hand is None else progress.in_hand.step,
+        )
+
+
+async def load_context(services: RunServices, publisher: Publisher, interruption: Interruption) -> RunContext:
+    """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone."""
+    run = publisher.run
+    agent, tools, blocks = await services.agents.equipped(run.project_id, run.agent_id)
+    return RunContext(
+        agent=agent,
+        blocks=blocks,
+        tools={tool.name: tool for tool in tools},
+        services=services,
+        publisher=publisher,
+        interruption=interruption,
+        progress=RunProgress(usage=run.usage, step_count=run.step_count),
+    )

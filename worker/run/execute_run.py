@@ -1,0 +1,140 @@
+"""The story of a run in its worker: claim it, watch for a cancel, run its steps, settle it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from shared.concurrency import PATIENCE_S, retry_while_unavailable
+from shared.domain.errors import (
+    BudgetExceeded,
+    CancelRequested,
+    LeaseLost,
+    LifecycleError,
+    ModelError,
+    NotFound,
+    RunTimeout,
+    ShutdownRequested,
+    Unavailable,
+)
+from shared.domain.events import StatusChanged
+from shared.domain.ids import RunId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.runs import Run
+from worker.run.active_runs import ActiveRuns
+from worker.run.compaction import compact_thread
+from worker.run.context import Outcome, Parked, RunContext, RunServices, load_context
+from worker.run.interruption import Interruption
+from worker.run.publisher import Publisher
+from worker.run.settle import (
+    RunFinisher,
+    cancelled,
+    failed_by_budget,
+    failed_by_defect,
+    failed_by_lost_workers,
+    failed_by_model,
+    failed_by_timeout,
+)
+from worker.run.step_loop import run_steps
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunExecutor:
+    """Executes runs, one call per dispatch."""
+
+    worker: str
+    """The name under which this worker is known."""
+    services: RunServices
+    active_runs: ActiveRuns
+    finisher: RunFinisher
+    max_attempts: int
+    run_timeout_s: float
+    start_slots: asyncio.Semaphore
+    """A worker that takes over many runs starts a few at a time: all at once, none would start before the last."""
+
+    async def execute_run(self, run_id: RunId, dispatch: int) -> None:
+        """Answers one dispatch. Does nothing when the run is not to be run now, or not by this dispatch.
+
+        Raises `ShutdownRequested` when the run was handed over, `LeaseLost` when somebody else has it, `Unavailable`
+        when it is to be tried again.
+        """
+        with bound_contextvars(run_id=run_id):
+            async with AsyncExitStack() as starting:
+                await starting.enter_async_context(self.start_slots)
+                # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
+                with self.active_runs.tracking(run_id) as active:
+                    run = await self._claim(run_id, dispatch)
+                    if run is None:
+                        log.debug("dispatch_ignored", dispatch=dispatch)
+                        return
+                    if run.cancel is not None:
+                        active.interruption.interrupt(CancelRequested(run.cancel.mode))
+                    active.publisher = self.services.publisher(run, active.interruption)
+                    await self._execute(active.publisher, active.interruption, starting)
+
+    async def _claim(self, run_id: RunId, dispatch: int) -> Run | None:
+        runs, clock = self.services.runs, self.services.clock
+        owner = f"{self.worker}/{self.services.ids.claim()}"
+        return await retry_while_unavailable(
+            lambda _: runs.claim(run_id, dispatch, owner, clock.now()), for_s=PATIENCE_S, clock=clock
+        )
+
+    async def _execute(self, publisher: Publisher, interruption: Interruption, starting: AsyncExitStack) -> None:
+        try:
+            async with publisher.publishing():
+                try:
+                    context = await load_context(self.services, publisher, interruption)
+                except NotFound as error:
+                    await self.finisher.fail(publisher, failed_by_defect(error))
+                    return
+                await starting.aclose()
+                await self._run(context)
+        except LifecycleError as error:
+            raise LeaseLost(str(error)) from error
+        except Unavailable:
+            # Not the run's fault, and nothing can be settled: it goes back into the queue when the database is back.
+            log.warning("run_handed_over_late", exc_info=True)
+            await self.finisher.hand_over_late(publisher)
+            raise
+
+    async def _run(self, context: RunContext) -> None:
+        try:
+            await self.finisher.finish(context, await self._outcome_of(context))
+        except ShutdownRequested:
+            await self.finisher.hand_over(context.publisher)
+            raise
+        except (LeaseLost, LifecycleError):
+            # Whoever has the run now refuses this. If nobody has, what readers have seen is stored for the next one.
+            await context.publisher.hand_over()
+            raise
+
+    async def _outcome_of(self, context: RunContext) -> Outcome | Parked:
+        """Runs the steps and says how they ended. Raises `ShutdownRequested`, `LeaseLost` or `Unavailable` when others
+        go on."""
+        run = context.run
+        try:
+            if run.attempts_without_progress > self.max_attempts:
+                return Outcome(end=failed_by_lost_workers(run))
+            async with context.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
+                if context.publisher.follows == 1 and run.options.status_events:
+                    context.emit(StatusChanged(context.at, RunStatus.RUNNING))
+                compaction = run.options.compaction
+                return await (run_steps(context) if compaction is None else compact_thread(context, compaction))
+        except CancelRequested as request:
+            return cancelled(request)
+        except RunTimeout:
+            return Outcome(end=failed_by_timeout(self.run_timeout_s))
+        except BudgetExceeded as error:
+            return Outcome(end=failed_by_budget(error))
+        except ModelError as error:
+            return Outcome(end=failed_by_model(error, run))
+        except (ShutdownRequested, LeaseLost, LifecycleError, Unavailable):
+            raise
+        except Exception as error:
+            # The job boundary: whatever a run does, it ends, and its worker goes on.
+            log.exception("run_failed")
+            return Outcome(end=failed_by_defect(error))

@@ -1,0 +1,181 @@
+"""Ending a block of code from outside, with a reason.
+
+asyncio can only cancel a task, and a `CancelledError` does not say who wanted it. Here whoever stops a run gives a
+typed error (cancel requested, lease lost, shutdown, timeout), and that error comes out of the block. It works like
+`asyncio.timeout`: the task is cancelled, and at the block's end the cancellation is taken back and replaced. A
+cancellation that came from anybody else passes through untouched, and none is left behind.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any
+
+from shared.concurrency import background
+from shared.domain.errors import CancelMode, CancelRequested, RunInterrupted, RunTimeout
+
+
+class Interruption:
+    """What may interrupt one block, and the handle for whoever wants to, from the same event loop.
+
+        interruption = Interruption()          # may be handed out and even used before the block begins
+        try:
+            async with interruption.interrupting("run 7", timeout_s=3600):
+                ...
+        except RunInterrupted: ...
+
+    The first interrupt wins; more of them, and those after the block's end, are ignored. If the block ends with a
+    result before the interrupt reaches it, the result stands. If it fails, in whatever way, the interrupt is raised,
+    from that failure: libraries turn a cancellation into errors of their own. One object serves one block.
+    """
+
+    def __init__(self) -> None:
+        self._error: RunInterrupted | None = None
+        self._after_step = False
+        self._task: asyncio.Task[Any] | None = None
+        self._name = ""
+        self._cancelling_before = 0
+        self._shields = 0
+        self._delivered = False
+        self._closed = False
+
+    @property
+    def error(self) -> RunInterrupted | None:
+        """The error that the block is, was or will be interrupted with."""
+        return self._error
+
+    @property
+    def after_step(self) -> bool:
+        """Whether a cancel waits for the step in hand to end. The block has to ask."""
+        return self._after_step
+
+    def interrupt(self, error: RunInterrupted) -> None:
+        """Raises `error` in the block, at what it awaits. Does nothing when that comes too late or is not the first."""
+        if self._is_open():
+            self._error = error
+            self._deliver()
+
+    def request_cancel(self, mode: CancelMode) -> bool:
+        """Interrupts with `CancelRequested`, or notes that the block is to stop after its step. False when that is not
+        new: it was requested before, or the block ends anyway."""
+        after_step = mode is CancelMode.AFTER_STEP
+        if not self._is_open() or (after_step and self._after_step):
+            return False
+        if after_step:
+            self._after_step = True
+        else:
+            self.interrupt(CancelRequested(mode))
+        return True
+
+    @contextmanager
+    def shielded(self) -> Generator[None]:
+        """Inside, nothing interrupts: for a write that must be whole. An interrupt that comes meanwhile is delivered
+        afterwards. May be nested and used by several tasks of the block; it stops no foreign cancellation."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+            self._deliver()
+
+    def interrupting(self, name: str, *, timeout_s: float | None = None) -> AbstractAsyncContextManager[None]:
+        """The block that is interrupted. `name` is for tracebacks; `RunTimeout` is raised after `timeout_s`. An
+        interrupt that came before is raised at once."""
+        return _InterruptibleBlock(self, name, timeout_s)
+
+    def begin(self, name: str) -> None:
+        """For the block: its task is the current one."""
+        if self._task is not None or self._closed:
+            raise RuntimeError("an Interruption serves one block")
+        if self._error is not None:
+            self._closed = True
+            raise self._error
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("only a task can be interrupted")
+        self._task = task
+        self._name = name
+        self._cancelling_before = task.cancelling()
+
+    async def end(self, failure: BaseException | None) -> None:
+        """For the block: nothing interrupts it any more. Raises what was to come out of it instead of `failure`."""
+        self._closed = True
+        if self._error is None or self._task is None or not self._delivered:
+            return
+        pending = await _take_pending_cancellation()
+        if self._task.uncancel() > self._cancelling_before:
+            if pending and not isinstance(failure, asyncio.CancelledError):
+                raise asyncio.CancelledError  # somebody else's, and we have just taken it
+        elif isinstance(failure, asyncio.CancelledError):
+            raise self._error from None
+        elif isinstance(failure, Exception):
+            raise self._error from failure
+
+    def _is_open(self) -> bool:
+        return not self._closed and self._error is None and not self._unwinding()
+
+    def _deliver(self) -> None:
+        if self._error is None or self._task is None or self._shields or self._delivered or self._closed:
+            return
+        if not self._unwinding():
+            self._delivered = True
+            self._task.cancel(f"{self._name} is interrupted: {self._error}")
+
+    def _unwinding(self) -> bool:
+        """Whether somebody else has cancelled the block: what it does now must not be disturbed."""
+        return self._task is not None and self._task.cancelling() > self._cancelling_before
+
+
+class _InterruptibleBlock(AbstractAsyncContextManager[None]):
+    """The scope of an `Interruption`."""
+
+    def __init__(self, interruption: Interruption, name: str, timeout_s: float | None) -> None:
+        self._interruption = interruption
+        self._name = name
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        self._interruption.begin(self._name)
+        if self._timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._timeout_s, self._interruption.interrupt, RunTimeout())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._interruption.end(failure)
+
+
+@asynccontextmanager
+async def interrupted_by(watch: Coroutine[Any, Any, None], *, name: str) -> AsyncGenerator[None]:
+    """Runs `watch` beside the body. A `RunInterrupted` that it raises is raised in the body, any other exception too;
+    when it returns, the body goes on alone. When the body ends, `watch` is cancelled.
+    """
+    interruption = Interruption()
+    try:
+        async with background(_report(watch, interruption), name=name), interruption.interrupting(name):
+            yield
+    finally:
+        watch.close()  # it was never started if the body ended at once
+
+
+async def _report(watch: Coroutine[Any, Any, None], interruption: Interruption) -> None:
+    try:
+        await watch
+    except RunInterrupted as error:
+        interruption.interrupt(error)
+
+
+async def _take_pending_cancellation() -> bool:
+    """Whether the current task was cancelled without having noticed yet. Without this look, what it awaits next, far
+    outside the block, would be cancelled.
+    """
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        return True
+    return False

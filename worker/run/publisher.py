@@ -1,0 +1,269 @@
+"""Brings a run's events out: to Redis at once, to SQL with every checkpoint.
+
+`LogWriter` numbers the events and knows what SQL and Redis have; here are the loop that carries them, and the errors.
+One append is in flight at a time; what comes meanwhile goes into the next: no timer, no delay.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from shared.clock import Clock, unix_ms
+from shared.concurrency import background
+from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
+from shared.domain.events import Event, StepRestarted, decode, encode
+from shared.domain.ids import Seq
+from shared.domain.log_writer import LogTail, LogWriter
+from shared.domain.runs import Run
+from shared.domain.settling import ShownStep
+from shared.redis.event_log import EventLog, RedisLostData
+from shared.runs.log_adoption import adopt_log
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.events import EventStore
+from worker.run.interruption import Interruption
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SPILL_AT = 2000
+"""Entries of one unfinished step after which they are stored without waiting for its end."""
+
+APPEND_AT_MOST = 5000
+"""Entries of one append. More of them wait only while Redis is away, and one script must not hold it up for long."""
+
+FLUSH_S = 2.0
+"""How long the end of a run waits for a Redis that does not answer."""
+
+RETRY_S = 0.1
+"""How long to leave a service that does not answer alone."""
+
+
+class Publisher:
+    """Brings out one run's events, for as long as its fence holds.
+
+    `stores_first`: an event is in SQL before it is shown. For a Redis that lives in this process and dies with it; a
+    real one outlives the process, and keeping SQL off the path of each token is what it is there for.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        event_log: EventLog,
+        events: EventStore,
+        checkpoints: CheckpointStore,
+        clock: Clock,
+        interruption: Interruption,
+        stores_first: bool = False,
+    ) -> None:
+        self.run = run
+        """The run with the fence that its owner has now."""
+        self.shown = ShownStep()
+        """What readers have seen of the step in hand."""
+        self._event_log = event_log
+        self._events = events
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._interruption = interruption
+        self._stores_first = stores_first
+        self._writer = LogWriter(run.fence, stores_first=stores_first)
+        self._writes = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._is_lost = False
+        self._trimmed = Seq(0)
+        self._to_trim = Seq(0)
+
+    @property
+    def follows(self) -> Seq:
+        """The number before this owner's first event; 1 when nobody has shown anything before."""
+        return self._writer.follows or Seq(1)
+
+    @asynccontextmanager
+    async def publishing(self) -> AsyncGenerator["Publisher"]:
+        """Takes the log over and sends what is emitted, until the block ends. Raises `LeaseLost`, `StaleFence` or
+        `Unavailable`."""
+        await self._begin()
+        async with background(self._send(), name=f"publish {self.run.id}"):
+            try:
+                yield self
+            finally:
+                if not self._is_lost:
+                    await self.wait_sent(FLUSH_S)
+
+    def emit(self, *events: Event) -> None:
+        """Gives events their numbers and sends them. Raises `LogClosed` when the end of the log is being stored."""
+        for event in events:
+            self._writer.emit(encode(event))
+            self.shown.take(event)
+        self._wake()
+
+    def emit_unless_closed(self, event: Event) -> None:
+        """For those who do not know what the run is doing: behind its end the event says nothing any more."""
+        if not self._writer.is_closed:
+            self.emit(event)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncGenerator[Run]:
+        """For a fenced write of the run: one at a time, so that the fence which it carries is the present one."""
+        async with self._writes:
+            yield self.run
+
+    @asynccontextmanager
+    async def storing(self) -> AsyncGenerator[LogTail]:
+        """The entries that SQL lacks, for a write that stores them; they count as stored when the block ends without an
+        error."""
+        async with self._writes:
+            tail = self._writer.to_store()
+            yield tail
+            self._writer.was_stored(tail.last)
+            self._wake()
+
+    @asynccontextmanager
+    async def saving(self) -> AsyncGenerator[LogTail]:
+        """The same for a checkpoint, which the step in hand ends with: readers find its events in SQL from then on."""
+        async with self.storing() as tail:
+            yield tail
+            self.shown = ShownStep()
+            self._to_trim = tail.last
+
+    @asynccontextmanager
+    async def ending(self) -> AsyncGenerator[LogTail]:
+        """The same for the write that ends the log. Nothing may be emitted from here on: the write gives numbers to the
+        log's last entries itself."""
+        async with self._writes:
+            self._writer.close()
+            yield self._writer.to_store()
+
+    def send_end(self, tail: LogTail) -> None:
+        """Sends the end of the log, which SQL has numbered and stored behind what it lacked."""
+        self._writer.end(tail)
+        self._wake()
+
+    async def hand_over(self) -> bool:
+        """Stores what SQL lacks of an unfinished step, for the run's next owner. False when SQL does not answer."""
+        try:
+            async with self.storing() as tail:
+                await self._checkpoints.hand_over(self.run, tail, self._clock.now())
+        except LifecycleError as error:
+            self._stop(LeaseLost(str(error)))
+        except Unavailable as error:
+            log.warning("events_wait_for_sql", error=str(error))
+            return False
+        return True
+
+    async def wait_sent(self, within_s: float) -> bool:
+        """Waits until Redis has everything, at most `within_s` seconds; whether it has. SQL has it in any case."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return not self._is_lost
+
+    async def _begin(self) -> None:
+        """Goes on where the log ends, in Redis or in SQL."""
+        run, now = self.run, self._clock.now()
+        follows = await adopt_log(run, self._event_log, self._checkpoints, now)
+        opening = None
+        if run.fence > 1:
+            behind = await self._events.read(run.id, run.checkpoint_seq, None) if follows > run.checkpoint_seq else []
+            self.shown = ShownStep(decode(entry) for _, entry in behind)
+            self.shown.lose()
+            void = list(self.shown.message_ids)
+            opening = encode(StepRestarted(unix_ms(now), int(run.fence), void, follows))
+        self._writer.begin(follows, opening)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._idle.clear()
+        self._awake.set()
+
+    def _stop(self, error: LeaseLost) -> None:
+        self._is_lost = True
+        self._interruption.interrupt(error)
+
+    async def _send(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            while not self._is_lost and not self._writer.is_sent:
+                await self._send_some()
+            self._idle.set()
+            if not self._is_lost:
+                await self._store_if(SPILL_AT)
+                await self._trim()
+
+    async def _send_some(self) -> None:
+        if self._writer.is_nearly_full:
+            await self._take_new_fence()
+        if self._stores_first:
+            await self._store_if(1)
+        tail = self._writer.to_send()
+        if not tail.entries:
+            await asyncio.sleep(RETRY_S)  # SQL is away, and what it does not have must not be shown
+            return
+        tail = LogTail(tail.first, tail.entries[:APPEND_AT_MOST])
+        try:
+            needs = self._writer.needed_before(tail)
+            await self._event_log.append(self.run.id, self.run.fence, tail, needs=needs)
+            self._writer.was_sent(tail.last)
+        except RedisLostData:
+            await self._open_again()
+        except LeaseLost as error:
+            self._stop(error)
+        except Unavailable as error:
+            log.warning("events_wait_for_redis", entries=len(tail.entries), error=str(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _open_again(self) -> None:
+        """Redis has lost data: gives it again what SQL lacks, so that live readers go on. SQL is asked first whether
+        the run is still ours: Redis may have forgotten a newer owner as well."""
+        try:
+            if not await self._checkpoints.has_fence(self.run):
+                raise LeaseLost  # noqa: TRY301 - as the log itself says it
+            await self._event_log.open(self.run.id, self.run.fence)
+            self._writer.redis_lost_data()
+        except LeaseLost as error:
+            self._stop(error)
+        except Unavailable as error:
+            log.warning("events_wait_for_redis", error=str(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _store_if(self, least: int) -> None:
+        """Stores what SQL lacks, if it is so much. Whoever ends the log stores it otherwise."""
+        async with self._writes:
+            tail = self._writer.to_store()
+            if len(tail.entries) < least or self._writer.is_closed:
+                return
+            try:
+                await self._checkpoints.record_events(self.run, tail, self._clock.now())
+                self._writer.was_stored(tail.last)
+            except LifecycleError as error:
+                self._stop(LeaseLost(str(error)))
+            except Unavailable as error:
+                log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
+
+    async def _take_new_fence(self) -> None:
+        async with self._writes:
+            if self._writer.is_closed:
+                return
+            now = self._clock.now()
+            try:
+                self.run = await self._checkpoints.take_new_fence(self.run, self._writer.to_store(), now)
+                self._writer.continue_under(self.run.fence, unix_ms(now))
+            except LifecycleError as error:
+                self._stop(LeaseLost(str(error)))
+            except Unavailable as error:
+                log.warning("new_fence_waits_for_sql", error=str(error))
+
+    async def _trim(self) -> None:
+        """Takes from Redis what SQL has: it is a cache of the log's end."""
+        if self._to_trim <= self._trimmed:
+            return
+        try:
+            await self._event_log.trim(self.run.id, self._to_trim)
+            self._trimmed = self._to_trim
+        except Unavailable as error:
+            log.debug("log_not_trimmed", error=str(error))

@@ -1,0 +1,209 @@
+"""Ending a run that this worker owns: SQL first, the end of the stream second, then the run that is next in its
+queue."""
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from shared.clock import Clock
+from shared.concurrency import PAUSE_S, retry_while_unavailable
+from shared.domain.approvals import DENIED_BY_CANCEL
+from shared.domain.errors import (
+    MODEL_ERROR_MESSAGES,
+    BudgetExceeded,
+    CancelMode,
+    CancelRequested,
+    LifecycleError,
+    ModelError,
+    ModelErrorType,
+    MoreInput,
+    Unavailable,
+)
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.messages import estimate_tokens
+from shared.domain.runs import Run, RunError, Step, Usage
+from shared.domain.settling import RunEnd
+from shared.redis.event_log import EventLog
+from shared.redis.queue import RunQueue
+from shared.sql.history.thread_queue import Dispatch
+from shared.sql.runs.settlement import Settlement, SettlementStore
+from worker.run.context import Outcome, Parked, RunContext
+from worker.run.publisher import FLUSH_S, Publisher
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinisher:
+    """Ends runs, and hands them over."""
+
+    settlements: SettlementStore
+    queue: RunQueue
+    event_log: EventLog
+    clock: Clock
+    patience_s: float
+    """How long a worker goes on trying to tell a database that is away what has become of a run."""
+
+    async def finish(self, context: RunContext, outcome: Outcome | Parked) -> None:
+        """Makes the run's end true, then shows it. Raises `MoreInput` when it has to go on, by whoever claims it, and
+        `Unavailable` when the database is away for so long that somebody else has to find out."""
+        publisher = context.publisher
+        if isinstance(outcome, Parked):
+            publisher.send_end(outcome.tail)
+            log.info("run_parked")
+            await self._finish_stream(publisher)
+            return
+        try:
+            await self._end(publisher, _settlement(context, outcome, self.clock))
+        except MoreInput:
+            # It came after the step loop had looked. The run goes on with the answer stored, as after a crash.
+            log.info("run_goes_on", reason="a message came at the last moment")
+            if outcome.messages:
+                await context.checkpoint(outcome.messages)
+            raise
+
+    async def fail(self, publisher: Publisher, end: RunEnd) -> None:
+        """Ends a run of which nothing but its log could be loaded."""
+        run = publisher.run
+        await self._end(
+            publisher,
+            Settlement(end=end, now=self.clock.now(), usage=run.usage, step_count=run.step_count),
+        )
+
+    async def hand_over(self, publisher: Publisher) -> None:
+        """Leaves the run to another worker, without blame. Its queue entry is released by the queue worker."""
+        if await publisher.hand_over():
+            log.info("run_handed_over")
+
+    async def hand_over_late(self, publisher: Publisher) -> None:
+        """The same when the database has been away for too long: as soon as it is back."""
+        deadline = self.clock.monotonic() + self.patience_s
+        while not await publisher.hand_over():
+            if self.clock.monotonic() > deadline:
+                log.warning("run_left_to_sweeper")
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _end(self, publisher: Publisher, settlement: Settlement) -> None:
+        settle = self.settlements.settle
+        try:
+            async with publisher.ending() as tail:
+                whole = msgspec.structs.replace(settlement, tail=tail)
+                settled = await retry_while_unavailable(
+                    lambda _: settle(publisher.run, whole), for_s=self.patience_s, clock=self.clock
+                )
+        except LifecycleError as error:
+            log.warning("settle_refused", reason=str(error))
+            return
+        publisher.send_end(settled.tail)
+        end = settlement.end
+        log.info("run_settled", status=settled.run.status, stop_reason=end.stop_reason, cause=end.cause)
+        await self._finish_stream(publisher)
+        if settled.next is not None:
+            await self._dispatch(settled.next)
+
+    async def _finish_stream(self, publisher: Publisher) -> None:
+        if await publisher.wait_sent(FLUSH_S):
+            try:
+                await self.event_log.expire(publisher.run.id)
+            except Unavailable as error:
+                log.warning("stream_left_to_sql", reason=str(error))
+
+    async def _dispatch(self, dispatch: Dispatch) -> None:
+        try:
+            await self.queue.dispatch(dispatch)
+        except Unavailable as error:
+            log.warning("dispatch_left_to_sweeper", next_run=dispatch.run_id, reason=str(error))
+
+
+def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settlement:
+    """What is stored of the run, but for the log's tail, which is known only when nothing more is emitted."""
+    end, now, progress = outcome.end, clock.now(), context.progress
+    rollback = outcome.mode is CancelMode.ROLLBACK
+    messages, usage = outcome.messages, progress.usage
+    step = None if progress.in_hand is None else progress.in_hand.step
+    if end.trigger is not RunTrigger.COMPLETE:
+        cut_by = "cancel" if end.trigger is RunTrigger.CANCEL else "error"
+        partial = context.publisher.shown.partial_answer(cut_by=cut_by, model=context.model, now=now)
+        messages = [] if partial is None or rollback else [partial]
+        step, usage = _cut_off(context, end)
+    return Settlement(
+        end=end,
+        now=now,
+        usage=usage,
+        step_count=progress.step_count,
+        messages=messages,
+        step=None if step is None else msgspec.structs.replace(step, stop_reason=end.stop_reason),
+        known_returns=progress.returns,
+        denial_reason=DENIED_BY_CANCEL,
+        rollback=rollback,
+        compaction=outcome.compaction,
+        unless_more_input=outcome.is_answer,
+    )
+
+
+def _cut_off(context: RunContext, end: RunEnd) -> tuple[Step | None, Usage]:
+    """The step that was in hand, as it ended; usage with what the cut-off call is estimated to have used."""
+    progress = context.progress
+    if progress.in_hand is None:
+        return None, progress.usage
+    step = progress.in_hand.step
+    if step.status != "pending":
+        return step, progress.usage
+    spoken = context.publisher.shown.text
+    is_cancel = end.trigger is RunTrigger.CANCEL
+    call = Usage()
+    if spoken or is_cancel:
+        asked, said = estimate_tokens(progress.in_hand.asked), estimate_tokens(spoken)
+        call = Usage(prompt_tokens=asked, completion_tokens=said, estimated=True)
+    ended = msgspec.structs.replace(step, status="cancelled" if is_cancel else "failed", error=end.error, usage=call)
+    return ended, progress.usage.plus(call) if call.estimated else progress.usage
+
+
+def cancelled(request: CancelRequested) -> Outcome:
+    """Somebody asked for it."""
+    end = RunEnd(trigger=RunTrigger.CANCEL, stop_reason="cancelled", cause="user")
+    return Outcome(end=end, mode=request.mode)
+
+
+def failed_by_model(error: ModelError, run: Run) -> RunEnd:
+    """A model call failed, after the retries that it was worth."""
+    detail = error.message
+    if error.error_type is ModelErrorType.CONTEXT_WINDOW and run.options.compaction is None:
+        detail = f"{detail} POST {_compaction_path(run)} makes room: it puts a summary in the place of old messages."
+    shown = RunError(error.error_type, MODEL_ERROR_MESSAGES[error.error_type], detail)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="llm_api_error", cause="model_error", error=shown)
+
+
+def _compaction_path(run: Run) -> str:
+    if run.conversation_id is None:
+        return f"/v1/agents/{run.agent_id}/summarize"
+    return f"/v1/conversations/{run.conversation_id}/compact"
+
+
+def failed_by_timeout(timeout_s: float) -> RunEnd:
+    """The run used up its time."""
+    shown = RunError("run_timeout", f"The run took longer than the {timeout_s:g} s that one run may take.")
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="timeout", error=shown)
+
+
+def failed_by_budget(error: BudgetExceeded) -> RunEnd:
+    """The run used up its tokens."""
+    shown = RunError("budget_exceeded", "The run has used up its budget.", error.message)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="max_tokens_exceeded", cause="budget", error=shown)
+
+
+def failed_by_defect(error: Exception) -> RunEnd:
+    """Something that nobody foresaw."""
+    shown = RunError("internal_error", "An error occurred during agent execution.", f"{type(error).__name__}: {error}")
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
+
+
+def failed_by_lost_workers(run: Run) -> RunEnd:
+    """Worker after worker was lost with this run before any of them finished a step."""
+    lost = run.attempts_without_progress - 1
+    detail = f"{lost} workers were lost before a step was finished; the run may be what ends them"
+    shown = RunError("worker_lost", "The run was given up after several workers were lost with it.", detail)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="worker_lost", error=shown)

@@ -1,0 +1,118 @@
+"""Running the tools of one answer: at most once each, checked against their schema, results in one message."""
+
+import asyncio
+from collections.abc import Sequence
+
+from shared.domain.events import ToolsReturned
+from shared.domain.ids import StepId
+from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
+from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
+from shared.tool_arguments import RefusedArguments, read_arguments
+from worker.run.context import RunContext
+from worker.tools.invocation import ToolInvocation
+
+
+async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
+    """Runs the calls of a fresh answer and makes answer and results durable, in two checkpoints."""
+    together = _may_run_together(context, calls)
+    starting = list(calls) if together else list(calls[:1])
+    await context.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
+    if together:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(_run_into(context, call), name=f"tool {call.name}")
+    else:
+        for number, call in enumerate(calls):
+            if number and call.name in context.tools:
+                await context.record_intent(call)
+            await _run_into(context, call)
+    await _store_returns(context, message.step_id, [context.progress.returns[call.id] for call in calls])
+
+
+async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
+    """Gives results to calls that a decision has set free, or that a lost worker left open.
+
+    A call whose tool had been started and may not be started twice is told as "outcome unknown".
+    """
+    decisions = {decision.tool_call_id: decision for decision in open_.decisions}
+    checkpoints = context.services.checkpoints
+    started = await context.retry_while_unavailable(lambda: checkpoints.started_calls(context.run.id))
+    decided = {call.id: decided_return(call, decisions.get(call.id)) for call in open_.calls}
+    context.progress.returns.update({call_id: result for call_id, result in decided.items() if result is not None})
+    brought = [call for call in open_.calls if call.id in decisions and decisions[call.id].kind == "tool"]
+    free = [call for call in open_.calls if decided[call.id] is None]
+    denied = [call for call in open_.calls if call not in brought and call not in free]
+    for call in free:
+        tool = context.tools.get(call.name)
+        if call.id in started and not (tool and tool.idempotent):
+            context.progress.returns[call.id] = _error(call, OUTCOME_UNKNOWN)
+            continue
+        if call.id not in started and tool is not None:
+            await context.record_intent(call)
+        await _run_into(context, call, decisions.get(call.id))
+    returns = [context.progress.returns[call.id] for call in [*brought, *denied, *free]]
+    late_input: list[NewMessage] = []
+    if context.run.continues is not None:
+        late_input = await context.retry_while_unavailable(lambda: context.services.runs.input_of(context.run.id))
+    await _store_returns(context, open_.step_id, returns, late_input)
+
+
+async def _store_returns(
+    context: RunContext, step_id: StepId | None, returns: list[ToolReturn], late_input: Sequence[NewMessage] = ()
+) -> None:
+    """Shows the results and makes them durable, followed by the input that had to wait for them."""
+    services = context.services
+    message = NewMessage(
+        id=services.ids.message(),
+        created_at=services.clock.now(),
+        body=ToolReturns(returns=returns),
+        step_id=step_id,
+    )
+    context.emit(ToolsReturned(context.at, message.step_id, message.id, returns))
+    context.progress.called.extend(result.tool_name for result in returns)
+    await context.checkpoint([message, *late_input])
+    context.progress.returns.clear()
+
+
+def _may_run_together(context: RunContext, calls: Sequence[ToolCall]) -> bool:
+    tools = [context.tools.get(call.name) for call in calls]
+    return len(calls) > 1 and all(tool is not None and tool.enable_parallel_execution for tool in tools)
+
+
+async def _run_into(context: RunContext, call: ToolCall, decision: Decision | None = None) -> None:
+    context.progress.returns[call.id] = await _run(context, call, decision)
+
+
+async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -> ToolReturn:
+    tool = context.tools.get(call.name)
+    if tool is None:
+        return _error(
+            call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
+        )
+    edited = decision.edited_arguments if decision is not None else None
+    arguments = read_arguments(call.arguments if edited is None else edited, tool.parameters)
+    if isinstance(arguments, RefusedArguments):
+        return _error(call, arguments.text)
+    outcome = await context.services.sandbox.call(
+        ToolInvocation(
+            source_code=tool.source_code,
+            function=tool.name,
+            arguments=arguments,
+            environment=context.agent.tool_environment,
+            timeout_s=context.services.tool_timeout_s,
+            return_char_limit=tool.return_char_limit,
+        )
+    )
+    note = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
+    return ToolReturn(
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status=outcome.status,
+        text=note + outcome.text,
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+    )
+
+
+def _error(call: ToolCall, text: str) -> ToolReturn:
+    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)

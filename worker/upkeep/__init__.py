@@ -1,0 +1,1 @@
+"""What the workers look after beside their runs."""

@@ -1,0 +1,96 @@
+"""Finding the runs that a worker should be working on and none is: lost dispatches, lost workers, cancels that nobody
+came to carry out."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+
+from shared.clock import Clock
+from shared.domain.approvals import DENIED_BY_CANCEL
+from shared.domain.errors import LifecycleError, Unavailable
+from shared.domain.lifecycle import RunStatus
+from shared.redis.queue import RunQueue
+from shared.runs.unowned import UnownedRuns
+from shared.sql.runs.listing import QUIET_PAGE, QuietRun, RunListing
+from shared.sql.runs.run_store import RunStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweeper:
+    """Dispatches again what no worker has. One process of the fleet does it per interval; two at once do no harm."""
+
+    listing: RunListing
+    runs: RunStore
+    queue: RunQueue
+    unowned: UnownedRuns
+    clock: Clock
+    quiet_s: float
+    """How long SQL must have heard nothing of a run before it is looked at."""
+    patience_s: float
+    """How long its worker may take to notice that Redis has forgotten its lease."""
+
+    async def sweep(self) -> int:
+        """One look; how many runs were dispatched again. Raises `Unavailable`."""
+        await self._finish_cancels()
+        now = self.clock.now()
+        since = now - timedelta(seconds=self.quiet_s)
+        dispatched, last = 0, None
+        while True:
+            quiet = await self.listing.quiet(since, now, last)
+            dispatched += await self._dispatch_unqueued(quiet)
+            if len(quiet) < QUIET_PAGE:
+                return dispatched
+            last = quiet[-1]
+
+    async def restart(self) -> int:
+        """At the start of an embedded product: nothing that is in flight can be a worker's."""
+        now = self.clock.now()
+        dispatched, last = 0, None
+        while True:
+            quiet = await self.listing.quiet(now + timedelta(days=1), now, last)
+            dispatched += await self._dispatch_again(quiet)
+            if len(quiet) < QUIET_PAGE:
+                return dispatched
+            last = quiet[-1]
+
+    async def _dispatch_unqueued(self, quiet: Sequence[QuietRun]) -> int:
+        unqueued = await self._not_in_queue(quiet)
+        begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
+        dispatched = await self._dispatch_again([run for run in unqueued if run not in begun])
+        if begun:
+            # Redis may have forgotten what a living worker has, which puts it back as soon as it notices.
+            await asyncio.sleep(self.patience_s)
+            dispatched += await self._dispatch_again(await self._not_in_queue(begun))
+        return dispatched
+
+    async def _not_in_queue(self, found: Sequence[QuietRun]) -> list[QuietRun]:
+        in_queue = await self.queue.queued_among([(run.run_id, run.dispatch) for run in found])
+        return [run for run in found if (run.run_id, run.dispatch) not in in_queue]
+
+    async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> int:
+        """Gives the runs their next dispatch in SQL, and puts into the queue those whose worker has not taken its lease
+        again meanwhile. Should such a worker die, the next look finds that the new dispatch is not in the queue."""
+        if not unqueued:
+            return 0
+        dispatches = dict(await self.runs.dispatch_again(unqueued))
+        still = {run.run_id for run in await self._not_in_queue(unqueued)}
+        waiting = [(run_id, number) for run_id, number in dispatches.items() if run_id in still]
+        if waiting:
+            await self.queue.dispatch(*waiting)
+        log.info("runs_dispatched_again", runs=[run_id for run_id, _ in waiting], kept=len(dispatches) - len(waiting))
+        return len(waiting)
+
+    async def _finish_cancels(self) -> None:
+        """Cancels that were recorded for a run that no worker has, by an API process that then was lost."""
+        for run in await self.listing.cancelled_but_unclaimed():
+            try:
+                mode = run.cancel.mode if run.cancel else None
+                if mode is not None:
+                    await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
+            except (LifecycleError, Unavailable) as error:
+                log.info("cancel_left_for_later", run_id=run.id, reason=str(error))
