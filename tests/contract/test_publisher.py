@@ -1,28 +1,31 @@
 """The publisher against its stores: what it stores on the way never meets what a checkpoint or a settle stores."""
 
 from collections.abc import AsyncGenerator
-from datetime import datetime
 
 import pytest
 import sqlalchemy as sa
 from arq.connections import ArqRedis
 
 from shared.clock import SystemClock
-from shared.domain.errors import LeaseLost, Unavailable
-from shared.domain.events import Gap, StatusChanged, decode, encode
-from shared.domain.ids import Seq
+from shared.domain import log_writer
+from shared.domain.errors import LeaseLost, LogClosed
+from shared.domain.events import Ended, StatusChanged, StepRestarted, TextChunk, decode, encode, follows_of
+from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.log_writer import NUMBERS_PER_FENCE, consecutive, unbroken
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog
-from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
-from shared.sql.runs.checkpoints import CheckpointStore
-from shared.sql.runs.events import LogTail
-from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
+from tests.kit.runs.stored_runs import IDS, NOW, Stores, checkpoint, stored_runs
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
 from worker.run.publisher import SPILL_AT, Publisher
+
+SECOND = NUMBERS_PER_FENCE + 1
+"""The first number of a run's second owner."""
+
+STEP, SPOKEN = StepId("step-1"), MessageId("message-1")
 
 
 @pytest.fixture
@@ -37,14 +40,13 @@ def publisher_of(
     redis: ArqRedis,
     interruption: Interruption | None = None,
     *,
-    checkpoints: CheckpointStore | None = None,
     stores_first: bool = False,
 ) -> Publisher:
     return Publisher(
         run,
         event_log=EventLog(redis, ttl_s=60),
         events=stores.events,
-        checkpoints=checkpoints or stores.checkpoints,
+        checkpoints=stores.checkpoints,
         clock=SystemClock(),
         interruption=interruption or Interruption(),
         stores_first=stores_first,
@@ -57,6 +59,10 @@ async def blocks_of(stores: Stores, run: Run) -> int:
             sa.select(sa.func.count()).select_from(event_blocks).where(event_blocks.c.run_id == run.id)
         )
         return found.scalar_one()
+
+
+def text(number: int) -> TextChunk:
+    return TextChunk(number, STEP, SPOKEN, f"word {number} ")
 
 
 def numbered(count: int) -> list[StatusChanged]:
@@ -72,10 +78,10 @@ async def test_a_long_answer_that_ends_before_it_was_spilled_is_stored_once(stor
     publisher = publisher_of(run, stores, redis)
     async with publisher.publishing():
         publisher.emit(*numbered(3 * SPILL_AT))
-        async with publisher.saving() as tail:
+        async with publisher.ending() as tail:
             settled = await stores.settle(run, RunTrigger.COMPLETE, tail=tail)
-        publisher.send_stored(settled.tail)
-        assert await publisher.flushed(10)
+        publisher.send_end(settled.tail)
+        assert await publisher.wait_sent(10)
 
     entries = await stored(stores, run)
     assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
@@ -100,13 +106,13 @@ async def test_many_small_blocks_are_put_together_when_their_run_ends(stores: St
     async with publisher.publishing():
         for event in numbered(20):
             publisher.emit(event)
-            assert await publisher.flushed(10)
+            assert await publisher.wait_sent(10)
         assert [decode(entry) for _, entry in await stored(stores, run)] == numbered(20)
         assert await blocks_of(stores, run) == 20
-        async with publisher.saving() as tail:
+        async with publisher.ending() as tail:
             settled = await stores.settle(run, RunTrigger.COMPLETE, tail=tail)
-        publisher.send_stored(settled.tail)
-        assert await publisher.flushed(10), "the end of the log was not shown"
+        publisher.send_end(settled.tail)
+        assert await publisher.wait_sent(10), "the end of the log was not shown"
 
     entries = await stored(stores, run)
     assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
@@ -119,21 +125,28 @@ async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(
 ) -> None:
     run = await stores.claimed()
     first = publisher_of(run, stores, redis)
+    said = [text(number) for number in range(5)]
     async with first.publishing():
-        first.emit(*numbered(5))
-        assert await first.flushed(10)
+        first.emit(*said)
+        assert await first.wait_sent(10)
         await first.hand_over()
     await redis_service.empty()
 
-    claimed = await stores.claim(run)
-    second = publisher_of(claimed, stores, redis)
+    second = publisher_of(await stores.claim(run), stores, redis)
     async with second.publishing():
-        assert second.since_checkpoint == numbered(5)
+        assert second.follows == 6
+        assert second.shown.text == ""
+        assert list(second.shown.message_ids) == [SPOKEN], "what the first owner had said is known, and void"
         second.emit(StatusChanged(9, "running"))
-        assert await second.flushed(10)
+        assert await second.wait_sent(10)
 
-    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1)) == [(Seq(7), encode(StatusChanged(9, "running")))]
-    assert [decode(entry) for _, entry in await stored(stores, run)] == numbered(5)
+    opening, status = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
+    assert opening[0] == SECOND
+    restarted = decode(opening[1])
+    assert isinstance(restarted, StepRestarted)
+    assert (restarted.follows, restarted.void_message_ids) == (6, [SPOKEN])
+    assert status == (SECOND + 1, encode(StatusChanged(9, "running")))
+    assert [decode(entry) for _, entry in await stored(stores, run)] == said
 
 
 async def test_what_is_said_before_the_log_was_taken_over_follows_it(stores: Stores, redis: ArqRedis) -> None:
@@ -142,16 +155,18 @@ async def test_what_is_said_before_the_log_was_taken_over_follows_it(stores: Sto
     first = publisher_of(run, stores, redis)
     async with first.publishing():
         first.emit(*numbered(3))
-        assert await first.flushed(10)
+        assert await first.wait_sent(10)
 
     second = publisher_of(await stores.claim(run), stores, redis)
     second.emit(StatusChanged(9, "cancelling"))
     async with second.publishing():
-        assert await second.flushed(10)
+        assert await second.wait_sent(10)
 
     log = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
-    assert [seq for seq, _ in log] == [2, 3, 4, 5]
-    assert [decode(entry) for _, entry in log] == [*numbered(3), StatusChanged(9, "cancelling")]
+    assert [seq for seq, _ in log] == [2, 3, 4, SECOND, SECOND + 1]
+    assert [decode(entry) for _, entry in log[:3]] == numbered(3)
+    assert follows_of(decode(log[3][1])) == 4
+    assert decode(log[4][1]) == StatusChanged(9, "cancelling")
 
 
 async def test_an_owner_that_was_replaced_leaves_nothing_behind(stores: Stores, redis: ArqRedis) -> None:
@@ -160,45 +175,75 @@ async def test_an_owner_that_was_replaced_leaves_nothing_behind(stores: Stores, 
     publisher = publisher_of(run, stores, redis, interruption)
     async with publisher.publishing():
         publisher.emit(*numbered(5))
-        await stores.runs.take_over(run, NOW)
+        await stores.runs.take_over(run, IDS.claim(), NOW)
         await publisher.hand_over()
 
     assert await stored(stores, run) == []
     assert isinstance(interruption.error, LeaseLost)
 
 
-class OrderedStore(CheckpointStore):
-    """Notes what a publisher writes."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.written: list[str] = []
-
-    async def record_log(self, run: Run, tail: LogTail, now: datetime) -> None:
-        if not self.written:
-            self.written.append("refused")
-            raise Unavailable("SQL does not answer")
-        await super().record_log(run, tail, now)
-        self.written.append("log")
-
-    async def reserve(self, run: Run, up_to: Seq, log: str, now: datetime) -> None:
-        await super().reserve(run, up_to, log, now)
-        self.written.append("reservation")
-
-
-async def test_a_gap_is_stored_before_anything_is_reserved_behind_it(stores: Stores, redis: ArqRedis) -> None:
-    """The reservation that had shown the gap was overwritten: a second crash, and its numbers were given again."""
+async def test_an_event_that_comes_while_the_end_is_stored_takes_no_number_of_the_end(
+    stores: Stores, redis: ArqRedis
+) -> None:
+    """A cancel was announced while the settle was under way: its event and the first one of the end had one number,
+    and readers were shown one of the two."""
     run = await stores.claimed()
-    await stores.checkpoints.reserve(run, Seq(50), "a log that Redis lost", NOW)
-    run = await stores.claim(run)
-    checkpoints = OrderedStore(stores.database)
-    publisher = publisher_of(run, stores, redis, checkpoints=checkpoints)
+    publisher = publisher_of(run, stores, redis)
     async with publisher.publishing():
+        publisher.emit(*numbered(3))
+        async with publisher.ending() as tail:
+            publisher.emit_unless_closed(StatusChanged(9, "cancelling"))
+            with pytest.raises(LogClosed):
+                publisher.emit(StatusChanged(9, "running"))
+            settled = await stores.settle(run, RunTrigger.COMPLETE, tail=tail)
+        publisher.send_end(settled.tail)
+        assert await publisher.wait_sent(10)
+
+    entries = await stored(stores, run)
+    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1)) == entries
+    assert StatusChanged(9, "cancelling") not in [decode(entry) for _, entry in entries]
+    assert isinstance(decode(entries[-1][1]), Ended)
+
+
+async def test_an_owner_that_nears_the_end_of_its_numbers_takes_a_new_fence(
+    stores: Stores, redis: ArqRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "KEPT_FREE", NUMBERS_PER_FENCE - 50)
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis)
+    async with publisher.publishing():
+        publisher.emit(*numbered(60))
+        assert await publisher.wait_sent(10)
+        publisher.emit(StatusChanged(99, "running"))
+        assert await publisher.wait_sent(10)
+        assert publisher.run.fence == run.fence + 1
+        async with publisher.ending() as tail:
+            settled = await stores.settle(publisher.run, RunTrigger.COMPLETE, tail=tail)
+        publisher.send_end(settled.tail)
+        assert await publisher.wait_sent(10)
+
+    entries = await stored(stores, run)
+    assert unbroken(Seq(1), entries) == entries
+    first, second = consecutive(entries)
+    assert (first.first, first.last, second.first) == (2, 61, SECOND)
+    assert decode(second.entries[1]) == StatusChanged(99, "running")
+    assert await EventLog(redis, ttl_s=60).read(run.id, first.last) == entries[60:]
+
+
+async def test_redis_keeps_only_what_sql_lacks(stores: Stores, redis: ArqRedis) -> None:
+    """The stream of a long run grew with each step although SQL had all of it."""
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis)
+    log = EventLog(redis, ttl_s=60)
+    async with publisher.publishing():
+        publisher.emit(*numbered(20))
+        async with publisher.saving() as tail:
+            await stores.checkpoints.record(run, checkpoint(run, entries=tail.entries))
+
+        async def is_trimmed() -> bool:
+            return [seq for seq, _ in await log.read(run.id, Seq(1))] == [21]
+
+        await wait_until(is_trimmed, description="the stream to be trimmed")
         publisher.emit(*numbered(2))
-        assert await publisher.flushed(10)
-        publisher.emit(*numbered(1))
-        assert await publisher.flushed(10)
-    assert checkpoints.written == ["refused", "log", "reservation"]
-    entries = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
-    assert [seq for seq, _ in entries] == [51, 52, 53, 54]
-    assert isinstance(decode(entries[0][1]), Gap)
+        assert await publisher.wait_sent(10)
+        assert [seq for seq, _ in await log.read(run.id, Seq(1))] == [21, 22, 23]
