@@ -6,6 +6,7 @@ happen and then loses its answer, as a connection does that breaks at that momen
 two. Without the setting nothing here does anything.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Generator
@@ -14,6 +15,8 @@ from enum import StrEnum
 from typing import ClassVar
 
 from shared.domain.errors import InvalidRequest, Unavailable
+
+logger = logging.getLogger(__name__)
 
 
 class CrashPoint(StrEnum):
@@ -78,6 +81,7 @@ def reach(point: CrashPoint | None, side: str) -> None:
     if _is_due(f"{point}:{side}"):
         os.kill(os.getpid(), signal.SIGKILL)
     if side == "after" and _is_due(f"{point}:lost"):
+        logger.warning("the answer to %s is lost on purpose", point)
         raise Unavailable(f"the answer to {point} was lost on purpose")
 
 

@@ -113,7 +113,9 @@ class SubmissionService:
             shown = RunError("internal_error", "An error occurred during agent execution.", error.message)
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
             given = user_messages(submission.request.given_messages(), self.ids, now)
-            return await self.settlements.store_refused(self._run(submission), given, Settlement(end=end, now=now))
+            run, refused = self._run(submission), Settlement(end=end, now=now)
+            store_refused = self.settlements.store_refused
+            return await self._persist(lambda again: store_refused(run, given, refused, again=again))
 
     async def _submit_messages(self, submission: Submission, given: Sequence[MessageIn], keys: list[str]) -> Run:
         messages = user_messages(list(given), self.ids, self.clock.now())

@@ -9,7 +9,7 @@ from arq.connections import ArqRedis
 from shared.domain.errors import LeaseLost, StaleFence
 from shared.domain.events import LogContinued, StatusChanged, encode
 from shared.domain.ids import Fence, Seq
-from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, first_seq_of
+from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, LogWriter, first_seq_of
 from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.event_log import EventLog
@@ -187,3 +187,14 @@ async def test_what_an_owner_stored_as_its_last_is_adopted_with_the_jump_of_the_
     third = await stores.claim(run)
     assert await adopt_log(third, log, stores.checkpoints, NOW) == SECOND + 2
     assert [seq for seq, _ in await stored(stores, run)] == [2, 3, 4, SECOND, SECOND + 1, SECOND + 2]
+
+
+async def test_an_owner_that_hands_over_before_it_has_said_anything_moves_no_number(
+    stores: Stores, log: EventLog
+) -> None:
+    """The answer to its adoption was lost, and it gave the run back: the log was said to reach to the number before its
+    own first one, which no reader ever gets."""
+    run = await shown(stores, log, 3)
+    assert await adopt_log(run, log, stores.checkpoints, NOW) == 4
+    await stores.checkpoints.hand_over(run, LogWriter(run.fence).to_store(), NOW)
+    assert (await stores.runs.look_up(run.id)).last_seq == 4

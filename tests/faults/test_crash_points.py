@@ -1,8 +1,11 @@
 """A crash before and after every durable write: what was accepted ends once, no tool starts twice, no frame is missing.
 
-One run's life passes them all: a message is injected, a tool is called, another one waits for a person, the decision is
-carried out, and the model answers. Each test has one process die at one point, as `kill -9` would have it, and another
-one go on.
+A crash ends one process, as `kill -9` would, and another one goes on. A lost answer leaves the process alive: the write
+has happened, and its author is told that it may not have. Then the author has to find out by itself: in those tests no
+sweeper comes by.
+
+One run's life passes nearly all points: a message is injected, a tool is called, another one waits for a person, the
+decision is carried out, and the model answers. The others have a short story of their own.
 """
 
 import asyncio
@@ -17,13 +20,17 @@ import pytest
 
 from shared.concurrency import background
 from shared.crash_points import CrashPoint
+from shared.domain.ids import RunId
+from shared.redis.queue import RunQueue
+from tests.faults.conftest import LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
-from tests.kit.product.frame_reader import read_whole
+from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
 from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
+from worker.run.publisher import SPILL_AT
 
 NOTES = '''
 def note(word: str, log: str) -> str:
@@ -40,16 +47,39 @@ def note(word: str, log: str) -> str:
 '''
 ASKED_NOTES = NOTES.replace("def note(", "def note_if_allowed(")
 
-BY_API = (
-    CrashPoint.SUBMIT,
+IN_EVERY_LIFE = (
     CrashPoint.DISPATCH,
-    CrashPoint.DECIDE,
-    CrashPoint.CANCEL,
-    CrashPoint.ANNOUNCE_CANCEL,
-    CrashPoint.INJECT,
+    CrashPoint.CLAIM,
+    CrashPoint.OPEN_LOG,
+    CrashPoint.APPEND,
+    CrashPoint.DELIVER,
+    CrashPoint.CHECKPOINT,
+    CrashPoint.INTENT,
+    CrashPoint.PARK,
+    CrashPoint.SETTLE,
+    CrashPoint.FINISH_JOB,
 )
-BY_WORKER = tuple(write for write in CrashPoint if write not in BY_API)
-SIDES = ("before", "after")
+"""What a worker writes in the story of a run."""
+
+IN_AN_ANSWER = (CrashPoint.SPILL, CrashPoint.ADOPT, CrashPoint.HAND_OVER)
+"""What a worker writes of an answer that is long, cut off by a death, or handed over."""
+
+BY_API = (CrashPoint.SUBMIT, CrashPoint.DISPATCH, CrashPoint.DECIDE, CrashPoint.INJECT)
+BY_CANCEL = (CrashPoint.CANCEL, CrashPoint.ANNOUNCE_CANCEL)
+ELSEWHERE = (
+    CrashPoint.DISPATCH_AGAIN,
+    CrashPoint.TAKE_OVER,
+    CrashPoint.SUBMIT_REFUSED,
+    CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
+)
+DIES = ("before", "after")
+LOSES = ("lost", "lost:1:2")
+"""An answer, and the first two answers."""
+
+NEVER_S = 3600.0
+
+LONG_LEASE_S = 20.0
+"""Where nobody dies, a busy machine is not to take the lease away."""
 LONG_S = 60.0
 
 
@@ -126,9 +156,12 @@ def words_in(log: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
-async def assert_nothing_was_lost(product: Product, models: ModelServer, agent_id: str, log: Path) -> None:
-    """The story had one end, whoever died in it."""
-    asked, carried = await all_ended(product.http, agent_id, runs=2)
+async def assert_nothing_was_lost(
+    product: Product, models: ModelServer, agent_id: str, log: Path, *, behind: str | None = None
+) -> None:
+    """The story had one end, whoever died in it. `behind`: what was said to the run that was queued behind it."""
+    asked, *queued, carried = await all_ended(product.http, agent_id, runs=2 if behind is None else 3)
+    assert [(run["status"], run["stop_reason"]) for run in queued] == [("completed", "end_turn")] * len(queued)
     assert (asked["status"], asked["stop_reason"]) == ("completed", "requires_approval")
     assert (carried["status"], carried["stop_reason"]) == ("completed", "end_turn")
     words = words_in(log)
@@ -141,39 +174,137 @@ async def assert_nothing_was_lost(product: Product, models: ModelServer, agent_i
         assert returned["tool_return"] == f"noted {word}" or "outcome unknown" in returned["tool_return"]
         assert word in words or returned["status"] == "error"
     said = [message["content"] for message in history if message["message_type"] == "user_message"]
-    assert sorted(said) == ["And this.", "Note it."]
+    assert sorted(said) == sorted(["And this.", "Note it.", *([] if behind is None else [behind])])
     assert history[-1]["content"] == "All is noted."
     assert [rule for request in models.requests for rule in broken_rules(request)] == []
     shown: list[str] = []
-    for run in (asked, carried):
+    for run in (asked, *queued, carried):
         whole = await read_whole(product.http, run["id"])
         whole.assert_complete()
         assert (await read_whole(product.http, run["id"])).raw == whole.raw
+        assert len(whole.of_type("stop_reason")) == 1
         shown += [frame["content"] for frame in whole.of_type("user_message")]
     assert shown == ["And this."], "an injected message is shown once"
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("write", BY_WORKER)
+def test_every_durable_write_is_walked() -> None:
+    assert {*IN_EVERY_LIFE, *IN_AN_ANSWER, *BY_API, *BY_CANCEL, *ELSEWHERE} == set(CrashPoint)
+
+
+async def begin_story(product: Product, agent_id: str) -> None:
+    """A run, a message that is injected into it, and a run behind it."""
+    path = f"/v1/agents/{agent_id}/messages/async"
+    run = await insist(product.http, path, {"input": "Note it."})
+    await insist(product.http, f"/v1/runs/{run['id']}/inject", {"messages": [{"role": "user", "content": "And this."}]})
+    await insist(product.http, path, {"input": "And then?"})
+
+
+@pytest.mark.parametrize("side", DIES)
+@pytest.mark.parametrize("write", [*IN_EVERY_LIFE, CrashPoint.DISPATCH_AGAIN])
 async def test_a_worker_that_dies_there(
     product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: CrashPoint, side: str
 ) -> None:
     log = tmp_path / "words"
     agent_id = await agent_of(product, models, log)
-    run = await insist(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "Note it."})
-    await insist(product.http, f"/v1/runs/{run['id']}/inject", {"messages": [{"role": "user", "content": "And this."}]})
+    await begin_story(product, agent_id)
     if write is CrashPoint.DISPATCH_AGAIN:
         await cast("Any", product.parts.redis).flushdb()  # only the sweeper can find the run now
     async with deciding(product.http):
         dying = await processes.worker(crash_at=f"{write}:{side}")
         assert await dying.ended(within_s=LONG_S) == -9
         await processes.worker()
-        await assert_nothing_was_lost(product, models, agent_id, log)
+        await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("write", [CrashPoint.SUBMIT, CrashPoint.DISPATCH, CrashPoint.DECIDE, CrashPoint.INJECT])
-async def test_an_api_that_dies_there(
+@pytest.mark.parametrize("lost", LOSES)
+@pytest.mark.parametrize("write", IN_EVERY_LIFE)
+async def test_a_worker_that_loses_the_answer(
+    product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: CrashPoint, lost: str
+) -> None:
+    """A settle or a park that was stored was refused when it was repeated: the stream had no end, and the next run of
+    the thread waited for the sweeper."""
+    log = tmp_path / "words"
+    agent_id = await agent_of(product, models, log)
+    await begin_story(product, agent_id)
+    async with deciding(product.http):
+        worker = await processes.worker(crash_at=f"{write}:{lost}", sweep_s=NEVER_S, lease_s=LONG_LEASE_S)
+        await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
+    assert f"the answer to {write} is lost on purpose" in worker.log.read_text()
+    assert len(words_in(log)) == 2, "nobody died, so both tools have run"
+
+
+async def begin_answer(product: Product, write: CrashPoint, models: ModelServer) -> tuple[str, str]:
+    """A run whose answer is streamed word by word, and a run behind it; the ids of agent and run."""
+    if write is CrashPoint.SPILL:
+        models.say("word " * (SPILL_AT + 100))
+    else:
+        models.say("one two three four", silent_after=3)
+    models.answer_with(lambda _: Turn(text="All of it."))
+    agent = await product.agent()
+    path = f"/v1/agents/{agent.id}/messages/async"
+    run = await insist(product.http, path, {"input": "Hello", "stream_tokens": True})
+    await insist(product.http, path, {"input": "And then?"})
+    return agent.id, run["id"]
+
+
+async def shown(http: httpx.AsyncClient, run_id: str, frames: int) -> None:
+    async with reading(http, run_id) as reader:
+        await reader.reach(frames)
+
+
+async def assert_both_ended(product: Product, agent_id: str) -> None:
+    ended = await all_ended(product.http, agent_id, runs=2)
+    assert [run["status"] for run in ended] == ["completed"] * 2
+    said = [frame["content"] for frame in await product.history(agent_id) if frame["message_type"] == "user_message"]
+    assert said == ["Hello", "And then?"]
+    for run in ended:
+        whole = await read_whole(product.http, run["id"])
+        whole.assert_complete()
+        assert len(whole.of_type("stop_reason")) == 1
+
+
+@pytest.mark.parametrize("side", DIES)
+@pytest.mark.parametrize("write", IN_AN_ANSWER)
+async def test_a_worker_that_dies_there_in_an_answer(
+    product: Product, processes: Processes, models: ModelServer, write: CrashPoint, side: str
+) -> None:
+    agent_id, run_id = await begin_answer(product, write, models)
+    if write is CrashPoint.ADOPT:
+        first = await processes.worker()
+        await shown(product.http, run_id, 4)
+        await first.kill()
+    # A long answer takes a busy machine a while: its worker is not to lose the lease over it.
+    dying = await processes.worker(crash_at=f"{write}:{side}", lease_s=4 * LEASE_S)
+    if write is CrashPoint.HAND_OVER:
+        await shown(product.http, run_id, 4)
+        dying.ask_to_end()
+    assert await dying.ended(within_s=LONG_S) == -9
+    await processes.worker()
+    await assert_both_ended(product, agent_id)
+
+
+@pytest.mark.parametrize("lost", LOSES)
+@pytest.mark.parametrize("write", IN_AN_ANSWER)
+async def test_a_worker_that_loses_the_answer_in_an_answer(
+    product: Product, processes: Processes, models: ModelServer, write: CrashPoint, lost: str
+) -> None:
+    agent_id, run_id = await begin_answer(product, write, models)
+    if write is CrashPoint.ADOPT:
+        first = await processes.worker(sweep_s=NEVER_S)
+        await shown(product.http, run_id, 4)
+        await first.kill()
+    worker = await processes.worker(crash_at=f"{write}:{lost}", sweep_s=NEVER_S, lease_s=LONG_LEASE_S)
+    if write is CrashPoint.HAND_OVER:
+        await shown(product.http, run_id, 4)
+        await processes.worker(sweep_s=NEVER_S)
+        assert await worker.terminate() == 0
+    await assert_both_ended(product, agent_id)
+    assert f"the answer to {write} is lost on purpose" in worker.log.read_text()
+
+
+@pytest.mark.parametrize("side", [*DIES, *LOSES])
+@pytest.mark.parametrize("write", BY_API)
+async def test_an_api_that_dies_there_or_loses_the_answer(
     product: Product, processes: Processes, models: ModelServer, tmp_path: Path, write: CrashPoint, side: str
 ) -> None:
     log = tmp_path / "words"
@@ -189,13 +320,15 @@ async def test_an_api_that_dies_there(
         await processes.worker()
 
     async with api_at(port) as http, deciding(http), background(client(http), name="a client that insists"):
-        assert await dying.ended(within_s=LONG_S) == -9
-        await processes.api(port)
+        if side in DIES:
+            assert await dying.ended(within_s=LONG_S) == -9
+            await processes.api(port)
         await assert_nothing_was_lost(product, models, agent_id, log)
+    assert side in DIES or f"the answer to {write} is lost on purpose" in dying.log.read_text()
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("write", [CrashPoint.CANCEL, CrashPoint.ANNOUNCE_CANCEL])
+@pytest.mark.parametrize("side", DIES)
+@pytest.mark.parametrize("write", BY_CANCEL)
 async def test_an_api_that_dies_over_a_cancel(
     product: Product, processes: Processes, models: ModelServer, write: CrashPoint, side: str
 ) -> None:
@@ -219,3 +352,72 @@ async def test_an_api_that_dies_over_a_cancel(
     whole.assert_complete()
     assert [frame["stop_reason"] for frame in whole.of_type("stop_reason")] == ["cancelled"]
     await wait_until(lambda: models.requests[0].client_left, description="the model's connection to be closed")
+
+
+@pytest.mark.parametrize("side", [*DIES, *LOSES])
+async def test_an_api_that_dies_over_a_run_whose_worker_is_gone(
+    product: Product, processes: Processes, models: ModelServer, side: str
+) -> None:
+    models.say("one two three four", silent_after=3)
+    agent = await product.agent()
+    port = free_port()
+    dying, worker = await asyncio.gather(
+        processes.api(port, crash_at=f"{CrashPoint.TAKE_OVER}:{side}"), processes.worker(sweep_s=NEVER_S)
+    )
+    path = f"/v1/agents/{agent.id}/messages/async"
+    run = await insist(product.http, path, {"input": "Hello", "stream_tokens": True})
+    await shown(product.http, run["id"], 4)
+    await worker.kill()
+
+    async def lease_is_over() -> bool:
+        return not await RunQueue(product.parts.redis).is_leased(RunId(run["id"]), 1)
+
+    await wait_until(lease_is_over, description="the lease of the dead worker to end")
+    async with api_at(port) as http:
+        answer = await ask(http, "POST", f"/v1/runs/{run['id']}/cancel", {})
+        if side in DIES:
+            assert answer is None
+            assert await dying.ended() == -9
+            await processes.worker()  # its sweeper finds what was asked for
+        else:
+            assert answer is not None
+            assert answer.json()["status"] == "cancelled"
+            assert "the answer to take_over is lost on purpose" in dying.log.read_text()
+    assert (await product.ended(run["id"]))["status"] == "cancelled"
+    whole = await read_whole(product.http, run["id"])
+    whole.assert_complete()
+    assert [frame["stop_reason"] for frame in whole.of_type("stop_reason")] == ["cancelled"]
+
+
+@pytest.mark.parametrize("side", [*DIES, *LOSES])
+async def test_a_submission_that_was_refused_is_not_executed_later(
+    product: Product, processes: Processes, models: ModelServer, tmp_path: Path, side: str
+) -> None:
+    """It was stored as a run that waits, and then ended in a second transaction: a crash between the two left a run
+    that was executed when the thread was free."""
+    models.call("note_if_allowed", word="first", log=str(tmp_path / "words"))
+    models.answer_with(lambda _: Turn(text="All is noted."))
+    agent = await product.agent(tools=[await product.tool(ASKED_NOTES, default_requires_approval=True)])
+    path = f"/v1/agents/{agent.id}/messages/async"
+    await insist(product.http, path, {"input": "Note it."})
+    await processes.worker()
+
+    async def is_asked() -> bool:
+        return bool((await product.http.get("/v1/approvals")).json())
+
+    await wait_until(is_asked, description="a tool to wait for a person")
+    port = free_port()
+    dying = await processes.api(port, crash_at=f"{CrashPoint.SUBMIT_REFUSED}:{side}")
+    async with api_at(port) as http:
+        answer = await ask(http, "POST", path, {"input": "Let me in."})
+    if side in DIES:
+        assert answer is None
+        assert await dying.ended() == -9
+    else:
+        assert answer is not None
+        assert answer.json()["status"] == "failed"
+    async with deciding(product.http):
+        ended = await all_ended(product.http, agent.id, runs=2)
+    refused = [run for run in ended if run["status"] == "failed"]
+    assert len(refused) == (side != "before")
+    assert "Let me in." not in str([request.body for request in models.requests])

@@ -35,6 +35,7 @@ from shared.sql.runs.checkpoints import Checkpoint, store_step
 from shared.sql.runs.events import insert_events, merge_small_blocks, read_events
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
+from shared.sql.runs.run_store import submitted_before
 from shared.sql.tables import agents
 
 
@@ -90,10 +91,16 @@ class SettlementStore:
                 raise MoreInput
             return await self._settle(connection, run, locked, settlement)
 
-    async def store_refused(self, run: Run, given: Sequence[NewMessage], settlement: Settlement) -> Run:
-        """Stores a run that never begins, and its end, whatever its thread waits for; the run as it is for ever."""
+    async def store_refused(
+        self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
+    ) -> Run:
+        """Stores a run that never begins, and its end, whatever its thread waits for; the run as it is for ever.
+        `again`: this very run may have been stored by a commit whose answer was lost."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED) as connection:
             await lock_thread(connection, run.thread_id)
+            seen = await submitted_before(connection, run, (), again=again)
+            if seen is not None:
+                return seen
             stored = await insert_run(connection, run, given)
             locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None)
             return (await self._settle(connection, stored, locked, settlement)).run
