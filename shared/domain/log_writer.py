@@ -130,13 +130,12 @@ class LogWriter:
             self._entries.insert(0, opening)
             self._first = Seq(self._first - 1)
 
-    def emit(self, entry: bytes) -> Seq:
-        """Gives an entry its number. Raises `LogClosed` when the log's end is being stored, and when the fence has no
-        numbers left but those for an end."""
+    def emit(self, entry: bytes) -> None:
+        """Adds an entry. Raises `LogClosed` when the log's end is being stored, and when the fence has no numbers left
+        but those for an end."""
         if self._closed or self.last >= first_seq_of(Fence(self.fence + 1)) - KEPT_FOR_END:
             raise LogClosed
         self._entries.append(entry)
-        return self.last
 
     def to_store(self) -> LogTail:
         """What SQL lacks."""
@@ -176,12 +175,14 @@ class LogWriter:
         self._entries.extend(tail.behind(self.last).entries)
         self.was_stored(tail.last)
 
-    def continue_under(self, fence: Fence, at: int) -> None:
-        """The owner has a new fence, and SQL has all that was emitted under the old one. The next entry says so."""
-        self.follows = self.last
+    def continue_under(self, fence: Fence, stored: Seq, at: int) -> None:
+        """The owner has a new fence, and SQL has what was emitted up to `stored` under the old one. The next entry says
+        so; what was emitted since has not been shown yet, and gets new numbers."""
+        later = self._entries[stored + 1 - self._first :]
+        self.follows = stored
         self.fence = fence
         start = first_seq_of(fence)
-        self._first, self._entries = start, [encode(LogContinued(at, self.follows))]
+        self._first, self._entries = start, [encode(LogContinued(at, stored)), *later]
         # Redis may still lack some of the old entries. SQL has them, and readers get them there.
         self._stored = self._sent = Seq(start - 1)
 

@@ -6,7 +6,9 @@ import pytest
 import sqlalchemy as sa
 from arq.connections import ArqRedis
 
+from shared import crash_points
 from shared.clock import SystemClock
+from shared.crash_points import CrashPoint
 from shared.domain import log_writer
 from shared.domain.errors import LeaseLost, LogClosed
 from shared.domain.events import Ended, StatusChanged, StepRestarted, TextChunk, decode, encode, follows_of
@@ -228,6 +230,37 @@ async def test_an_owner_that_nears_the_end_of_its_numbers_takes_a_new_fence(
     assert (first.first, first.last, second.first) == (2, 61, SECOND)
     assert decode(second.entries[1]) == StatusChanged(99, "running")
     assert await EventLog(redis, ttl_s=60).read(run.id, first.last) == entries[60:]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("write", [CrashPoint.SPILL, CrashPoint.NEW_FENCE])
+async def test_what_was_stored_with_its_answer_lost_is_not_stored_again(
+    stores: Stores, redis: ArqRedis, monkeypatch: pytest.MonkeyPatch, write: CrashPoint, times: int
+) -> None:
+    if write is CrashPoint.NEW_FENCE:
+        monkeypatch.setattr(log_writer, "KEPT_FREE", NUMBERS_PER_FENCE - 50)
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis)
+    crash_points.arm(f"{write}:lost:1:{times}")
+    try:
+        async with publisher.publishing():
+            publisher.emit(*numbered(SPILL_AT))
+            for number in range(times + 1):
+                assert await publisher.wait_sent(10)
+                publisher.emit(StatusChanged(number, "running"))
+            assert await publisher.wait_sent(10)
+            async with publisher.ending() as tail:
+                settled = await stores.settle(publisher.run, RunTrigger.COMPLETE, tail=tail)
+            publisher.send_end(settled.tail)
+            assert await publisher.wait_sent(10)
+    finally:
+        crash_points.arm("")
+
+    entries = await stored(stores, run)
+    assert unbroken(Seq(1), entries) == entries
+    told = [event for _, entry in entries if isinstance(event := decode(entry), StatusChanged)]
+    assert told[: SPILL_AT + times + 1] == [*numbered(SPILL_AT), *numbered(times + 1)]
+    assert publisher.run.fence == run.fence + (write is CrashPoint.NEW_FENCE)
 
 
 async def test_redis_keeps_only_what_sql_lacks(stores: Stores, redis: ArqRedis) -> None:

@@ -246,17 +246,20 @@ class Publisher:
                 log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
 
     async def _take_new_fence(self) -> None:
+        """Repeats it until SQL answers: while nobody knows which fence this owner has, it can store nothing at all."""
         async with self._writes:
-            if self._writer.is_closed:
+            tail, now = self._writer.to_store(), self._clock.now()
+            while not self._writer.is_closed:
+                try:
+                    self.run = await self._checkpoints.take_new_fence(self.run, tail, now)
+                    self._writer.continue_under(self.run.fence, tail.last, unix_ms(now))
+                except LifecycleError as error:
+                    self._stop(LeaseLost(str(error)))
+                except Unavailable as error:
+                    log.warning("new_fence_waits_for_sql", error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                    continue
                 return
-            now = self._clock.now()
-            try:
-                self.run = await self._checkpoints.take_new_fence(self.run, self._writer.to_store(), now)
-                self._writer.continue_under(self.run.fence, unix_ms(now))
-            except LifecycleError as error:
-                self._stop(LeaseLost(str(error)))
-            except Unavailable as error:
-                log.warning("new_fence_waits_for_sql", error=str(error))
 
     async def _trim(self) -> None:
         """Takes from Redis what SQL has: it is a cache of the log's end."""
