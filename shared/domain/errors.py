@@ -114,6 +114,11 @@ class MoreInput(HoldfastError):
     """The run has taken in a message since its last answer was given."""
 
 
+class MustRunAlone(HoldfastError):
+    """Workers were lost with the run before it finished a step: it is to be claimed by a worker that runs nothing
+    else."""
+
+
 class LogClosed(HoldfastError):
     """The end of the log is being stored: nothing more may be emitted."""
 

@@ -38,7 +38,8 @@ UNWIND_S = 1.0
 
 
 class QueueWorker:
-    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once.
+    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once, and claims no more while
+    `takes_more()` says no.
 
     How `execute` ends decides about the job:
     - it returns, or raises anything else: the job is done and removed;
@@ -60,6 +61,7 @@ class QueueWorker:
         name: str,
         execute: Execute,
         max_runs: int,
+        takes_more: Callable[[], bool] = lambda: True,
         lease_s: float,
         on_lease_lost: Callable[[str], None],
         still_ours: Callable[[str], Awaitable[bool]],
@@ -68,6 +70,7 @@ class QueueWorker:
         self._execute = execute
         self._interrupt_all = on_shutdown
         self._max_runs = max_runs
+        self._takes_more = takes_more
         self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s)
         self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job, at_once=max_runs)
         self._renewer = LeaseRenewer(
@@ -122,7 +125,7 @@ class QueueWorker:
     async def _claim_free(self, group: asyncio.TaskGroup) -> float:
         """Claims jobs for the free places and starts them. Returns after how many seconds to look again."""
         free = self._max_runs - len(self._running)
-        if free <= 0:
+        if free <= 0 or not self._takes_more():
             return IDLE_S
         asked_at = time.monotonic()
         try:

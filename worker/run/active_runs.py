@@ -23,8 +23,11 @@ from worker.run.publisher import Publisher
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+NEIGHBOURS_S = 10.0
+"""How long the steps of other runs may take before a run begins that is to be alone."""
 
-@dataclass(kw_only=True)
+
+@dataclass(kw_only=True, eq=False)
 class ActiveRun:
     """A run that this worker has, or is about to claim."""
 
@@ -42,11 +45,22 @@ class ActiveRuns:
     clock: Clock
     look_every_s: float
     _shutting_down: bool = False
+    _alone: ActiveRun | None = None
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
     _active: dict[RunId, ActiveRun] = field(default_factory=dict[RunId, ActiveRun])
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether this worker may begin more runs: not while one runs alone here that has not finished a step."""
+        alone = self._alone
+        return alone is None or (alone.publisher is not None and alone.publisher.has_saved)
 
     @contextmanager
     def tracking(self, run_id: RunId) -> Generator[ActiveRun]:
-        """Makes a run reachable for as long as the block lasts."""
+        """Makes a run reachable for as long as the block lasts. Raises `ShutdownRequested` when another one runs alone
+        here."""
+        if not self.takes_more:
+            raise ShutdownRequested
         active = self._active[run_id] = ActiveRun(interruption=Interruption())
         if self._shutting_down:
             active.interruption.interrupt(ShutdownRequested())
@@ -55,6 +69,42 @@ class ActiveRuns:
         finally:
             if self._active.get(run_id) is active:
                 del self._active[run_id]
+                self._left.set()
+
+    @contextmanager
+    def alone(self, active: ActiveRun) -> Generator[None]:
+        """Begins no other run in this block until this one has finished a step. Raises `ShutdownRequested` when
+        another one runs alone here."""
+        if not self.takes_more:
+            raise ShutdownRequested
+        self._alone = active
+        try:
+            yield
+        finally:
+            if self._alone is active:
+                self._alone = None
+
+    async def others_left(self, active: ActiveRun) -> None:
+        """Hands over all other runs: after their steps, and in the middle of a step that takes long. Raises what has
+        interrupted `active` meanwhile."""
+        others = [other for other in self._active.values() if other is not active]
+        for other in others:
+            other.interruption.leave()
+        leave_at_once = False
+        deadline = self.clock.monotonic() + NEIGHBOURS_S
+        while any(other in self._active.values() for other in others):
+            if self.clock.monotonic() >= deadline and not leave_at_once:
+                leave_at_once = True
+                for other in others:
+                    other.interruption.interrupt(ShutdownRequested())
+            self._left.clear()
+            try:
+                async with asyncio.timeout(None if leave_at_once else deadline - self.clock.monotonic()):
+                    await self._left.wait()
+            except TimeoutError:
+                continue
+        if isinstance(active.interruption.error, (LeaseLost, ShutdownRequested)):
+            raise active.interruption.error
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:

@@ -11,7 +11,7 @@ from shared.concurrency import retry_while_unavailable
 from shared.domain.agents import Agent, Block, ModelOptions, render_system
 from shared.domain.approvals import Approval
 from shared.domain.compaction import Compaction
-from shared.domain.errors import CancelMode, CancelRequested
+from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
 from shared.domain.ids import IdMaker
 from shared.domain.log_writer import LogTail
@@ -227,9 +227,12 @@ class RunContext:
             return await retry_while_unavailable(lambda _: action(), for_s=services.patience_s, clock=services.clock)
 
     def stop_if_asked(self) -> None:
-        """Between steps: raises `CancelRequested` when a cancel waits for the step to end."""
+        """Between steps: raises `CancelRequested` when a cancel waits for the step to end, `ShutdownRequested` when
+        another worker is to go on from here."""
         if self.interruption.after_step:
             raise CancelRequested(CancelMode.AFTER_STEP)
+        if self.interruption.leaves:
+            raise ShutdownRequested
 
     def _checkpoint(self, messages: list[NewMessage], tail: LogTail) -> Checkpoint:
         progress = self.progress

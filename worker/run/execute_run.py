@@ -14,6 +14,7 @@ from shared.domain.errors import (
     LeaseLost,
     LifecycleError,
     ModelError,
+    MustRunAlone,
     NotFound,
     RunTimeout,
     ShutdownRequested,
@@ -23,7 +24,7 @@ from shared.domain.events import StatusChanged
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
-from worker.run.active_runs import ActiveRuns
+from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.compaction import compact_thread
 from worker.run.context import Outcome, Parked, RunContext, RunServices, load_context
 from worker.run.interruption import Interruption
@@ -62,25 +63,44 @@ class RunExecutor:
         Raises `ShutdownRequested` when the run was handed over, `LeaseLost` when somebody else has it, `Unavailable`
         when it is to be tried again.
         """
-        with bound_contextvars(run_id=run_id):
-            async with AsyncExitStack() as starting:
-                await starting.enter_async_context(self.start_slots)
-                # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
-                with self.active_runs.tracking(run_id) as active:
-                    run = await self._claim(run_id, dispatch)
-                    if run is None:
-                        log.debug("dispatch_ignored", dispatch=dispatch)
-                        return
-                    if run.cancel is not None:
-                        active.interruption.interrupt(CancelRequested(run.cancel.mode))
-                    active.publisher = self.services.publisher(run, active.interruption)
-                    await self._execute(active.publisher, active.interruption, starting)
+        # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
+        with bound_contextvars(run_id=run_id), self.active_runs.tracking(run_id) as active:
+            try:
+                await self._execute_tracked(active, run_id, dispatch, alone_after=self._alone_after)
+            except MustRunAlone as error:
+                log.warning("run_alone", reason=str(error))
+                with self.active_runs.alone(active):
+                    await self.active_runs.others_left(active)
+                    await self._execute_tracked(active, run_id, dispatch)
 
-    async def _claim(self, run_id: RunId, dispatch: int) -> Run | None:
+    @property
+    def _alone_after(self) -> range:
+        """After so many lost workers a run is executed alone. One loss is an accident; whatever was in hand at two is
+        suspect, and which of them ends its workers shows when each runs by itself."""
+        first = min(2, self.max_attempts)
+        return range(first, max(self.max_attempts, first + 1))
+
+    async def _execute_tracked(
+        self, active: ActiveRun, run_id: RunId, dispatch: int, *, alone_after: range = range(0)
+    ) -> None:
+        async with AsyncExitStack() as starting:
+            await starting.enter_async_context(self.start_slots)
+            run = await self._claim(run_id, dispatch, alone_after)
+            if run is None:
+                log.debug("dispatch_ignored", dispatch=dispatch)
+                return
+            if run.cancel is not None:
+                active.interruption.interrupt(CancelRequested(run.cancel.mode))
+            active.publisher = self.services.publisher(run, active.interruption)
+            await self._execute(active.publisher, active.interruption, starting)
+
+    async def _claim(self, run_id: RunId, dispatch: int, alone_after: range) -> Run | None:
         runs, clock = self.services.runs, self.services.clock
         owner = f"{self.worker}/{self.services.ids.claim()}"
         return await retry_while_unavailable(
-            lambda _: runs.claim(run_id, dispatch, owner, clock.now()), for_s=PATIENCE_S, clock=clock
+            lambda _: runs.claim(run_id, dispatch, owner, clock.now(), alone_after=alone_after),
+            for_s=PATIENCE_S,
+            clock=clock,
         )
 
     async def _execute(self, publisher: Publisher, interruption: Interruption, starting: AsyncExitStack) -> None:
@@ -117,7 +137,7 @@ class RunExecutor:
         go on."""
         run = context.run
         try:
-            if run.attempts_without_progress > self.max_attempts:
+            if run.attempts_without_progress > self._alone_after.stop:
                 return Outcome(end=failed_by_lost_workers(run))
             async with context.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
                 if context.publisher.follows == 1 and run.options.status_events:

@@ -33,6 +33,7 @@ class Interruption:
     def __init__(self) -> None:
         self._error: RunInterrupted | None = None
         self._after_step = False
+        self._leaves = False
         self._task: asyncio.Task[Any] | None = None
         self._name = ""
         self._cancelling_before = 0
@@ -49,6 +50,15 @@ class Interruption:
     def after_step(self) -> bool:
         """Whether a cancel waits for the step in hand to end. The block has to ask."""
         return self._after_step
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the block is to be handed over after the step in hand. The block has to ask."""
+        return self._leaves
+
+    def leave(self) -> None:
+        """Asks the block to let another worker go on after the step in hand."""
+        self._leaves = True
 
     def interrupt(self, error: RunInterrupted) -> None:
         """Raises `error` in the block, at what it awaits. Does nothing when that comes too late or is not the first."""

@@ -61,6 +61,8 @@ class Publisher:
         """The run with the fence that its owner has now."""
         self.shown = ShownStep()
         """What readers have seen of the step in hand."""
+        self.has_saved = False
+        """Whether this owner of the run has finished a step."""
         self._event_log = event_log
         self._events = events
         self._checkpoints = checkpoints
@@ -126,6 +128,7 @@ class Publisher:
         async with self.storing() as tail:
             yield tail
             self.shown = ShownStep()
+            self.has_saved = True
             self._to_trim = tail.last
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
-from shared.domain.errors import Busy, CancelMode, LifecycleError, NotFound
+from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone, NotFound
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import NUMBERS_PER_FENCE
@@ -118,12 +118,17 @@ class RunStore:
         async with self._database.read() as connection:
             return await input_of(connection, run_id)
 
-    async def claim(self, run_id: RunId, dispatch: int, owner: str, now: datetime) -> Run | None:
+    async def claim(
+        self, run_id: RunId, dispatch: int, owner: str, now: datetime, *, alone_after: range = range(0)
+    ) -> Run | None:
         """Makes `owner` the run's owner, with a new fence. None: this dispatch is not to run it, or not yet.
 
         Refused while another run of the thread is running, waits for a person, or is earlier in the queue. The first
         claim puts the run's input into the history. `owner` is made up for this claim: the same owner claims once,
         however often the claim is repeated.
+
+        Raises `MustRunAlone`, and changes nothing, when as many workers were lost with the run since it finished a step
+        as `alone_after` says.
         """
         try:
             async with self._database.write(CrashPoint.CLAIM) as connection:
@@ -132,7 +137,10 @@ class RunStore:
                     return waiting if waiting.status is RunStatus.RUNNING else None
                 # Somebody who ends another run of the thread, or claims one, waits here.
                 await lock_thread(connection, waiting.thread_id)
-                return await _claim(connection, waiting, dispatch, owner, now)
+                claimed = await _claim(connection, waiting, dispatch, owner, now)
+                if waiting.attempts_without_progress in alone_after:
+                    raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
+                return claimed
         except (LifecycleError, NotFound):
             return None
 
