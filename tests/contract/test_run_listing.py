@@ -97,14 +97,6 @@ async def test_active_runs_are_those_that_have_not_ended(stores: Stores) -> None
     assert await stores.listing.active_of_agent(OTHER_PROJECT, AGENT.id) == []
 
 
-async def test_the_stream_of_a_parked_run_has_ended_like_that_of_any_other(stores: Stores) -> None:
-    ended = await stores.ended()
-    parked = await stores.parked(WAITS)
-    created = await stores.submitted(thread_id=ThreadId("conv-2"))
-    assert await stores.listing.ended_among([ended.id, parked.id, created.id]) == {ended.id, parked.id}
-    assert await stores.listing.ended_among([]) == set()
-
-
 async def test_a_sweeper_finds_what_was_not_heard_of(stores: Stores) -> None:
     running = await stores.claimed()
     await stores.submitted()
@@ -113,15 +105,18 @@ async def test_a_sweeper_finds_what_was_not_heard_of(stores: Stores) -> None:
     await stores.ended(thread_id=ThreadId("conv-4"))
     later = NOW + timedelta(seconds=1)
     await stores.submitted(thread_id=ThreadId("conv-5"), created_at=later)
-    found = await stores.listing.unfinished(later, later)
-    assert {run.id for run in found} == {running.id, waiting.id}, "not those behind another run, nor parked or ended"
-    assert await stores.listing.unfinished(NOW, later) == []
+    found = await stores.listing.quiet(later, later)
+    assert {run.run_id for run in found} == {running.id, waiting.id}, (
+        "not those behind another run, nor parked or ended"
+    )
+    assert await stores.listing.quiet(NOW, later) == []
 
 
 async def test_a_sweeper_finds_the_carrier_of_a_decision(stores: Stores) -> None:
     await stores.parked(WAITS)
     carrying = await stores.decide(approve("a"))
-    assert await stores.listing.unfinished(NOW + timedelta(seconds=1), NOW + timedelta(seconds=1)) == [carrying]
+    later = NOW + timedelta(seconds=1)
+    assert [run.run_id for run in await stores.listing.quiet(later, later)] == [carrying.id]
 
 
 async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None:
@@ -131,12 +126,12 @@ async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None
     await stores.submitted(thread_id=ThreadId("conv-4"))
     for run in (parked, created, running):
         await stores.runs.request_cancel(run.id, CANCEL)
-    found = await stores.listing.cancelled_but_waiting()
+    found = await stores.listing.cancelled_but_unclaimed()
     assert {run.id for run in found} == {parked.id, created.id}, "a running run has an owner"
 
 
 async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores) -> None:
-    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), keys=["otid:1"])).run
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=["otid:1"])).run
     run = await stores.recorded(await stores.claim(run), answer("", call("b")), starting=[call("b")])
     await stores.inbox.inject(run.id, [said("psst")], "next")
     await stores.settle(run, messages=[answer("done")])
@@ -149,9 +144,9 @@ async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores
     assert texts_of(history) == ["hi", "", "done"]
     assert {stored.run_id for stored in history} == {None}
     assert await stores.events.read(run.id, run.last_seq) == []
-    assert await stores.checkpoints.intents_of(run.id) == {}
+    assert await stores.checkpoints.started_calls(run.id) == set()
     assert await stores.callbacks.claim_due(NOW) == []
-    assert (await stores.runs.submit(replace(some_run(), id=run.id), keys=["otid:1"])).is_new
+    assert (await stores.runs.submit(replace(some_run(), id=run.id), [], keys=["otid:1"])).is_new
     async with stores.database.read() as connection:
         left = await connection.execute(sa.select(sa.func.count()).select_from(injected_messages))
         assert left.scalar_one() == 0

@@ -1,4 +1,4 @@
-"""Settling: once and for ever, with a conversation that is valid, a log that ends and the next run in line."""
+"""Settling: once and for ever, with a conversation that is valid, a log that ends and the next run of the queue."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,15 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.approvals import DENIAL
-from shared.domain.errors import IllegalTransition, LifecycleError, StaleFence
+from shared.domain.errors import IllegalTransition, StaleFence
 from shared.domain.events import Ended, Failed, Stopped, ToolsReturned, decode
 from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger
+from shared.domain.log_writer import LogTail
 from shared.domain.messages import ApprovalResponse, AssistantMessage, Decision, ToolReturns
 from shared.domain.runs import Run, RunError, Step, Usage
 from shared.domain.settling import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN, RUN_FAILED
-from shared.sql.runs.events import LogTail
 from shared.sql.runs.rows import apply
+from shared.sql.runs.settlement import Settled
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -27,6 +28,7 @@ from tests.kit.runs.stored_runs import (
     call,
     found,
     results,
+    run_end,
     said,
     second_process,
     stored_runs,
@@ -63,8 +65,8 @@ async def test_a_run_is_settled_once(stores: Stores) -> None:
     assert settled.run == await stores.runs.look_up(run.id)
     assert (settled.run.status, settled.run.stop_reason) == (RunStatus.COMPLETED, "end_turn")
     assert (settled.run.usage.prompt_tokens, settled.run.step_count, settled.run.completed_at) == (3, 2, NOW)
-    with pytest.raises(IllegalTransition):
-        await stores.settle(run, RunTrigger.CANCEL, messages=[answer("too late")])
+    again = await stores.settle(run, RunTrigger.CANCEL, messages=[answer("too late")])
+    assert again.run == settled.run, "its owner is told how it ended"
     assert await stores.runs.look_up(run.id) == settled.run
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "done"]
 
@@ -84,7 +86,7 @@ async def test_a_terminal_status_never_changes(stores: Stores, status: RunStatus
     for trigger in RunTrigger:
         with pytest.raises(IllegalTransition):
             async with stores.database.write() as connection:
-                await apply(connection, run.id, trigger, held=run.fence, now=NOW)
+                await apply(connection, run.id, trigger, fence=run.fence, now=NOW)
     assert await stores.runs.look_up(run.id) == run
 
 
@@ -92,12 +94,11 @@ async def test_two_cancels_of_one_parked_run_meet(stores: Stores) -> None:
     for number in range(5):
         run = await stores.parked(WAITS, thread_id=ThreadId(f"conv-{number}"))
         async with second_process(stores) as other:
-            ends = await asyncio.gather(
-                *(each.settle(run, RunTrigger.CANCEL) for each in (stores, other)), return_exceptions=True
-            )
-        [refused] = [end for end in ends if isinstance(end, BaseException)]
-        assert isinstance(refused, LifecycleError)
-        assert await stores.status_of(run) is RunStatus.CANCELLED
+            ends = await asyncio.gather(*(each.settle(run, RunTrigger.CANCEL) for each in (stores, other)))
+        cancelled = await stores.runs.look_up(run.id)
+        assert cancelled.status is RunStatus.CANCELLED
+        assert [end.run for end in ends] == [cancelled, cancelled]
+        assert [list(end.tail.entries) for end in ends] == [[], []], "its stream ended when it was parked"
 
 
 async def test_a_decision_and_a_cancel_of_one_parked_run_meet(stores: Stores) -> None:
@@ -105,15 +106,17 @@ async def test_a_decision_and_a_cancel_of_one_parked_run_meet(stores: Stores) ->
         thread = ThreadId(f"conv-{number}")
         run = await stores.parked(WAITS, thread_id=thread)
         async with second_process(stores) as other:
-            ends = await asyncio.gather(
+            carrying, end = await asyncio.gather(
                 stores.decide(approve("a"), thread_id=thread),
                 other.settle(run, RunTrigger.CANCEL),
                 return_exceptions=True,
             )
-        assert len([end for end in ends if isinstance(end, BaseException)]) == 1
-        [asked] = await stores.approvals.of_run(run.id)
+        [asked] = await stores.asked(run)
         assert asked.decision is not None
-        assert asked.decision.approve is (await stores.status_of(run) is RunStatus.COMPLETED)
+        assert asked.decision.approve is isinstance(carrying, Run)
+        assert isinstance(end, Settled)
+        assert end.run == await stores.runs.look_up(run.id)
+        assert end.run.status is (RunStatus.COMPLETED if isinstance(carrying, Run) else RunStatus.CANCELLED)
 
 
 async def test_an_old_owner_settles_nothing(stores: Stores) -> None:
@@ -135,7 +138,8 @@ async def test_cancelling_a_run_that_never_began_places_its_input(stores: Stores
 @pytest.mark.parametrize("is_claimed", [True, False])
 async def test_a_failure_without_any_answer_leaves_no_trace(stores: Stores, is_claimed: bool) -> None:
     run = await (stores.claimed() if is_claimed else stores.submitted())
-    settled = await stores.settle(run, RunTrigger.FAIL, error=RunError("llm_error", "no"), cause="model_error")
+    end = run_end(RunTrigger.FAIL, error=RunError("llm_error", "no"), cause="model_error")
+    settled = await stores.settle(run, RunTrigger.FAIL, end=end)
     assert (settled.run.error, settled.run.cause) == (RunError("llm_error", "no"), "model_error")
     assert await stores.context() == []
     assert await stores.messages.list_of_run(run.id) == []
@@ -162,7 +166,7 @@ async def test_a_cancel_keeps_the_question(stores: Stores) -> None:
 
 async def test_a_rollback_takes_the_whole_run_out(stores: Stores) -> None:
     await stores.settle(await stores.claimed(), messages=[answer("before")])
-    run = await stores.recorded(await stores.claimed(input=[said("undo me")]), answer("", call("a")))
+    run = await stores.recorded(await stores.claimed(said("undo me")), answer("", call("a")))
     await stores.settle(run, RunTrigger.CANCEL, rollback=True)
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "before"]
     assert await stores.messages.list_of_run(run.id) == []
@@ -181,11 +185,13 @@ async def test_rolling_back_a_decision_still_answers_the_calls_that_were_asked_a
 
 async def test_cancelling_a_parked_run_denies_all_its_calls(stores: Stores) -> None:
     run = await stores.parked(WAITS, call("b"))
-    settled = await stores.settle(run, RunTrigger.CANCEL, cause="user", denial_reason="never mind")
+    settled = await stores.settle(
+        run, RunTrigger.CANCEL, end=run_end(RunTrigger.CANCEL, cause="user"), denial_reason="never mind"
+    )
     assert await returned(stores) == {call_id: DENIAL.format(reason="never mind") for call_id in ("a", "b")}
     [denied] = [body for body in await stores.context() if isinstance(body, ApprovalResponse)]
     assert denied.decisions == [Decision(tool_call_id="a", approve=False, reason="never mind")]
-    [asked] = await stores.approvals.of_run(run.id)
+    [asked] = await stores.asked(run)
     assert (asked.decided_at, asked.decided_by) == (NOW, "user")
     assert asked.decision is not None
     assert not asked.decision.approve
@@ -202,7 +208,7 @@ async def test_results_that_were_there_are_kept_when_the_run_is_cut_off(stores: 
 
 async def test_a_tool_that_was_started_and_lost_has_an_unknown_outcome(stores: Stores) -> None:
     run = await stores.recorded(await stores.claimed(), answer("", call("a"), call("b")), starting=[call("a")])
-    await stores.settle(run, RunTrigger.FAIL, cause="worker_lost")
+    await stores.settle(run, RunTrigger.FAIL, end=run_end(RunTrigger.FAIL, cause="worker_lost"))
     assert await returned(stores) == {"a": OUTCOME_UNKNOWN, "b": RUN_FAILED}
 
 
@@ -232,7 +238,8 @@ async def test_what_came_with_a_decision_follows_the_results(stores: Stores) -> 
 async def test_the_end_of_the_log_follows_what_sql_lacked(stores: Stores) -> None:
     run = await stores.recorded(await stores.claimed(), answer("", call("a")), starting=[call("a")])
     unsaved = LogTail(Seq(run.last_seq + 1), [b'{"type":"status","at":1,"status":"running"}'])
-    settled = await stores.settle(run, RunTrigger.FAIL, tail=unsaved, error=RunError("llm_error", "no"))
+    end = run_end(RunTrigger.FAIL, error=RunError("llm_error", "no"))
+    settled = await stores.settle(run, RunTrigger.FAIL, tail=unsaved, end=end)
     stored = await stores.events.read(run.id, run.last_seq)
     assert [entry for _, entry in stored] == list(settled.tail.entries)
     assert [seq for seq, _ in stored] == list(range(run.last_seq + 1, settled.run.last_seq + 1))
@@ -252,12 +259,14 @@ async def test_every_log_ends_even_of_a_run_that_never_began(stores: Stores) -> 
     assert isinstance(decode(stored[-1][1]), Ended)
 
 
-async def test_the_next_run_in_line_gets_a_new_ring(stores: Stores) -> None:
+async def test_the_next_run_in_the_queue_gets_a_new_dispatch(stores: Stores) -> None:
     first = await stores.claimed()
     second, third = await stores.submitted(), await stores.submitted()
     settled = await stores.settle(first)
     assert settled.next == (second.id, second.dispatch + 1)
-    assert await stores.runs.claim(second.id, second.dispatch, NOW) is None, "the dispatch of its submission is old"
+    assert await stores.runs.claim(second.id, second.dispatch, IDS.claim(), NOW) is None, (
+        "the dispatch of its submission is old"
+    )
     settled = await stores.settle(await stores.claim(second))
     assert settled.next is not None
     assert settled.next.run_id == third.id
