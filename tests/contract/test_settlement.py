@@ -1,22 +1,24 @@
 """Settling: once and for ever, with a conversation that is valid, a log that ends and the next run of the queue."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy.exc import IntegrityError
 
 from shared.domain.approvals import DENIAL
-from shared.domain.errors import IllegalTransition, StaleFence
+from shared.domain.errors import IllegalTransition, LogClosed, NotFound, StaleFence
 from shared.domain.events import Ended, Failed, Stopped, ToolsReturned, decode
 from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger
-from shared.domain.log_writer import LogTail
+from shared.domain.log_writer import LogTail, LogWriter
 from shared.domain.messages import ApprovalResponse, AssistantMessage, Decision, ToolReturns
 from shared.domain.runs import Run, RunError, Step, Usage
 from shared.domain.settling import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN, RUN_FAILED
 from shared.sql.runs.rows import apply
-from shared.sql.runs.settlement import Settled
+from shared.sql.runs.settlement import Settled, Settlement
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -26,16 +28,19 @@ from tests.kit.runs.stored_runs import (
     answer,
     approve,
     call,
+    checkpoint,
     found,
     results,
     run_end,
     said,
     second_process,
+    some_run,
     stored_runs,
     texts_of,
 )
 
 WAITS = call("a", needs_approval=True)
+ENTRY = b'{"type":"status","at":1,"status":"running"}'
 
 
 @pytest.fixture
@@ -271,6 +276,99 @@ async def test_the_next_run_in_the_queue_gets_a_new_dispatch(stores: Stores) -> 
     assert settled.next is not None
     assert settled.next.run_id == third.id
     assert (await stores.settle(await stores.claim(third))).next is None
+
+
+async def refused(stores: Stores) -> Run:
+    """A run that the thread's waiting for a person has refused."""
+    end = run_end(RunTrigger.FAIL, error=RunError("internal_error", "no", "somebody must decide first"))
+    refused = some_run(callback_url="http://127.0.0.1/called")
+    return await stores.settlements.store_refused(refused, [said("me too")], Settlement(end=end, now=NOW))
+
+
+async def test_a_refused_submission_is_stored_with_its_end_and_never_runs(stores: Stores) -> None:
+    """It was stored first and refused second: after a crash in between, it was executed once the approval was
+    decided."""
+    parked = await stores.parked(WAITS)
+    run = await refused(stores)
+    assert (run.status, run.stop_reason, run.completed_at) == (RunStatus.FAILED, "error", NOW)
+    assert run == await stores.runs.look_up(run.id)
+    assert isinstance(decode((await stores.events.read(run.id, Seq(1)))[-1][1]), Ended)
+    assert [due.run_id for due in await stores.callbacks.claim_due(NOW)] == [run.id]
+    assert "me too" not in texts_of(await stores.messages.context(THREAD))
+    assert await stores.status_of(parked) is RunStatus.AWAITING_APPROVAL
+    carrying = await stores.claim(await stores.decide(approve("a")))
+    assert (await stores.settle(carrying)).next is None
+    assert await stores.runs.claim(run.id, run.dispatch, IDS.claim(), NOW) is None
+    later = NOW + timedelta(days=1)
+    assert await stores.listing.quiet(later, later) == []
+    assert await stores.status_of(run) is RunStatus.FAILED
+
+
+async def test_a_refused_submission_that_cannot_be_stored_whole_is_not_stored(stores: Stores) -> None:
+    """One transaction: what goes wrong with its end leaves no run that could be claimed."""
+    parked = await stores.parked(WAITS)
+    [told, _] = await stores.messages.list_of_run(parked.id)
+    twice = replace(said("me too"), id=told.id)
+    run = some_run()
+    with pytest.raises(IntegrityError):
+        await stores.settlements.store_refused(run, [twice], Settlement(end=run_end(RunTrigger.FAIL), now=NOW))
+    with pytest.raises(NotFound):
+        await stores.runs.look_up(run.id)
+
+
+async def test_a_refused_submission_leaves_the_queue_as_it_is(stores: Stores) -> None:
+    """It gave the next run of the thread a new dispatch, of which nobody told the workers: the dispatch that they had
+    could no longer claim the run, and it waited for the sweeper."""
+    parked = await stores.parked(WAITS)
+    waiting = await stores.decide(approve("a"))
+    await refused(stores)
+    assert await stores.status_of(parked) is RunStatus.COMPLETED
+    assert await stores.runs.claim(waiting.id, waiting.dispatch, IDS.claim(), NOW) is not None
+
+
+async def test_an_event_that_is_emitted_while_the_end_is_stored_takes_no_number_of_it(stores: Stores) -> None:
+    """A tool's late output had the number of the end: readers saw it in the place of why the run had stopped."""
+    run = await stores.claimed()
+    writer = LogWriter(run.fence)
+    writer.begin(Seq(1), None)
+    writer.emit(ENTRY)
+    unsaved = writer.to_store()
+    writer.close()
+    with pytest.raises(LogClosed):
+        writer.emit(ENTRY)
+    settled = await stores.settle(run, tail=unsaved)
+    writer.end(settled.tail)
+    assert writer.last == settled.run.last_seq
+    stored = await stores.events.read(run.id, Seq(1))
+    assert LogTail(stored[0][0], [entry for _, entry in stored]) == writer.to_send()
+    assert isinstance(decode(stored[-1][1]), Ended)
+
+
+Late = Callable[[Stores, Run, LogTail], Awaitable[object]]
+LATE: dict[str, Late] = {
+    "record_events": lambda stores, run, tail: stores.checkpoints.record_events(run, tail, NOW),
+    "hand_over": lambda stores, run, tail: stores.checkpoints.hand_over(run, tail, NOW),
+    "record": lambda stores, run, tail: stores.checkpoints.record(run, checkpoint(run, tail=tail)),
+    "take_new_fence": lambda stores, run, tail: stores.checkpoints.take_new_fence(run, tail, NOW),
+}
+ENDS: dict[str, Callable[[Stores, Run], Awaitable[object]]] = {
+    "settle": lambda stores, run: stores.settle(run),
+    "park": lambda stores, run: stores.park(run, WAITS),
+}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE.keys())
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+async def test_an_event_that_comes_behind_the_end_is_refused_and_changes_no_number(
+    stores: Stores, end: Callable[[Stores, Run], Awaitable[object]], late: Late
+) -> None:
+    run = await stores.claimed()
+    await end(stores, run)
+    ended, log = await stores.runs.look_up(run.id), await stores.events.read(run.id, Seq(1))
+    with pytest.raises(IllegalTransition):
+        await late(stores, run, LogTail(Seq(2), [ENTRY] * 9))
+    assert await stores.runs.look_up(run.id) == ended
+    assert await stores.events.read(run.id, Seq(1)) == log
 
 
 async def test_the_step_and_the_agent_say_how_it_ended(stores: Stores) -> None:
