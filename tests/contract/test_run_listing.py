@@ -8,21 +8,24 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, ConversationId, ThreadId
-from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.runs import Run, RunOptions
+from shared.domain.ids import AgentId, ConversationId, RunId, ThreadId
+from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
+from shared.domain.runs import Run, RunOptions, Step
 from shared.sql.paging import Page
-from shared.sql.run_tables import injected_messages
-from shared.sql.runs.listing import RunFilter
+from shared.sql.run_tables import injected_messages, metadata
+from shared.sql.runs.listing import OF_A_RUN, RunFilter
+from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
+    IDS,
     THREAD,
     Stores,
     answer,
     approve,
     call,
+    checkpoint,
     said,
     some_run,
     stored_runs,
@@ -128,6 +131,50 @@ async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None
         await stores.runs.request_cancel(run.id, CANCEL)
     found = await stores.listing.cancelled_but_unclaimed()
     assert {run.id for run in found} == {parked.id, created.id}, "a running run has an owner"
+
+
+async def test_how_far_logs_reach_is_asked_for_many_runs_at_once(stores: Stores) -> None:
+    ended = await stores.ended()
+    parked = await stores.parked(WAITS)
+    created = await stores.submitted(thread_id=ThreadId("conv-2"))
+    ends = await stores.runs.ends_of_logs([ended.id, parked.id, created.id, RunId("run-0")])
+    assert {end.run_id: (end.status, end.last_seq) for end in ends} == {
+        run.id: (run.status, run.last_seq) for run in (ended, parked, created)
+    }
+    assert {end.run_id for end in ends if end.status in STREAM_ENDED} == {ended.id, parked.id}
+    assert await stores.runs.ends_of_logs([]) == []
+
+
+def test_every_table_that_hangs_on_a_run_is_emptied_with_it() -> None:
+    """`run_inputs` came later than the list, and would have kept what users wrote in runs that they had deleted."""
+    hang_on_runs = {table.name for table in metadata.sorted_tables if "run_id" in table.c}
+    assert {table.name for table in OF_A_RUN} == hang_on_runs - {messages.name}, "messages stay in the history"
+    assert not any(table.foreign_keys for table in metadata.sorted_tables), "a table may name its run otherwise, too"
+
+
+async def all_rows_of(stores: Stores, run_id: str) -> dict[str, int]:
+    """How many rows of each table hang on the run."""
+    async with stores.database.read() as connection:
+        return {
+            table.name: (
+                await connection.execute(sa.select(sa.func.count()).where(table.c.run_id == run_id))
+            ).scalar_one()
+            for table in OF_A_RUN
+        }
+
+
+async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=["otid:1"])).run
+    run = await stores.claim(run)
+    step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
+    await stores.checkpoints.record(run, checkpoint(run, answer("", call("b")), step=step), starting=[call("b")])
+    await stores.inbox.inject(run.id, [said("psst")], "next")
+    run = await stores.park(await stores.runs.look_up(run.id), WAITS)
+    await stores.settle(run, RunTrigger.CANCEL)
+    before = await all_rows_of(stores, run.id)
+    assert all(before.values()), f"the test leaves a table empty: {before}"
+    await stores.listing.delete(PROJECT, run.id)
+    assert set((await all_rows_of(stores, run.id)).values()) == {0}
 
 
 async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy.exc import IntegrityError
 
 from shared.domain.errors import (
     Busy,
@@ -126,6 +127,17 @@ async def test_a_run_that_is_handed_over_is_not_to_blame(stores: Stores) -> None
     run = await stores.claimed()
     await stores.checkpoints.hand_over(run, LogTail(next_seq(run), ()), NOW)
     assert (await stores.claim(run)).attempts_without_progress == 1
+
+
+async def test_a_claim_that_stumbles_over_stored_rows_says_so(stores: Stores) -> None:
+    """Any broken rule of the database counted as "not yet": the run stayed created for ever, dispatched again and
+    again, and nobody was told."""
+    given = said("hi")
+    await stores.claimed(given, thread_id=ThreadId("conv-2"))
+    run = await stores.submitted(given)
+    with pytest.raises(IntegrityError):
+        await stores.runs.claim(run.id, run.dispatch, IDS.claim(), NOW)
+    assert await stores.runs.look_up(run.id) == run
 
 
 async def running(stores: Stores) -> Run:
