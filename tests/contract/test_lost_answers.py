@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 import shared.sql.runs
 from shared.domain.compaction import Compaction
+from shared.domain.errors import StaleFence
 from shared.domain.events import LogContinued, encode, is_end
 from shared.domain.ids import Fence, Seq, ThreadId
 from shared.domain.lifecycle import RunTrigger
@@ -368,6 +369,18 @@ async def test_a_new_fence_whose_answer_was_lost_is_not_taken_twice(stores: Stor
     taken = [await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW) for _ in range(3)]
     assert {one.fence for one in taken} == {run.fence + 1}
     assert (await stores.runs.look_up(run.id)).fence == run.fence + 1
+
+
+async def test_what_is_emitted_until_a_new_fence_is_asked_for_again_is_stored(stores: Stores) -> None:
+    """The repeated try was recognised and its tail ignored: what had been emitted since the first one was in no log."""
+    run = await stores.claimed()
+    await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW)
+    renewed = await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
+    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
+    assert (await stores.runs.look_up(run.id)).last_seq == 3
+    await stores.claim(renewed)
+    with pytest.raises(StaleFence):
+        await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY, ENTRY, ENTRY]), NOW)
 
 
 async def test_a_claim_whose_answer_was_lost_does_not_claim_what_has_ended_since(stores: Stores) -> None:
