@@ -13,7 +13,7 @@ from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.runs import Run, RunOptions, Step
 from shared.sql.paging import Page
 from shared.sql.run_tables import injected_messages, metadata
-from shared.sql.runs.listing import OF_A_RUN, RunFilter
+from shared.sql.runs.listing import OF_A_RUN, QuietRun, RunFilter
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
@@ -113,6 +113,21 @@ async def test_a_sweeper_finds_what_was_not_heard_of(stores: Stores) -> None:
         "not those behind another run, nor parked or ended"
     )
     assert await stores.listing.quiet(NOW, later) == []
+
+
+async def test_a_sweeper_goes_through_more_runs_than_one_page_holds(stores: Stores) -> None:
+    """The second page was refused by Postgres, and on SQLite was the first one again: a moment was compared with how it
+    is stored."""
+    submitted = [
+        await stores.submitted(thread_id=ThreadId(f"conv-{number}"), created_at=NOW + timedelta(seconds=number // 2))
+        for number in range(7)
+    ]
+    later = NOW + timedelta(days=1)
+    seen = list[QuietRun]()
+    while page := await stores.listing.quiet(later, later, seen[-1] if seen else None, limit=3):
+        assert len(seen) < len(submitted)
+        seen += page
+    assert sorted(run.run_id for run in seen) == sorted(run.id for run in submitted)
 
 
 async def test_a_sweeper_finds_the_carrier_of_a_decision(stores: Stores) -> None:
