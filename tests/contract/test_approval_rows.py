@@ -12,7 +12,6 @@ from shared.domain.ids import AgentId, ApprovalId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
-from shared.sql.runs.approvals import store_decision
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -49,7 +48,7 @@ async def test_a_decision_closes_the_parked_run_and_starts_the_one_that_carries_
     closed = await stores.runs.look_up(parked.id)
     assert (closed.status, closed.stop_reason) == (RunStatus.COMPLETED, "requires_approval")
     assert (carrying.status, carrying.continues) == (RunStatus.CREATED, parked.id)
-    asked = await stores.approvals.of_run(parked.id)
+    asked = await stores.asked(parked)
     assert [(one.tool_call_id, one.decision) for one in asked] == [("a", approve("a")), ("b", denial)]
     assert {(one.decided_by, one.decided_at, one.continued_by) for one in asked} == {("ada", NOW, carrying.id)}
     assert await stores.approvals.waiting_on_thread(THREAD) == []
@@ -63,7 +62,7 @@ async def test_a_decision_covers_exactly_the_waiting_calls(stores: Stores, decis
     with pytest.raises(WrongToolCalls):
         await stores.decide(*decisions)
     assert await stores.runs.look_up(parked.id) == parked
-    assert [one.decision for one in await stores.approvals.of_run(parked.id)] == [None, None]
+    assert [one.decision for one in await stores.asked(parked)] == [None, None]
 
 
 async def test_without_a_question_there_is_nothing_to_decide(stores: Stores) -> None:
@@ -74,7 +73,7 @@ async def test_without_a_question_there_is_nothing_to_decide(stores: Stores) -> 
     with pytest.raises(NoPendingApproval):
         await stores.decide(approve("a"))
     with pytest.raises(NoPendingApproval):
-        await stores.runs.submit_decision(some_run(thread_id=ThreadId("conv-2")), decided_by="ada")
+        await stores.decisions.decide_all(some_run(thread_id=ThreadId("conv-2")), [], by="ada")
 
 
 async def test_a_repeat_gives_the_carrying_run_while_it_is_active(stores: Stores) -> None:
@@ -82,7 +81,7 @@ async def test_a_repeat_gives_the_carrying_run_while_it_is_active(stores: Stores
     carrying = await stores.decide(approve("a"))
     assert (await stores.decide(approve("a"))).id == carrying.id
     await stores.claim(carrying)
-    repeated = await stores.runs.submit_decision(some_run(input=[decided(approve("a"))]), decided_by="bob")
+    repeated = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], by="bob")
     assert (repeated.run.id, repeated.is_new) == (carrying.id, False)
 
 
@@ -114,9 +113,9 @@ async def test_a_repeat_with_other_calls_beside_is_no_repeat(stores: Stores) -> 
 
 async def test_a_repeat_with_its_key_gives_the_carrying_run_for_ever(stores: Stores) -> None:
     await stores.parked(A)
-    first = await stores.runs.submit_decision(some_run(input=[decided(approve("a"))]), keys=["key:1"], decided_by="ada")
+    first = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], keys=["key:1"], by="ada")
     await stores.settle(await stores.claim(first.run))
-    again = await stores.runs.submit_decision(some_run(input=[decided(approve("a"))]), keys=["key:1"], decided_by="ada")
+    again = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], keys=["key:1"], by="ada")
     assert (again.run.id, again.is_new) == (first.run.id, False)
 
 
@@ -142,7 +141,7 @@ async def test_two_people_decide_at_the_same_instant(stores: Stores) -> None:
         [carrying] = [result for result in answers if isinstance(result, Run)]
         [refused] = [result for result in answers if isinstance(result, BaseException)]
         assert isinstance(refused, Conflict)
-        [asked] = await stores.approvals.of_run(parked.id)
+        [asked] = await stores.asked(parked)
         assert (asked.decision, asked.continued_by) == (yes if answers[0] is carrying else no, carrying.id)
 
 
@@ -180,19 +179,20 @@ async def test_a_cancel_and_a_decision_at_the_same_instant_have_one_winner(store
 
 async def test_one_decision_is_written_once(stores: Stores) -> None:
     parked = await stores.parked(A)
-    [asked] = await stores.approvals.of_run(parked.id)
-    async with stores.database.write() as connection:
-        await store_decision(connection, asked, approve("a"), by="ada", now=NOW, run_id=None)
+    [asked] = await stores.asked(parked)
+    decide = stores.decisions.decide
+    first = await decide(asked, approve("a"), by="ada", now=NOW)
     with pytest.raises(Conflict):
-        async with stores.database.write() as connection:
-            await store_decision(connection, asked, Decision(tool_call_id="a"), by="bob", now=NOW, run_id=None)
-    [asked] = await stores.approvals.of_run(parked.id)
-    assert (asked.decision, asked.decided_by) == (approve("a"), "ada")
+        await decide(asked, Decision(tool_call_id="a"), by="bob", now=NOW)
+    assert await decide(asked, approve("a"), by="bob", now=NOW) == first
+    assert first.run is not None
+    [asked] = await stores.asked(parked)
+    assert (asked.decision, asked.decided_by, asked.continued_by) == (approve("a"), "ada", first.run.id)
 
 
 async def test_a_request_is_shown_in_its_own_project(stores: Stores) -> None:
     parked = await stores.parked(A)
-    [asked] = await stores.approvals.of_run(parked.id)
+    [asked] = await stores.asked(parked)
     assert await stores.approvals.get(PROJECT, asked.id) == asked
     assert asked.arguments_hash == hash_of(A.arguments)
     for project, approval_id in ((OTHER_PROJECT, asked.id), (PROJECT, ApprovalId("approval-0"))):
@@ -215,10 +215,10 @@ async def test_what_waits_in_a_project_is_listed_oldest_first(stores: Stores) ->
 
 
 async def test_requests_that_nobody_decided_in_time_are_found(stores: Stores) -> None:
-    run = await stores.claimed(input=[said("all of it")])
+    run = await stores.claimed(said("all of it"))
     asking = answer("may I?", A, B, call("c", needs_approval=True))
     late = NOW + timedelta(seconds=5)
-    await stores.checkpoints.park(
+    await stores.settlements.park(
         run,
         checkpoint(run, asking),
         [

@@ -108,10 +108,10 @@ async def test_what_a_run_ended_without_is_the_next_runs_if_the_sender_said_so(s
     await stores.settle(run, messages=[answer("done")])
     assert await history(stores) == ["hi", "done"]
     await stores.claimed(thread_id=ThreadId("conv-2"))
-    following = await stores.claimed(input=[said("next")])
+    following = await stores.claimed(said("next"))
     assert await history(stores) == ["hi", "done", "keep me", "me too", "next"]
     await stores.settle(following, messages=[answer("yes")])
-    await stores.claimed(input=[said("last")])
+    await stores.claimed(said("last"))
     assert await history(stores) == ["hi", "done", "keep me", "me too", "next", "yes", "last"]
 
 
@@ -122,7 +122,7 @@ async def test_nothing_comes_between_a_question_and_its_decision(stores: Stores)
     carrying = await stores.claim(await stores.decide(approve("a")))
     assert "later" not in await history(stores)
     await stores.settle(carrying, RunTrigger.CANCEL)
-    await stores.claimed(input=[said("next")])
+    await stores.claimed(said("next"))
     assert (await history(stores))[-2:] == ["later", "next"]
 
 
@@ -135,6 +135,6 @@ async def test_an_injection_and_an_end_at_the_same_instant_lose_nothing(stores: 
                 stores.inbox.inject(run.id, [said("psst")], "next"), other.settle(run), return_exceptions=True
             )
         assert await stores.status_of(run) is RunStatus.COMPLETED
-        await stores.claimed(thread_id=thread, input=[said("next")])
+        await stores.claimed(said("next"), thread_id=thread)
         texts = texts_of(await stores.messages.context(thread))
         assert ("psst" in texts) == (not isinstance(injected, Conflict))

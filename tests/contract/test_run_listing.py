@@ -8,21 +8,24 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, ConversationId, ThreadId
-from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.runs import Run, RunOptions
+from shared.domain.ids import AgentId, ConversationId, RunId, ThreadId
+from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
+from shared.domain.runs import Run, RunOptions, Step
 from shared.sql.paging import Page
-from shared.sql.run_tables import injected_messages
-from shared.sql.runs.listing import RunFilter
+from shared.sql.run_tables import injected_messages, metadata
+from shared.sql.runs.listing import OF_A_RUN, QuietRun, RunFilter
+from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
+    IDS,
     THREAD,
     Stores,
     answer,
     approve,
     call,
+    checkpoint,
     said,
     some_run,
     stored_runs,
@@ -97,14 +100,6 @@ async def test_active_runs_are_those_that_have_not_ended(stores: Stores) -> None
     assert await stores.listing.active_of_agent(OTHER_PROJECT, AGENT.id) == []
 
 
-async def test_the_stream_of_a_parked_run_has_ended_like_that_of_any_other(stores: Stores) -> None:
-    ended = await stores.ended()
-    parked = await stores.parked(WAITS)
-    created = await stores.submitted(thread_id=ThreadId("conv-2"))
-    assert await stores.listing.ended_among([ended.id, parked.id, created.id]) == {ended.id, parked.id}
-    assert await stores.listing.ended_among([]) == set()
-
-
 async def test_a_sweeper_finds_what_was_not_heard_of(stores: Stores) -> None:
     running = await stores.claimed()
     await stores.submitted()
@@ -113,15 +108,33 @@ async def test_a_sweeper_finds_what_was_not_heard_of(stores: Stores) -> None:
     await stores.ended(thread_id=ThreadId("conv-4"))
     later = NOW + timedelta(seconds=1)
     await stores.submitted(thread_id=ThreadId("conv-5"), created_at=later)
-    found = await stores.listing.unfinished(later, later)
-    assert {run.id for run in found} == {running.id, waiting.id}, "not those behind another run, nor parked or ended"
-    assert await stores.listing.unfinished(NOW, later) == []
+    found = await stores.listing.quiet(later, later)
+    assert {run.run_id for run in found} == {running.id, waiting.id}, (
+        "not those behind another run, nor parked or ended"
+    )
+    assert await stores.listing.quiet(NOW, later) == []
+
+
+async def test_a_sweeper_goes_through_more_runs_than_one_page_holds(stores: Stores) -> None:
+    """The second page was refused by Postgres, and on SQLite was the first one again: a moment was compared with how it
+    is stored."""
+    submitted = [
+        await stores.submitted(thread_id=ThreadId(f"conv-{number}"), created_at=NOW + timedelta(seconds=number // 2))
+        for number in range(7)
+    ]
+    later = NOW + timedelta(days=1)
+    seen = list[QuietRun]()
+    while page := await stores.listing.quiet(later, later, seen[-1] if seen else None, limit=3):
+        assert len(seen) < len(submitted)
+        seen += page
+    assert sorted(run.run_id for run in seen) == sorted(run.id for run in submitted)
 
 
 async def test_a_sweeper_finds_the_carrier_of_a_decision(stores: Stores) -> None:
     await stores.parked(WAITS)
     carrying = await stores.decide(approve("a"))
-    assert await stores.listing.unfinished(NOW + timedelta(seconds=1), NOW + timedelta(seconds=1)) == [carrying]
+    later = NOW + timedelta(seconds=1)
+    assert [run.run_id for run in await stores.listing.quiet(later, later)] == [carrying.id]
 
 
 async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None:
@@ -131,12 +144,56 @@ async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None
     await stores.submitted(thread_id=ThreadId("conv-4"))
     for run in (parked, created, running):
         await stores.runs.request_cancel(run.id, CANCEL)
-    found = await stores.listing.cancelled_but_waiting()
+    found = await stores.listing.cancelled_but_unclaimed()
     assert {run.id for run in found} == {parked.id, created.id}, "a running run has an owner"
 
 
+async def test_how_far_logs_reach_is_asked_for_many_runs_at_once(stores: Stores) -> None:
+    ended = await stores.ended()
+    parked = await stores.parked(WAITS)
+    created = await stores.submitted(thread_id=ThreadId("conv-2"))
+    ends = await stores.runs.ends_of_logs([ended.id, parked.id, created.id, RunId("run-0")])
+    assert {end.run_id: (end.status, end.last_seq) for end in ends} == {
+        run.id: (run.status, run.last_seq) for run in (ended, parked, created)
+    }
+    assert {end.run_id for end in ends if end.status in STREAM_ENDED} == {ended.id, parked.id}
+    assert await stores.runs.ends_of_logs([]) == []
+
+
+def test_every_table_that_hangs_on_a_run_is_emptied_with_it() -> None:
+    """`run_inputs` came later than the list, and would have kept what users wrote in runs that they had deleted."""
+    hang_on_runs = {table.name for table in metadata.sorted_tables if "run_id" in table.c}
+    assert {table.name for table in OF_A_RUN} == hang_on_runs - {messages.name}, "messages stay in the history"
+    assert not any(table.foreign_keys for table in metadata.sorted_tables), "a table may name its run otherwise, too"
+
+
+async def all_rows_of(stores: Stores, run_id: str) -> dict[str, int]:
+    """How many rows of each table hang on the run."""
+    async with stores.database.read() as connection:
+        return {
+            table.name: (
+                await connection.execute(sa.select(sa.func.count()).where(table.c.run_id == run_id))
+            ).scalar_one()
+            for table in OF_A_RUN
+        }
+
+
+async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=["otid:1"])).run
+    run = await stores.claim(run)
+    step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
+    await stores.checkpoints.record(run, checkpoint(run, answer("", call("b")), step=step), starting=[call("b")])
+    await stores.inbox.inject(run.id, [said("psst")], "next")
+    run = await stores.park(await stores.runs.look_up(run.id), WAITS)
+    await stores.settle(run, RunTrigger.CANCEL)
+    before = await all_rows_of(stores, run.id)
+    assert all(before.values()), f"the test leaves a table empty: {before}"
+    await stores.listing.delete(PROJECT, run.id)
+    assert set((await all_rows_of(stores, run.id)).values()) == {0}
+
+
 async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores) -> None:
-    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), keys=["otid:1"])).run
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=["otid:1"])).run
     run = await stores.recorded(await stores.claim(run), answer("", call("b")), starting=[call("b")])
     await stores.inbox.inject(run.id, [said("psst")], "next")
     await stores.settle(run, messages=[answer("done")])
@@ -149,9 +206,9 @@ async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores
     assert texts_of(history) == ["hi", "", "done"]
     assert {stored.run_id for stored in history} == {None}
     assert await stores.events.read(run.id, run.last_seq) == []
-    assert await stores.checkpoints.intents_of(run.id) == {}
+    assert await stores.checkpoints.started_calls(run.id) == set()
     assert await stores.callbacks.claim_due(NOW) == []
-    assert (await stores.runs.submit(replace(some_run(), id=run.id), keys=["otid:1"])).is_new
+    assert (await stores.runs.submit(replace(some_run(), id=run.id), [], keys=["otid:1"])).is_new
     async with stores.database.read() as connection:
         left = await connection.execute(sa.select(sa.func.count()).select_from(injected_messages))
         assert left.scalar_one() == 0

@@ -21,6 +21,7 @@ from shared.domain.events import (
     UsageReported,
 )
 from shared.domain.ids import IdMaker, MessageId, StepId, ThreadId
+from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -41,10 +42,11 @@ from shared.domain.settling import (
     OUTCOME_UNKNOWN,
     RUN_FAILED,
     OpenCalls,
+    RunEnd,
+    ShownStep,
     close_calls,
     end_events,
     open_calls,
-    partial_answer,
     returns_event,
 )
 from tests.kit.runs.definitions import NOW, some_agent
@@ -108,11 +110,6 @@ def test_open_calls_carry_what_was_decided_of_them() -> None:
     assert open_ == OpenCalls(step_id=STEP, calls=[WAITS], decided=True, decisions=APPROVED.decisions)
 
 
-def test_the_calls_of_a_partial_answer_that_were_never_finished_are_not_open() -> None:
-    cut = AssistantMessage(text="so", partial=True, unfinished_calls=[A])
-    assert open_calls(history(ASKED, cut)) is None
-
-
 Why = Literal["cancel", "error", "denied"]
 
 
@@ -172,7 +169,7 @@ def test_what_the_decision_says_is_the_result() -> None:
 
 
 def partial(*events: Event) -> NewMessage | None:
-    return partial_answer(events, cut_by="cancel", model="builtin/echo", now=NOW)
+    return ShownStep(events).partial_answer(cut_by="cancel", model="builtin/echo", now=NOW)
 
 
 def text(piece: str, message_id: MessageId = M1) -> TextChunk:
@@ -222,7 +219,7 @@ def test_what_a_restarted_step_had_shown_is_void() -> None:
     assert cut.id == M2
 
 
-def test_calls_that_were_being_written_are_set_aside() -> None:
+def test_calls_that_were_being_written_are_not_kept() -> None:
     cut = partial(
         text("let me"),
         ToolCallChunk(1, STEP, M2, "a", name="look"),
@@ -230,9 +227,7 @@ def test_calls_that_were_being_written_are_set_aside() -> None:
         ToolCallChunk(1, STEP, M2, "a", arguments='": 1'),
         ToolCalls(1, STEP, M2, [B]),
     )
-    body = body_of(cut)
-    assert body.tool_calls == []
-    assert body.unfinished_calls == [ToolCall("a", "look", '{"q": 1'), B]
+    assert body_of(cut).tool_calls == [], "they were never run"
     assert cut is not None
     assert cut.id == M1, "the text's message, not that of the calls beside it"
 
@@ -245,11 +240,11 @@ def test_only_results_are_shown_as_results() -> None:
 
 def ends(error: RunError | None) -> list[Event]:
     return end_events(
+        RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=error)
+        if error
+        else RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn"),
         at=5,
-        status="failed" if error else "completed",
-        cause=None,
-        stop_reason="error" if error else "end_turn",
-        error=error,
+        status=RunStatus.FAILED if error else RunStatus.COMPLETED,
         usage=Usage(prompt_tokens=1, estimated=True),
         step_count=2,
         status_events=True,

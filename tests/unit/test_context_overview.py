@@ -55,7 +55,7 @@ def overview(*bodies: MessageBody) -> dict[str, Any]:
         (UserMessage([TextContent("look"), ImageContent(data="A" * 999)]), {"role": "user"}),
         (AssistantMessage(), {"role": "assistant", "content": None, "tool_calls": None}),
         (AssistantMessage("hello", Reasoning("hm"), model="openai/gpt-5"), {"role": "assistant", "model": "gpt-5"}),
-        (AssistantMessage("hel", partial=True, cut_by="cancel", unfinished_calls=[WAITING]), {"role": "assistant"}),
+        (AssistantMessage("hel", partial=True, cut_by="cancel"), {"role": "assistant"}),
         (AssistantMessage(tool_calls=[WAITING]), {"role": "approval", "content": None}),
         (ApprovalResponse([]), {"role": "approval"}),
         (

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.ids import Fence, RunId, Seq
-from shared.domain.log_writer import Entries, LogTail, consecutive
+from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
 from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.columns import to_json
@@ -92,13 +92,16 @@ class CheckpointStore:
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:
         """Stores events and gives the run's owner a new fence, because the numbers of its fence come to their end."""
+        renewed = msgspec.structs.replace(run, fence=Fence(run.fence + 1))
         async with self._database.write(CrashPoint.NEW_FENCE) as connection:
             locked = await lock_run(connection, run.id)
-            new = Fence(run.fence + 1)
-            if locked.fence != new or locked.owner != run.owner:
-                last_seq = await store_tail(connection, run, tail)
-                await update_owned(connection, run.id, now, {"last_seq": last_seq, "fence": new})
-            return msgspec.structs.replace(run, fence=new)
+            was_taken = locked.fence == renewed.fence and locked.owner == run.owner
+            # The tail of a repeated try may be longer than that of the first.
+            last_seq = await store_tail(connection, renewed if was_taken else run, tail)
+            reserved_seq = renewed.fence * NUMBERS_PER_FENCE
+            values = {"last_seq": last_seq, "fence": renewed.fence, "reserved_seq": reserved_seq}
+            await update_owned(connection, run.id, now, values)
+            return renewed
 
     async def has_fence(self, run: Run) -> bool:
         """Whether nobody has claimed the run since."""

@@ -136,7 +136,8 @@ class RunListing:
             sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
         )
         if after is not None:
-            query = query.where(sa.tuple_(runs.c.updated_at, runs.c.id) > sa.tuple_(after.updated_at, after.run_id))
+            last = sa.tuple_(sa.literal(after.updated_at, runs.c.updated_at.type), after.run_id)
+            query = query.where(sa.tuple_(runs.c.updated_at, runs.c.id) > last)
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(runs.c.updated_at, runs.c.id).limit(limit))
             return [QuietRun(row.id, RunStatus(row.status), row.dispatch, row.fence, row.updated_at) for row in found]

@@ -84,18 +84,20 @@ class SettlementStore:
             await lock_thread(connection, run.thread_id)
             locked = await lock_run(connection, run.id)
             if locked.fence == run.fence and locked.status in TERMINAL:
-                return await _settled_before(connection, run, settlement.tail)
+                return await _settled_before(connection, run, settlement.tail.first)
             if locked.fence != run.fence or locked.status is not run.status:
                 raise refusal(locked, run.id, settlement.end.trigger, run.fence)
             if settlement.unless_more_input and await has_undelivered(connection, run.id):
                 raise MoreInput
-            return await self._settle(connection, run, locked, settlement)
+            settled = await self._settle(connection, run, locked, settlement)
+            return settled._replace(next=await next_in_queue(connection, run.thread_id))
 
     async def store_refused(
         self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
     ) -> Run:
-        """Stores a run that never begins, and its end, whatever its thread waits for; the run as it is for ever.
-        `again`: this very run may have been stored by a commit whose answer was lost."""
+        """Stores a run that never begins, and its end, whatever its thread waits for; the run as it is for ever. It was
+        never in the thread's queue, so nobody is next because of it. `again`: this very run may have been stored by a
+        commit whose answer was lost."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED) as connection:
             await lock_thread(connection, run.thread_id)
             seen = await submitted_before(connection, run, (), again=again)
@@ -114,7 +116,7 @@ class SettlementStore:
         async with self._database.write(CrashPoint.PARK) as connection:
             locked = await lock_run(connection, run.id)
             if locked.fence == run.fence and locked.status is not RunStatus.RUNNING:
-                return (await _settled_before(connection, run, checkpoint.tail)).tail
+                return await _stored_from(connection, run, checkpoint.tail.first)
             if locked.fence != run.fence:
                 raise refusal(locked, run.id, RunTrigger.PARK, run.fence)
             if locked.cancel_mode is not None:
@@ -164,7 +166,7 @@ class SettlementStore:
         if run.status is RunStatus.AWAITING_APPROVAL:
             await _deny_what_waits(connection, run.id, settlement)
         await _tell_agent_and_receiver(connection, settled, now)
-        return Settled(settled, tail, await next_in_queue(connection, run.thread_id))
+        return Settled(settled, tail, None)
 
     async def _close_conversation(
         self, connection: AsyncConnection, run: Run, settlement: Settlement
@@ -202,17 +204,27 @@ class SettlementStore:
         return closing
 
 
-async def _settled_before(connection: AsyncConnection, run: Run, tail: LogTail) -> Settled:
+async def _settled_before(connection: AsyncConnection, run: Run, first: Seq) -> Settled:
     """What the first commit of this end did: its answer was lost. The run that is next may be dispatched twice."""
     settled = await get_run(connection, run.id)
-    entries = [entry for _, entry in await read_events(connection, run.id, Seq(tail.first - 1))]
-    return Settled(settled, LogTail(tail.first, entries), await next_in_queue(connection, run.thread_id))
+    was_parked = run.status is RunStatus.AWAITING_APPROVAL
+    tail = _nothing_to_send(run) if was_parked else await _stored_from(connection, run, first)
+    return Settled(settled, tail, await next_in_queue(connection, run.thread_id))
+
+
+async def _stored_from(connection: AsyncConnection, run: Run, first: Seq) -> LogTail:
+    """What SQL has of the log from a number of the run's last owner on."""
+    return LogTail(first, [entry for _, entry in await read_events(connection, run.id, Seq(first - 1))])
+
+
+def _nothing_to_send(parked: Run) -> LogTail:
+    """The stream of a parked run ended when it was parked, and a stream ends once."""
+    return LogTail(Seq(parked.last_seq + 1), ())
 
 
 def _tail_to_the_end(run: Run, settlement: Settlement, added: list[NewMessage]) -> LogTail:
     if run.status is RunStatus.AWAITING_APPROVAL:
-        # The stream of a parked run ended when it was parked, and a stream ends once.
-        return LogTail(Seq(run.last_seq + 1), ())
+        return _nothing_to_send(run)
     tail = settlement.tail
     at = unix_ms(settlement.now)
     shown = [encode(event) for message in added if (event := returns_event(message, at)) is not None]

@@ -26,7 +26,7 @@ from shared.domain.settling import RunEnd
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.approvals import ApprovalStore, requests_of
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
 from shared.sql.runs.decisions import DecisionStore
@@ -242,6 +242,11 @@ class Stores:
 
     async def status_of(self, run: Run) -> RunStatus:
         return (await self.runs.look_up(run.id)).status
+
+    async def asked(self, run: Run) -> list[Approval]:
+        """The run's requests, decided or not, in the order of their calls."""
+        async with self.database.read() as connection:
+            return await requests_of(connection, run.id)
 
     async def last_stop_reason(self) -> str | None:
         """How the agent's newest run ended."""

@@ -1,0 +1,392 @@
+"""A commit whose answer was lost: the write is repeated by whoever waits for it, and is recognised.
+
+Each test makes a write, forgets the answer, and makes the same write again, once and twice. The answer is the first
+one's, and no row of any table has changed.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import shared.sql.runs
+from shared.domain.compaction import Compaction
+from shared.domain.errors import StaleFence
+from shared.domain.events import LogContinued, encode, is_end
+from shared.domain.ids import Fence, Seq, ThreadId
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.log_writer import LogTail, first_seq_of
+from shared.domain.messages import Summary
+from shared.domain.runs import Run, RunError, Step, Usage
+from shared.sql.engine import Database
+from shared.sql.run_tables import metadata, runs
+from shared.sql.runs.run_store import Submitted
+from shared.sql.runs.settlement import Settled
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import (
+    AGENT,
+    CANCEL,
+    IDS,
+    THREAD,
+    Stores,
+    answer,
+    approve,
+    call,
+    checkpoint,
+    decided,
+    ending,
+    found,
+    message,
+    next_seq,
+    request_of,
+    run_end,
+    said,
+    some_run,
+    stored_runs,
+)
+
+URL = "http://127.0.0.1/called"
+WAITS = call("a", needs_approval=True)
+ENTRY = b'{"type":"status","at":1,"status":"running"}'
+
+Write = Callable[[], Awaitable[object]]
+"""The same write as often as it is called."""
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+def some_step(run: Run) -> Step:
+    return Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
+
+
+def continued(run: Run, *entries: bytes) -> LogTail:
+    """What a later owner of the run has emitted first."""
+    return LogTail(next_seq(run), [encode(LogContinued(1, follows=run.last_seq)), *entries])
+
+
+async def handed_over(stores: Stores, **fields: Any) -> Run:
+    """A run that its second owner has, and whose first one has shown something."""
+    first = await stores.claimed(**fields)
+    await stores.checkpoints.hand_over(first, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
+    return await stores.claim(first)
+
+
+async def checkpoint_of_an_answer(stores: Stores) -> Write:
+    run = await stores.claimed()
+    step, asking = some_step(run), answer("let me see", call("a"))
+    once = checkpoint(run, asking, entries=[ENTRY, ENTRY], usage=Usage(prompt_tokens=7), step=step)
+    return lambda: stores.checkpoints.record(run, once, starting=[call("a")])
+
+
+async def checkpoint_of_a_second_owner(stores: Stores) -> Write:
+    run = await handed_over(stores)
+    once = checkpoint(run, answer("so"), tail=continued(run, ENTRY))
+    return lambda: stores.checkpoints.record(run, once)
+
+
+async def intents(stores: Stores) -> Write:
+    run = await stores.recorded(await stores.claimed(), answer("", call("a"), call("b")))
+    return lambda: stores.checkpoints.record_intents(run, [call("a"), call("b")], NOW)
+
+
+async def events_of_a_long_step(stores: Stores) -> Write:
+    run = await stores.claimed()
+    return lambda: stores.checkpoints.record_events(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
+
+
+async def adoption(stores: Stores) -> Write:
+    run = await stores.claim(await stores.claimed())
+    return lambda: stores.checkpoints.adopt(run, [(Seq(2), ENTRY), (Seq(3), ENTRY)], NOW)
+
+
+async def hand_over(stores: Stores) -> Write:
+    run = await stores.claimed()
+    return lambda: stores.checkpoints.hand_over(run, LogTail(Seq(2), [ENTRY]), NOW)
+
+
+async def new_fence(stores: Stores) -> Write:
+    run = await stores.claimed()
+    return lambda: stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW)
+
+
+async def delivery(stores: Stores) -> Write:
+    run = await stores.claimed()
+    await stores.inbox.inject(run.id, [said("one"), said("two")], "next")
+    waiting = await stores.inbox.waiting(run.id)
+    return lambda: stores.inbox.deliver(run, waiting, LogTail(Seq(2), [ENTRY]), NOW)
+
+
+async def injection(stores: Stores) -> Write:
+    run, given = await stores.claimed(), [said("one"), said("two")]
+    return lambda: stores.inbox.inject(run.id, given, "next", keys=["otids:1"])
+
+
+async def submission(stores: Stores) -> Write:
+    run, given = some_run(), [said("hi")]
+    return lambda: stores.runs.submit(run, given, keys=["otids:1"], refuse_if_busy=True, again=True)
+
+
+async def first_claim(stores: Stores) -> Write:
+    before = await stores.claimed()
+    await stores.inbox.inject(before.id, [said("for the next one")], "next")
+    await stores.settle(before)
+    run, owner = await stores.submitted(), IDS.claim()
+    return lambda: stores.runs.claim(run.id, run.dispatch, owner, NOW)
+
+
+async def later_claim(stores: Stores) -> Write:
+    run, owner = await stores.claimed(), IDS.claim()
+    return lambda: stores.runs.claim(run.id, run.dispatch, owner, NOW)
+
+
+async def take_over(stores: Stores) -> Write:
+    run, owner = await stores.claimed(), IDS.claim()
+    return lambda: stores.runs.take_over(run, owner, NOW)
+
+
+async def cancel_request(stores: Stores) -> Write:
+    run = await stores.claimed()
+    return lambda: stores.runs.request_cancel(run.id, CANCEL)
+
+
+async def acknowledgement(stores: Stores) -> Write:
+    run = await stores.claimed()
+    await stores.runs.request_cancel(run.id, CANCEL)
+    return lambda: stores.runs.acknowledge_cancel(run.id, run.fence, NOW)
+
+
+async def completion(stores: Stores) -> Write:
+    run = await stores.claimed(callback_url=URL)
+    await stores.submitted()
+    end = ending(
+        RunTrigger.COMPLETE, run, tail=LogTail(Seq(2), [ENTRY]), messages=[answer("done")], step=some_step(run),
+        unless_more_input=True,
+    )  # fmt: skip
+    return lambda: stores.settlements.settle(run, end)
+
+
+async def failure_over_open_calls(stores: Stores) -> Write:
+    run = await handed_over(stores, callback_url=URL)
+    run = await stores.recorded(run, answer("", call("a"), call("b")), starting=[call("a")])
+    tail = continued(run, ENTRY)
+    end = run_end(RunTrigger.FAIL, error=RunError("llm_error", "no"), cause="model_error")
+    settlement = ending(RunTrigger.FAIL, run, end=end, tail=tail, known_returns={"a": found("a")})
+    return lambda: stores.settlements.settle(run, settlement)
+
+
+async def rollback(stores: Stores) -> Write:
+    run = await stores.recorded(await stores.claimed(), answer("", call("a")))
+    return lambda: stores.settlements.settle(run, ending(RunTrigger.CANCEL, run, rollback=True))
+
+
+async def cancel_before_it_began(stores: Stores) -> Write:
+    run = await stores.submitted()
+    return lambda: stores.settlements.settle(run, ending(RunTrigger.CANCEL, run))
+
+
+async def cancel_of_a_parked_run(stores: Stores) -> Write:
+    """As the API cancels: it does not know how far the log goes."""
+    run = await handed_over(stores, callback_url=URL)
+    asking = answer("may I?", WAITS)
+    parking = checkpoint(run, asking, tail=continued(run))
+    await stores.settlements.park(run, parking, [request_of(run, asking, WAITS)])
+    parked = await stores.runs.look_up(run.id)
+    settlement = ending(RunTrigger.CANCEL, parked, tail=LogTail(first_seq_of(Fence(1)), ()))
+    return lambda: stores.settlements.settle(parked, settlement)
+
+
+async def compaction(stores: Stores) -> Write:
+    before = await stores.ended()
+    [told] = await stores.messages.list_of_run(before.id)
+    run = await stores.claimed()
+    summary = Compaction(gone=[told.id], summary=message(Summary("They said hi.")))
+    return lambda: stores.settlements.settle(run, ending(RunTrigger.COMPLETE, run, compaction=summary))
+
+
+async def parking(stores: Stores) -> Write:
+    run = await handed_over(stores, callback_url=URL)
+    asking = answer("may I?", WAITS, call("b"))
+    once = checkpoint(run, asking, tail=continued(run, ENTRY), step=some_step(run))
+    asked = [request_of(run, asking, WAITS)]
+    return lambda: stores.settlements.park(run, once, asked)
+
+
+async def one_decision(stores: Stores) -> Write:
+    [asked] = await stores.asked(await stores.parked(WAITS))
+    return lambda: stores.decisions.decide(asked, approve("a"), by="ada", now=NOW)
+
+
+async def all_decisions(stores: Stores) -> Write:
+    await stores.parked(WAITS)
+    carrying, given = some_run(), [decided(approve("a")), said("and then?")]
+    return lambda: stores.decisions.decide_all(carrying, given, by="ada", again=True)
+
+
+async def outcome_of_a_callback(stores: Stores) -> Write:
+    run = await stores.ended(callback_url=URL)
+    await stores.callbacks.claim_due(NOW)
+    return lambda: stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=NOW)
+
+
+RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
+    "CallbackStore.record_attempt": [outcome_of_a_callback],
+    "CheckpointStore.adopt": [adoption],
+    "CheckpointStore.hand_over": [hand_over],
+    "CheckpointStore.record": [checkpoint_of_an_answer, checkpoint_of_a_second_owner],
+    "CheckpointStore.record_events": [events_of_a_long_step],
+    "CheckpointStore.record_intents": [intents],
+    "CheckpointStore.take_new_fence": [new_fence],
+    "DecisionStore.decide": [one_decision],
+    "DecisionStore.decide_all": [all_decisions],
+    "InboxStore.deliver": [delivery],
+    "InboxStore.inject": [injection],
+    "RunStore.acknowledge_cancel": [acknowledgement],
+    "RunStore.claim": [first_claim, later_claim],
+    "RunStore.request_cancel": [cancel_request],
+    "RunStore.submit": [submission],
+    "RunStore.take_over": [take_over],
+    "SettlementStore.park": [parking],
+    "SettlementStore.settle": [
+        completion,
+        failure_over_open_calls,
+        rollback,
+        cancel_before_it_began,
+        cancel_of_a_parked_run,
+        compaction,
+    ],
+}
+"""Every write of a run's life, with the states that it is made in."""
+
+NOT_REPEATED = {
+    "CallbackStore.claim_due": "what was claimed is due again when the claim is over",
+    "RunListing.delete": "a client that deletes again is told that there is no such run",
+    "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
+    "SettlementStore.store_refused": "its client is told of an error and may send again: nothing was accepted",
+}
+"""The others, and why nobody repeats them."""
+
+
+def stored_writes() -> Iterator[str]:
+    """The public methods of the stores of runs that open a transaction to write."""
+    for module in pkgutil.iter_modules(shared.sql.runs.__path__, f"{shared.sql.runs.__name__}."):
+        for _, store in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if store.__module__ != module.name:
+                continue
+            for name, method in inspect.getmembers(store, inspect.isfunction):
+                if not name.startswith("_") and f".{Database.write.__name__}(" in inspect.getsource(method):
+                    yield f"{store.__name__}.{name}"
+
+
+def test_every_write_of_a_run_is_shown_to_be_recognised_or_says_why_nobody_repeats_it() -> None:
+    assert set(stored_writes()) == RECOGNISED.keys() | NOT_REPEATED.keys()
+    assert not RECOGNISED.keys() & NOT_REPEATED.keys()
+
+
+async def all_rows(stores: Stores) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table, but for the numbers of dispatches: the run that is next may be dispatched twice."""
+    async with stores.database.read() as connection:
+        tables = {
+            table.name: (await connection.execute(sa.select(table).order_by(*table.primary_key))).mappings().all()
+            for table in metadata.sorted_tables
+        }
+    return {
+        name: [{column: value for column, value in row.items() if column != runs.c.dispatch.name} for row in rows]
+        for name, rows in tables.items()
+    }
+
+
+def result_of(returned: object) -> object:
+    """What a write has given, but for whether it was new and for the number of the next dispatch."""
+    match returned:
+        case Submitted():
+            return returned.run
+        case Settled():
+            return (returned.run, returned.tail, None if returned.next is None else returned.next.run_id)
+        case _:
+            return returned
+
+
+@pytest.mark.parametrize("lost", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "prepare", [pytest.param(way, id=f"{name}-{way.__name__}") for name, ways in RECOGNISED.items() for way in ways]
+)
+async def test_a_write_whose_answer_was_lost_is_recognised_when_repeated(
+    stores: Stores, prepare: Callable[[Stores], Awaitable[Write]], lost: int
+) -> None:
+    write = await prepare(stores)
+    before = await all_rows(stores)
+    first, stored = result_of(await write()), await all_rows(stores)
+    assert stored != before
+    for _ in range(lost):
+        assert result_of(await write()) == first
+        assert await all_rows(stores) == stored
+
+
+async def test_a_settlement_whose_answer_was_lost_is_recognised_when_repeated(stores: Stores) -> None:
+    """The worker took the refusal of its second try for the end of its run by somebody else, and neither sent the end
+    of the stream nor dispatched the next run of the thread."""
+    write = await completion(stores)
+    await write()
+    again = await write()
+    assert isinstance(again, Settled)
+    log = await stores.events.read(again.run.id, Seq(1))
+    assert [is_end(entry) for _, entry in log] == [False] * (len(log) - 1) + [True]
+    assert again.tail == LogTail(Seq(2), [entry for _, entry in log])
+    assert again.next is not None
+    following = await stores.runs.claim(again.next.run_id, again.next.number, IDS.claim(), NOW)
+    assert following is not None, "nobody waits for the sweeper"
+
+
+async def test_a_cancel_of_a_parked_run_whose_answer_was_lost_sends_nothing_when_repeated(stores: Stores) -> None:
+    """It gave the whole log as what Redis should get, numbered without its jump from one owner to the next."""
+    write = await cancel_of_a_parked_run(stores)
+    for _ in range(2):
+        settled = await write()
+        assert isinstance(settled, Settled)
+        assert list(settled.tail.entries) == []
+
+
+async def test_a_parking_whose_answer_was_lost_is_not_taken_for_somebody_elses(stores: Stores) -> None:
+    """A second try was refused, and the stream of a run that waits for a person never ended."""
+    write = await parking(stores)
+    await write()
+    tail = await write()
+    assert isinstance(tail, LogTail)
+    assert [is_end(entry) for entry in tail.entries] == [False] * (len(tail.entries) - 1) + [True]
+    assert len(await stores.approvals.waiting(PROJECT)) == 1
+
+
+async def test_a_new_fence_whose_answer_was_lost_is_not_taken_twice(stores: Stores) -> None:
+    run = await stores.claimed()
+    taken = [await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW) for _ in range(3)]
+    assert {one.fence for one in taken} == {run.fence + 1}
+    assert (await stores.runs.look_up(run.id)).fence == run.fence + 1
+
+
+async def test_what_is_emitted_until_a_new_fence_is_asked_for_again_is_stored(stores: Stores) -> None:
+    """The repeated try was recognised and its tail ignored: what had been emitted since the first one was in no log."""
+    run = await stores.claimed()
+    await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW)
+    renewed = await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
+    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
+    assert (await stores.runs.look_up(run.id)).last_seq == 3
+    await stores.claim(renewed)
+    with pytest.raises(StaleFence):
+        await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY, ENTRY, ENTRY]), NOW)
+
+
+async def test_a_claim_whose_answer_was_lost_does_not_claim_what_has_ended_since(stores: Stores) -> None:
+    run, owner = await stores.submitted(thread_id=ThreadId("conv-2")), IDS.claim()
+    claimed = await stores.runs.claim(run.id, run.dispatch, owner, NOW)
+    assert claimed is not None
+    await stores.settle(claimed)
+    assert await stores.runs.claim(run.id, run.dispatch, owner, NOW) is None
+    assert await stores.context(THREAD) == []
