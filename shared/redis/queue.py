@@ -124,7 +124,9 @@ class JobLeases:
                 keys=[keys.QUEUE],
                 args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, most, keys.SCORE_SLACK_MS],
             )
-        return Claimed([job_id.decode() for job_id in job_ids], wait_ms / 1000 if wait_ms >= 0 else None)
+        return Claimed(
+            [job_id.decode("utf-8", "replace") for job_id in job_ids], wait_ms / 1000 if wait_ms >= 0 else None
+        )
 
     async def renew(self, job_ids: Sequence[str]) -> dict[str, Renewal]:
         """Lets the leases begin anew, as far as they still are this worker's."""
