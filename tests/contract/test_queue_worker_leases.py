@@ -152,7 +152,10 @@ async def test_a_busy_run_does_not_cost_the_others_their_leases(private_redis: P
             assert watching.exists(keys.lease(keys.job_id(run_id, 1))), "the lease ended under a busy loop"
             looks += 1
         assert looks > 1
-        await wait_until(lambda: not runs.interrupted, description="the loop to go on")
+        await after()  # the loop goes on, and reads all that the thread has reported meanwhile
+        runs.may_end.set()
+        await wait_until(lambda: runs.completed or runs.interrupted, description="the run to end")
+    assert runs.interrupted == []
     watching.close()
 
 
