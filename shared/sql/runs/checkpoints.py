@@ -122,7 +122,8 @@ async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Se
     """
     locked = await lock_owned(connection, run.id, run.fence)
     await insert_events(connection, run.id, tail.behind(locked.last_seq))
-    return max(locked.last_seq, tail.last)
+    # A tail without entries says nothing: its owner may not even know yet what it follows.
+    return max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
 async def store_step(connection: AsyncConnection, run: Run, checkpoint: Checkpoint) -> None:
