@@ -13,8 +13,8 @@ from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.redis import keys
-from shared.redis.connection import connect, dedicated_connection, encode_job
-from shared.redis.queue import IntervalLock, JobLeases, RunQueue
+from shared.redis.connection import connect, dedicated_connection
+from shared.redis.queue import IntervalLock, JobLeases, RunQueue, encode_job
 from tests.kit.runs.stored_runs import some_run
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until

@@ -69,7 +69,7 @@ class QueueWorker:
         self._interrupt_all = on_shutdown
         self._max_runs = max_runs
         self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s)
-        self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job, at_once=max_runs)
+        self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job)
         self._renewer = LeaseRenewer(
             redis,
             worker=name,
