@@ -201,15 +201,13 @@ def encode(event: Event) -> bytes:
 
 
 def decode(entry: bytes) -> Event | Unknown:
-    """The event of a log entry."""
-    try:
-        return _decoder.decode(entry)
-    except msgspec.ValidationError:
-        pass
-    try:
-        return _unknown_decoder.decode(entry)
-    except msgspec.ValidationError:
-        return Unknown()
+    """The event of a log entry. Raises nothing: one entry that nobody understands must not end a run, or a stream."""
+    for decoder in (_decoder, _unknown_decoder):
+        try:
+            return decoder.decode(entry)
+        except ValueError:  # msgspec's own, and that of bytes that are no text
+            continue
+    return Unknown()
 
 
 def is_end(entry: bytes) -> bool:

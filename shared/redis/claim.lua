@@ -5,9 +5,9 @@
 -- ARGV[2]  the worker's name
 -- ARGV[3]  length of a lease, ms
 -- ARGV[4]  how many jobs at most
--- ARGV[5]  slack, ms: a job is due when its score is at most that far in the future. A waiting job's score comes from
---          the enqueuer's clock, which may run ahead; the score of a leased job has the slack added, so for it "due"
---          means exactly that the lease is over. A dead worker's jobs come back by themselves.
+-- ARGV[5]  slack, ms: a job is due when its score is at most that far in the future. A waiting job's score may come
+--          from another clock, which ran ahead; the score of a leased job has the slack added, so for it "due" means
+--          exactly that the lease is over. A dead worker's jobs come back by themselves.
 --
 -- Returns {ms until the next lease in the queue ends, or -1 when the queue is empty; id of each claimed job}
 

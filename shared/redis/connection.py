@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, Protocol, cast
 
-import msgspec
 from arq.connections import ArqRedis
 from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool
 from redis.asyncio.retry import Retry
@@ -22,7 +21,6 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.domain.errors import Unavailable
-from shared.redis import keys
 
 Redis = ArqRedis
 """The client that the rest of the product is handed; what is behind it is known here only."""
@@ -94,25 +92,9 @@ async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
         raise Unavailable(f"Redis does not answer: {error or type(error).__name__}") from error
 
 
-def encode_job(job: dict[str, Any]) -> bytes:
-    """arq's job as JSON. Never pickle: who can write to Redis must not be able to run code in a worker."""
-    return msgspec.json.encode(job, enc_hook=repr)
-
-
-def decode_job(data: bytes) -> dict[str, Any]:
-    """The job that `encode_job` wrote."""
-    return msgspec.json.decode(data, type=dict[str, Any])
-
-
 def client_of(pool: ConnectionPool) -> Redis:
     """A client that takes its connections from this pool."""
-    return ArqRedis(
-        pool,
-        job_serializer=encode_job,
-        job_deserializer=decode_job,
-        default_queue_name=keys.QUEUE,
-        expires_extra_ms=keys.JOB_TTL_S * 1000,
-    )
+    return ArqRedis(pool)
 
 
 def _keepalive_options() -> dict[int, int]:

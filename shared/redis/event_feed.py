@@ -159,6 +159,10 @@ class EventFeed:
 
     def _deliver(self, channel: bytes, payload: bytes) -> None:
         first, _, body = payload.partition(b" ")
+        if not first.isdigit():
+            # Of a release that publishes in another way. The log has what was published.
+            self._look_again(channel)
+            return
         entries = body.split(b"\n")
         for subscription in self._subscriptions.get(channel, ()):
             subscription.offer(Seq(int(first)), entries, len(body))

@@ -19,13 +19,14 @@ JOB_TTL_S = 30 * _DAY_S
 """How long a run may wait in the queue before arq forgets what to run."""
 
 QUEUE = "holdfast:runs"
-"""Sorted set, job id → score. Written by `dispatch` (the enqueuer's clock) and the lease scripts. No expiry.
+"""Sorted set, job id → score. Written by `dispatch.lua` and the lease scripts, by Redis' own clock. No expiry.
 
 A job that waits has the millisecond of its dispatch as score; one that is leased has the end of its lease, moved into
 the future by `SCORE_SLACK_MS`, so that leased jobs are out of the claim's sight."""
 
 SCORE_SLACK_MS = 60_000
-"""By how much an enqueuer's clock may run ahead of Redis' own before its dispatches are found late."""
+"""By how much the clock that scored a waiting job may run ahead before the job is found late: that of a Redis which a
+failover has replaced, or of an API process of the release that scored by its own."""
 
 WAKE_CHANNEL = "holdfast:wake"
 """Published by `dispatch` and by a release, heard by every worker: there may be a job to claim. The payload is empty.

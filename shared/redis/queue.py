@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
+import msgspec
 import structlog
 from arq.jobs import serialize_job
 from arq.utils import timestamp_ms
@@ -21,12 +22,22 @@ from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.redis import keys
-from shared.redis.connection import LuaScript, Redis, encode_job, redis_answers
+from shared.redis.connection import LuaScript, Redis, redis_answers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 EXECUTE_RUN = "execute_run"
 """The name of the one function that workers offer to arq."""
+
+
+def encode_job(job: dict[str, Any]) -> bytes:
+    """arq's job as JSON. Never pickle: who can write to Redis must not be able to run code in a worker."""
+    return msgspec.json.encode(job, enc_hook=repr)
+
+
+def decode_job(data: bytes) -> dict[str, Any]:
+    """The job that `encode_job` wrote."""
+    return msgspec.json.decode(data, type=dict[str, Any])
 
 
 class RunQueue:
@@ -124,7 +135,9 @@ class JobLeases:
                 keys=[keys.QUEUE],
                 args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, most, keys.SCORE_SLACK_MS],
             )
-        return Claimed([job_id.decode() for job_id in job_ids], wait_ms / 1000 if wait_ms >= 0 else None)
+        return Claimed(
+            [job_id.decode("utf-8", "replace") for job_id in job_ids], wait_ms / 1000 if wait_ms >= 0 else None
+        )
 
     async def renew(self, job_ids: Sequence[str]) -> dict[str, Renewal]:
         """Lets the leases begin anew, as far as they still are this worker's."""

@@ -1,16 +1,21 @@
-"""arq is pinned and frozen; still, each of its internals that our worker relies on has its test here."""
+"""arq is pinned and frozen; still, each of its internals that our worker relies on has its test here, and what we make
+of them."""
 
+import asyncio
 import inspect
-import json
 from typing import Any, cast
 
+import pytest
 from arq import constants
 from arq.connections import ArqRedis
-from arq.jobs import serialize_job
 from arq.worker import RetryJob, Worker, func
 
+from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.connection import decode_job, encode_job
+from shared.redis.queue import RunQueue, decode_job, encode_job
+from worker.queue.arq_jobs import ArqJobs, GiveBack
+
+JOB = "run-1:7"
 
 
 class RecordingWorker(Worker):
@@ -52,59 +57,45 @@ class RecordingWorker(Worker):
 
 
 async def dispatch(redis: ArqRedis) -> None:
-    await redis.enqueue_job("execute_run", "run-1", 7, _job_id="run-1:7", _queue_name=keys.QUEUE)
+    await RunQueue(redis).dispatch((RunId("run-1"), 7))
 
 
 async def test_run_job_calls_the_function_with_the_jobs_arguments_and_finishes_it(redis: ArqRedis) -> None:
     await dispatch(redis)
     worker = RecordingWorker(redis)
-    await worker.run_job("run-1:7", 0)
-    assert worker.called == [("run-1:7", "run-1", 7), ("finish", "run-1:7", True)]
+    await worker.run_job(JOB, 0)
+    assert worker.called == [(JOB, "run-1", 7), ("finish", JOB, True)]
 
 
 async def test_an_error_finishes_the_job_and_does_not_leave_run_job(redis: ArqRedis) -> None:
     await dispatch(redis)
     worker = RecordingWorker(redis, ValueError("boom"))
-    await worker.run_job("run-1:7", 0)
-    assert worker.called[-1] == ("finish", "run-1:7", True)
+    await worker.run_job(JOB, 0)
+    assert worker.called[-1] == ("finish", JOB, True)
 
 
 async def test_retry_job_gives_the_job_back(redis: ArqRedis) -> None:
     await dispatch(redis)
     worker = RecordingWorker(redis, RetryJob())
-    await worker.run_job("run-1:7", 0)
-    assert worker.called[-1] == ("finish", "run-1:7", False)
+    await worker.run_job(JOB, 0)
+    assert worker.called[-1] == ("finish", JOB, False)
 
 
-async def test_a_job_without_description_is_a_failed_job(redis: ArqRedis) -> None:
+@pytest.mark.parametrize(
+    "description", [None, b"\x80\x04pickle", b"[]", b'{"t":null,"f":"of_a_newer_release","a":[],"k":{},"et":0}']
+)
+async def test_a_job_that_cannot_be_run_is_a_failed_job(redis: ArqRedis, description: bytes | None) -> None:
+    if description is not None:
+        await redis.set(keys.job(JOB), description)
     worker = RecordingWorker(redis)
-    await worker.run_job("run-1:7", 0)
-    assert worker.called == [("failed", "run-1:7")]
-
-
-async def test_enqueue_job_writes_the_job_key_and_the_score(redis: ArqRedis) -> None:
-    await dispatch(redis)
-    assert await redis.zscore(keys.QUEUE, "run-1:7")
-    job = json.loads(cast("bytes", await redis.get("arq:job:run-1:7")))
-    assert job == {"t": None, "f": "execute_run", "a": ["run-1", 7], "k": {}, "et": job["et"]}
-
-
-async def test_enqueue_job_twice_is_one_job(redis: ArqRedis) -> None:
-    await dispatch(redis)
-    assert await redis.enqueue_job("execute_run", _job_id="run-1:7", _queue_name=keys.QUEUE) is None
+    await worker.run_job(JOB, 0)
+    assert worker.called == [("failed", JOB)]
 
 
 async def test_run_job_counts_starts_under_the_retry_prefix(redis: ArqRedis) -> None:
     await dispatch(redis)
-    await RecordingWorker(redis).run_job("run-1:7", 0)
-    assert await redis.get(keys.attempts("run-1:7")) == b"1"
-
-
-async def test_serialize_job_makes_what_enqueue_job_writes(redis: ArqRedis) -> None:
-    await dispatch(redis)
-    written = json.loads(cast("bytes", await redis.get("arq:job:run-1:7")))
-    made = json.loads(serialize_job("execute_run", ("run-1", 7), {}, None, written["et"], serializer=encode_job))
-    assert made == written
+    await RecordingWorker(redis).run_job(JOB, 0)
+    assert await redis.get(keys.attempts(JOB)) == b"1"
 
 
 def test_the_prefixes_are_those_that_the_scripts_name() -> None:
@@ -124,10 +115,54 @@ def test_the_overridden_methods_have_the_expected_parameters() -> None:
         "keep_in_progress",
     ]
     assert list(inspect.signature(Worker.finish_failed_job).parameters)[1:] == ["job_id", "result_data"]
-    assert list(inspect.signature(Worker.main).parameters) == ["self"]
 
 
-async def test_a_worker_has_a_loop_and_a_limit(redis: ArqRedis) -> None:
-    worker = RecordingWorker(redis)
-    assert worker.loop.time() > 0
-    assert worker.max_jobs == 10
+class RecordedJobs:
+    """What becomes of the jobs that run here."""
+
+    def __init__(self, redis: ArqRedis, outcome: BaseException | None = None) -> None:
+        self.jobs = ArqJobs(redis, execute=self._execute, finish=self._finish)
+        self.outcome = outcome
+        self.happened: list[Any] = []
+
+    async def _execute(self, job_id: str, run_id: RunId, number: int) -> None:
+        self.happened.append((job_id, run_id, number))
+        if self.outcome is not None:
+            raise self.outcome
+
+    async def _finish(self, job_id: str, is_done: bool) -> None:
+        self.happened.append((job_id, is_done))
+
+
+@pytest.mark.parametrize(("outcome", "is_done"), [(None, True), (ValueError("boom"), True), (GiveBack("later"), False)])
+async def test_a_job_is_done_unless_it_is_given_back(
+    redis: ArqRedis, outcome: BaseException | None, is_done: bool
+) -> None:
+    await dispatch(redis)
+    recorded = RecordedJobs(redis, outcome)
+    await recorded.jobs.run(JOB)
+    assert recorded.happened == [(JOB, "run-1", 7), (JOB, is_done)]
+
+
+async def test_a_job_that_is_cancelled_is_given_back(redis: ArqRedis) -> None:
+    await dispatch(redis)
+    recorded = RecordedJobs(redis, asyncio.CancelledError())
+    running = asyncio.ensure_future(recorded.jobs.run(JOB))
+    await asyncio.wait([running])
+    assert recorded.happened == [(JOB, "run-1", 7), (JOB, False)]
+
+
+async def test_a_job_that_cannot_be_run_is_done(redis: ArqRedis) -> None:
+    """The sweeper dispatches its run again."""
+    recorded = RecordedJobs(redis)
+    await recorded.jobs.run(JOB)
+    assert recorded.happened == [(JOB, True)]
+
+
+async def test_a_job_may_be_started_more_often_than_arq_would_try(redis: ArqRedis) -> None:
+    """How often a run is tried is decided in SQL."""
+    await dispatch(redis)
+    await cast("Any", redis).set(keys.attempts(JOB), 1000)
+    recorded = RecordedJobs(redis)
+    await recorded.jobs.run(JOB)
+    assert recorded.happened == [(JOB, "run-1", 7), (JOB, True)]

@@ -9,6 +9,7 @@ from shared.domain.errors import CancelMode, Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.cancel_signal import Announcements, CancelSignal
+from shared.redis.event_log import EventLog
 from tests.kit.services.redis_servers import PrivateRedis, RedisService
 
 
@@ -44,7 +45,7 @@ async def test_the_flag_tells_who_did_not_listen(redis: ArqRedis, run_id: RunId)
     assert await signal.raised([run_id, other]) == {}
     await signal.announce(run_id, CancelMode.AFTER_STEP)
     assert await signal.raised([run_id, other]) == {run_id: CancelMode.AFTER_STEP}
-    await signal.clear(run_id)
+    await EventLog(redis, ttl_s=60).expire(run_id)
     assert await signal.raised([run_id, other]) == {}
 
 

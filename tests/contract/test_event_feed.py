@@ -2,14 +2,17 @@
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 
 import pytest
 from arq.connections import ArqRedis
 
 from shared.domain.errors import Unavailable
 from shared.domain.ids import Fence, RunId, Seq
+from shared.domain.log_writer import LogTail
+from shared.redis.connection import connect
 from shared.redis.event_feed import EventFeed, Subscription
-from shared.redis.event_log import EventLog, OwnedLog
+from shared.redis.event_log import EventLog
 from tests.kit.services.redis_servers import PrivateRedis, RedisService
 from tests.kit.wait_until import after, wait_until
 
@@ -22,13 +25,13 @@ class Writer:
     def __init__(self, log: EventLog, run_id: RunId) -> None:
         self._log = log
         self._run_id = run_id
-        self._owned: OwnedLog | None = None
         self.last = 0
 
     async def write(self, count: int = 1) -> None:
         entries = [b'{"seq":%d}' % (self.last + number) for number in range(1, count + 1)]
-        self._owned = self._owned or await self._log.open(self._run_id, FENCE)
-        await self._owned.append(Seq(self.last + 1), entries)
+        if self.last == 0:
+            await self._log.open(self._run_id, FENCE)
+        await self._log.append(self._run_id, FENCE, LogTail(Seq(self.last + 1), entries), needs=Seq(self.last))
         self.last += count
 
 
@@ -53,6 +56,14 @@ def log(redis_service: RedisService) -> EventLog:
 
 
 @pytest.fixture
+async def log_that_is_away() -> AsyncGenerator[EventLog]:
+    """Whoever looks into it is told so."""
+    redis = connect("redis://127.0.0.1:1/0")
+    yield EventLog(redis, ttl_s=60)
+    await redis.aclose(close_connection_pool=True)
+
+
+@pytest.fixture
 async def writer(log: EventLog, run_id: RunId) -> Writer:
     return Writer(log, run_id)
 
@@ -68,7 +79,7 @@ async def until_live(subscription: Subscription, log: EventLog, after_seq: int =
 
 
 async def test_live_events_arrive_without_a_look_into_the_log(
-    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+    redis: ArqRedis, log: EventLog, log_that_is_away: EventLog, run_id: RunId, writer: Writer
 ) -> None:
     feed = EventFeed(redis)
     async with feed.running(), feed.subscribe(run_id) as subscription:
@@ -76,7 +87,7 @@ async def test_live_events_arrive_without_a_look_into_the_log(
         await writer.write(3)
         assert await subscription.wait(10)
         assert not subscription.behind
-        assert subscription.take(Seq(1)) == [(Seq(2), b'{"seq":2}'), (Seq(3), b'{"seq":3}')]
+        assert await subscription.read(log_that_is_away, Seq(1)) == [(Seq(2), b'{"seq":2}'), (Seq(3), b'{"seq":3}')]
 
 
 async def test_a_late_reader_gets_the_past_and_then_the_present(
@@ -91,7 +102,7 @@ async def test_a_late_reader_gets_the_past_and_then_the_present(
 
 
 async def test_a_slow_reader_is_served_from_the_log_with_bounded_memory(
-    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+    redis: ArqRedis, log: EventLog, log_that_is_away: EventLog, run_id: RunId, writer: Writer
 ) -> None:
     feed = EventFeed(redis, max_entries=10)
     async with feed.running(), feed.subscribe(run_id) as subscription:
@@ -99,7 +110,8 @@ async def test_a_slow_reader_is_served_from_the_log_with_bounded_memory(
         for _ in range(11):
             await writer.write()
         await wait_until(lambda: subscription.behind, description="the slow reader to fall behind")
-        assert subscription.take(Seq(0)) == []
+        with pytest.raises(Unavailable):
+            await subscription.read(log_that_is_away, Seq(0))
         assert await read_up_to(subscription, log, 11) == list(range(1, 12))
 
 

@@ -1,25 +1,33 @@
 """What one worker may do to a job, and what it may not do to another worker's."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 from arq.connections import ArqRedis
-from worker.queue.lease_keeper import LeaseKeeper
 
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.queue import JobLeases, Renewal, RunQueue, WorkerPresence
 from tests.kit.services.redis_servers import RedisService
-from tests.kit.wait_until import after, wait_until
+from tests.kit.wait_until import wait_until
+from worker.queue.leases import LeaseRenewer
 
 
-def keeper_of(
-    worker: str, *, lease_s: float, on_lost: Callable[[str], None], still_ours: Callable[[str], Awaitable[bool]]
-) -> LeaseKeeper:
-    return LeaseKeeper(worker=worker, lease_s=lease_s, now=time.monotonic, on_lost=on_lost, still_ours=still_ours)
+def renewer_of(
+    redis: ArqRedis, *, lease_s: float, lost: list[str], still_ours: Callable[[str], Awaitable[bool]]
+) -> LeaseRenewer:
+    """Renews for the worker "mine", on this event loop. What it loses is noted in `lost`."""
+    return LeaseRenewer(
+        redis,
+        worker="mine",
+        lease_s=lease_s,
+        is_embedded=True,
+        now=time.monotonic,
+        on_lost=lost.append,
+        still_ours=still_ours,
+    )
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def theirs(redis_service: RedisService) -> JobLeases:
 @pytest.fixture
 async def job_id(redis: ArqRedis, run_id: RunId) -> str:
     """A job that waits."""
-    await RunQueue(redis).dispatch(run_id, 1)
+    await RunQueue(redis).dispatch((run_id, 1))
     return keys.job_id(run_id, 1)
 
 
@@ -82,7 +90,7 @@ async def test_only_the_holder_gives_a_job_back(mine: JobLeases, theirs: JobLeas
 async def test_a_renewal_tells_what_became_of_each_lease(mine: JobLeases, theirs: JobLeases, redis: ArqRedis) -> None:
     queue = RunQueue(redis)
     for name in ("run-kept", "run-taken", "run-forgotten"):
-        await queue.dispatch(RunId(name), 1)
+        await queue.dispatch((RunId(name), 1))
     await mine.claim(3)
     await redis.delete(keys.lease("run-forgotten:1"))
     await mine.release("run-taken:1")
@@ -122,29 +130,48 @@ async def test_a_forgotten_job_is_taken_again_only_when_nobody_has_it(
     assert (await theirs.claim(1)).job_ids == [job_id]
 
 
-@pytest.mark.parametrize("when", ["while SQL is asked", "while Redis is asked"])
+async def test_a_living_worker_is_seen_until_a_lease_after_its_death(redis: ArqRedis) -> None:
+    presence = WorkerPresence(redis)
+    assert not await presence.is_any_alive()
+    await presence.show("mine", for_s=10)
+    assert await presence.is_any_alive()
+    assert 9_000 < await redis.pttl(keys.WORKER_ALIVE) <= 10_000
+
+
+async def test_a_worker_that_renews_shows_that_it_lives(redis: ArqRedis) -> None:
+    async def never_asked(job_id: str) -> bool:
+        raise AssertionError(job_id)
+
+    async with renewer_of(redis, lease_s=6.0, lost=[], still_ours=never_asked).renewing():
+        await wait_until(WorkerPresence(redis).is_any_alive, description="the worker to be seen")
+
+
+@pytest.mark.parametrize("when", ["while SQL is asked", "when SQL is asked again"])
 async def test_a_job_that_ends_while_its_lease_is_taken_again_is_given_back(
     when: str, theirs: JobLeases, job_id: str, redis: ArqRedis
 ) -> None:
     """The race between a hand-over and a renewal that found the lease gone."""
     lost: list[str] = []
+    asked: list[bytes | None] = []
 
     async def ends_meanwhile(job_id: str) -> bool:
-        if when == "while SQL is asked":
-            keeper.ending(job_id)
-        else:
-            asyncio.get_running_loop().call_soon(keeper.ending, job_id)
+        asked.append(await holder(redis, job_id))
+        if len(asked) == (1 if when == "while SQL is asked" else 2):
+            assert renewer.release(job_id)
         return True
 
     leases = JobLeases(redis, worker="mine", lease_s=0.6)
-    keeper = keeper_of("mine", lease_s=0.6, on_lost=lost.append, still_ours=ends_meanwhile)
+    renewer = renewer_of(redis, lease_s=0.6, lost=lost, still_ours=ends_meanwhile)
     await leases.claim(1)
-    keeper.hold(job_id, asked_at=time.monotonic())
+    renewer.hold(job_id, asked_at=time.monotonic())
     await leases.release(job_id)
-    keeping = asyncio.ensure_future(keeper.keep(leases, WorkerPresence(redis)))
-    await after(0.5)
-    keeping.cancel()
-    await asyncio.wait([keeping])
+
+    async def given_back() -> bool:
+        return asked != [] and renewer.leases.to_renew() == () and await holder(redis, job_id) is None
+
+    async with renewer.renewing():
+        await wait_until(given_back, description="the job to be given back")
+    assert asked == ([None] if when == "while SQL is asked" else [None, b"mine"])
     assert (await theirs.claim(1)).job_ids == [job_id]
     assert lost == []
 
@@ -157,38 +184,38 @@ async def test_a_lease_is_lost_in_time_when_sql_cannot_say_whose_the_run_is(
     async def does_not_answer(job_id: str) -> bool:
         raise Unavailable("SQL does not answer")
 
-    keeper = keeper_of("mine", lease_s=6.0, on_lost=lost.append, still_ours=does_not_answer)
+    renewer = renewer_of(redis, lease_s=3.0, lost=lost, still_ours=does_not_answer)
     await mine.claim(1)
     held_since = time.monotonic()
-    keeper.hold(job_id, asked_at=held_since)
+    renewer.hold(job_id, asked_at=held_since)
     await redis.delete(keys.lease(job_id))
-    keeping = asyncio.ensure_future(keeper.keep(mine, WorkerPresence(redis)))
-    await wait_until(lambda: lost == [job_id], description="the job to be stopped")
-    assert time.monotonic() - held_since < 6.0
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    async with renewer.renewing():
+        await wait_until(lambda: lost == [job_id], description="the job to be stopped")
+        assert time.monotonic() - held_since < 3.0
 
 
-async def test_a_lease_that_was_taken_again_is_given_up_when_the_run_was_rung_meanwhile(
+async def test_a_lease_that_was_taken_again_is_given_up_when_the_run_was_dispatched_meanwhile(
     mine: JobLeases, theirs: JobLeases, job_id: str, redis: ArqRedis
 ) -> None:
     """The sweeper had looked before the lease was back, and another worker may claim the run by its new dispatch."""
     lost: list[str] = []
     answers = [True, False]
 
-    async def rung_meanwhile(job_id: str) -> bool:
+    async def dispatched_meanwhile(job_id: str) -> bool:
         return answers.pop(0)
 
-    keeper = keeper_of("mine", lease_s=0.6, on_lost=lost.append, still_ours=rung_meanwhile)
+    renewer = renewer_of(redis, lease_s=0.6, lost=lost, still_ours=dispatched_meanwhile)
     await mine.claim(1)
-    keeper.hold(job_id, asked_at=time.monotonic())
+    renewer.hold(job_id, asked_at=time.monotonic())
     await redis.delete(keys.lease(job_id))
-    keeping = asyncio.ensure_future(keeper.keep(mine, WorkerPresence(redis)))
-    await wait_until(lambda: lost == [job_id], description="the job to be stopped")
-    keeping.cancel()
-    await asyncio.wait([keeping])
-    assert answers == []
-    assert (await theirs.claim(1)).job_ids == [job_id]
+
+    async def claimed_by_them() -> list[str]:
+        return (await theirs.claim(1)).job_ids
+
+    async with renewer.renewing():
+        await wait_until(lambda: lost == [job_id], description="the job to be stopped")
+        assert answers == []
+        await wait_until(claimed_by_them, description="the job to be claimed by somebody else")
 
 
 async def test_a_lease_counts_only_when_sql_has_said_so_after_it_was_taken_again(
@@ -204,13 +231,11 @@ async def test_a_lease_counts_only_when_sql_has_said_so_after_it_was_taken_again
             raise Unavailable("SQL does not answer")
         return True
 
-    keeper = keeper_of("mine", lease_s=3.0, on_lost=lost.append, still_ours=answers_once)
+    renewer = renewer_of(redis, lease_s=3.0, lost=lost, still_ours=answers_once)
     await mine.claim(1)
     held_since = time.monotonic()
-    keeper.hold(job_id, asked_at=held_since)
+    renewer.hold(job_id, asked_at=held_since)
     await redis.delete(keys.lease(job_id))
-    keeping = asyncio.ensure_future(keeper.keep(mine, WorkerPresence(redis)))
-    await wait_until(lambda: lost == [job_id], description="the job to be stopped")
-    assert time.monotonic() - held_since < 3.0
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    async with renewer.renewing():
+        await wait_until(lambda: lost == [job_id], description="the job to be stopped")
+        assert time.monotonic() - held_since < 3.0

@@ -32,33 +32,35 @@ async def until_empty(redis: ArqRedis) -> None:
     await wait_until(nothing_left, description="the last key of the jobs to be gone")
 
 
-async def test_a_run_is_executed_with_its_ring_and_leaves_nothing_behind(
+async def test_a_run_is_executed_with_its_dispatch_and_leaves_nothing_behind(
     redis: ArqRedis, queue: RunQueue, run_id: RunId
 ) -> None:
     runs = WaitingRuns()
     runs.may_end.set()
     async with serving(make_worker(redis, runs)):
-        await queue.dispatch(run_id, 3)
+        await queue.dispatch((run_id, 3))
         await wait_until(lambda: runs.completed, description="the run to be completed")
         assert runs.started == [(run_id, 3)]
         await until_empty(redis)
 
 
-async def test_a_ring_is_found_by_a_worker_that_starts_later(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
-    await queue.dispatch(run_id, 1)
+async def test_a_dispatch_is_found_by_a_worker_that_starts_later(
+    redis: ArqRedis, queue: RunQueue, run_id: RunId
+) -> None:
+    await queue.dispatch((run_id, 1))
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs)):
         await wait_until(lambda: runs.started, description="the run to start")
 
 
-async def test_a_ring_starts_a_run_without_polling(redis: ArqRedis, queue: RunQueue) -> None:
+async def test_a_dispatch_starts_a_run_without_polling(redis: ArqRedis, queue: RunQueue) -> None:
     """The safety net looks once a second; twenty dispatches in a row would take it ten seconds."""
     runs = WaitingRuns()
     runs.may_end.set()
     async with serving(make_worker(redis, runs)):
         begun = asyncio.get_running_loop().time()
         for number in range(20):
-            await queue.dispatch(RunId(f"run-{number}"), 1)
+            await queue.dispatch((RunId(f"run-{number}"), 1))
             await wait_until(lambda count=number + 1: len(runs.started) == count, description="the start", every=0.001)
         assert asyncio.get_running_loop().time() - begun < 5
 
@@ -69,7 +71,7 @@ async def test_no_more_runs_at_once_than_allowed_and_a_free_place_is_used_at_onc
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs, max_runs=2)):
         for number in range(3):
-            await queue.dispatch(RunId(f"run-{number}"), 1)
+            await queue.dispatch((RunId(f"run-{number}"), 1))
         await wait_until(lambda: len(runs.started) == 2, description="two runs to start")
         await after(0.05)
         assert len(runs.started) == 2
@@ -86,27 +88,27 @@ async def test_a_run_that_raises_is_removed_and_the_worker_goes_on(
     runs.may_end.set()
     runs.failure = ValueError("boom")
     async with serving(make_worker(redis, runs)):
-        await queue.dispatch(run_id, 1)
+        await queue.dispatch((run_id, 1))
         await wait_until(lambda: len(runs.started) == 1, description="the first run to start")
         await until_empty(redis)
         runs.failure = None
-        await queue.dispatch(run_id, 2)
+        await queue.dispatch((run_id, 2))
         await wait_until(lambda: runs.completed == [run_id], description="the second run to end")
 
 
 async def test_a_job_that_redis_forgot_is_removed_and_the_worker_goes_on(
     redis: ArqRedis, queue: RunQueue, run_id: RunId
 ) -> None:
-    await queue.dispatch(run_id, 1)
+    await queue.dispatch((run_id, 1))
     await redis.delete(keys.job(keys.job_id(run_id, 1)))
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs)):
         await until_empty(redis)
-        await queue.dispatch(run_id, 2)
+        await queue.dispatch((run_id, 2))
         await wait_until(lambda: runs.started == [(run_id, 2)], description="the next dispatch to be answered")
 
 
-async def test_workers_share_the_queue_and_no_ring_is_answered_twice(
+async def test_workers_share_the_queue_and_no_dispatch_is_answered_twice(
     redis_service: RedisService, queue: RunQueue
 ) -> None:
     teams = [WaitingRuns(), WaitingRuns()]
@@ -115,7 +117,7 @@ async def test_workers_share_the_queue_and_no_ring_is_answered_twice(
     first, second = (make_worker(redis_service.client(), team, max_runs=3) for team in teams)
     async with serving(first), serving(second):
         for number in range(60):
-            await queue.dispatch(RunId(f"run-{number}"), 1)
+            await queue.dispatch((RunId(f"run-{number}"), 1))
         await wait_until(
             lambda: sum(len(team.completed) for team in teams) == 60, description="all sixty runs to be completed"
         )
@@ -128,7 +130,7 @@ async def test_a_drain_hands_the_runs_over_at_once(redis_service: RedisService, 
     leaving = make_worker(redis_service.client(), leaving_runs)
     async with serving(leaving):
         for number in range(5):
-            await queue.dispatch(RunId(f"run-{number}"), 4)
+            await queue.dispatch((RunId(f"run-{number}"), 4))
         await wait_until(lambda: len(leaving_runs.started) == 5, description="the runs to start")
         async with serving(make_worker(redis_service.client(), staying_runs)):
             leaving_since = asyncio.get_running_loop().time()
@@ -144,11 +146,11 @@ async def test_a_draining_worker_claims_nothing(redis: ArqRedis, queue: RunQueue
     worker = make_worker(redis, runs)
     async with serving(worker):
         await worker.drain(0, hand_over_s=5)
-        await queue.dispatch(run_id, 1)
+        await queue.dispatch((run_id, 1))
         await after(0.05)
     assert runs.started == []
     assert await queue.queued_among([(run_id, 1)])
-    assert not await queue.held(run_id, 1)
+    assert not await queue.is_leased(run_id, 1)
 
 
 async def test_a_run_that_does_not_listen_is_cancelled_when_the_drain_is_over(
@@ -157,10 +159,10 @@ async def test_a_run_that_does_not_listen_is_cancelled_when_the_drain_is_over(
     runs = WaitingRuns(ignore_shutdown=True)
     worker = make_worker(redis, runs)
     async with serving(worker):
-        await queue.dispatch(run_id, 1)
+        await queue.dispatch((run_id, 1))
         await wait_until(lambda: runs.started, description="the run to start")
         await worker.drain(0, hand_over_s=0.05)
-        assert not await queue.held(run_id, 1)
+        assert not await queue.is_leased(run_id, 1)
         assert await queue.queued_among([(run_id, 1)])
 
 
@@ -169,7 +171,7 @@ async def test_a_worker_that_is_stopped_lets_its_runs_end(redis: ArqRedis, queue
     worker = make_worker(redis, runs)
     async with asyncio.TaskGroup() as group:
         group.create_task(worker.serve())
-        await queue.dispatch(run_id, 1)
+        await queue.dispatch((run_id, 1))
         await wait_until(lambda: runs.started, description="the run to start")
         worker.stop()
         await after(0.02)
@@ -182,12 +184,12 @@ async def test_a_worker_that_is_stopped_lets_its_runs_end(redis: ArqRedis, queue
 async def test_a_worker_that_is_cancelled_gives_its_runs_back(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
     runs = WaitingRuns()
     task = asyncio.ensure_future(make_worker(redis, runs).serve())
-    await queue.dispatch(run_id, 1)
+    await queue.dispatch((run_id, 1))
     await wait_until(lambda: runs.started, description="the run to start")
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    assert not await queue.held(run_id, 1)
+    assert not await queue.is_leased(run_id, 1)
     assert await queue.queued_among([(run_id, 1)])
 
 
@@ -198,8 +200,8 @@ async def test_long_runs_elsewhere_do_not_hide_those_that_wait(
     busy_runs, runs = WaitingRuns(), WaitingRuns()
     async with serving(make_worker(redis_service.client(), busy_runs, max_runs=150)):
         for number in range(150):
-            await queue.dispatch(RunId(f"run-{number}"), 1)
+            await queue.dispatch((RunId(f"run-{number}"), 1))
         await wait_until(lambda: len(busy_runs.started) == 150, description="all places to be taken")
         async with serving(make_worker(redis_service.client(), runs, max_runs=1)):
-            await queue.dispatch(run_id, 1)
+            await queue.dispatch((run_id, 1))
             await wait_until(lambda: runs.started, description="the waiting run to start", timeout=5)

@@ -8,11 +8,10 @@ from arq.connections import ArqRedis
 from shared.clock import SystemClock
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.unowned import UnownedRuns
-from tests.kit.runs.stored_runs import Stores, stored_runs
+from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from worker.upkeep.sweeper import Sweeper
 
 
@@ -38,15 +37,16 @@ class WatchedQueue(RunQueue):
         return found
 
 
-def recovery_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
+def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
     unowned = UnownedRuns(
         runs=stores.runs,
+        checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,
         event_log=EventLog(redis, ttl_s=60),
         queue=queue,
-        cancel_signal=CancelSignal(redis),
         clock=SystemClock(),
+        ids=IDS,
     )
     return Sweeper(
         listing=stores.listing,
@@ -59,10 +59,10 @@ def recovery_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
     )
 
 
-async def test_a_run_in_nobodys_hands_is_rung_again(stores: Stores, redis: ArqRedis) -> None:
+async def test_a_run_in_nobodys_hands_is_dispatched_again(stores: Stores, redis: ArqRedis) -> None:
     waiting, running = await stores.submitted(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
     queue = RunQueue(redis)
-    assert await recovery_of(stores, redis, queue).sweep() == 2
+    assert await sweeper_of(stores, redis, queue).sweep() == 2
     dispatches = {(waiting.id, waiting.dispatch + 1), (running.id, running.dispatch + 1)}
     assert await queue.queued_among(dispatches) == dispatches
 
@@ -79,5 +79,5 @@ async def test_a_run_whose_worker_takes_its_lease_again_meanwhile_is_left_to_it(
         assert await leases.retake(keys.job_id(run.id, run.dispatch))
 
     queue = WatchedQueue(redis, after_look=after_look, do=retake)
-    assert await recovery_of(stores, redis, queue).sweep() == 0
+    assert await sweeper_of(stores, redis, queue).sweep() == 0
     assert await queue.queued_among([(run.id, run.dispatch), (run.id, run.dispatch + 1)]) == {(run.id, run.dispatch)}

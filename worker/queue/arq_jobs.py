@@ -12,8 +12,8 @@ from arq.worker import RetryJob, Worker, func
 
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.connection import Redis, decode_job, encode_job
-from shared.redis.queue import EXECUTE_RUN
+from shared.redis.connection import Redis
+from shared.redis.queue import EXECUTE_RUN, decode_job, encode_job
 
 NEVER_S = 10 * 365 * 24 * 3600
 """arq insists on a timeout for jobs; the run's own is not arq's business."""
@@ -35,7 +35,6 @@ class ArqJobs:
         *,
         execute: Callable[[str, RunId, int], Awaitable[None]],
         finish: Callable[[str, bool], Awaitable[None]],
-        at_once: int,
     ) -> None:
         async def execute_job(ctx: dict[Any, Any], run_id: str, dispatch: int) -> None:
             try:
@@ -48,7 +47,6 @@ class ArqJobs:
             queue_name=keys.QUEUE,
             redis_pool=redis,
             handle_signals=False,
-            max_jobs=at_once,
             job_timeout=NEVER_S,
             max_tries=UNLIMITED_TRIES,
             keep_result=0,

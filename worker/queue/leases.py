@@ -17,7 +17,7 @@ and the event log refuse an old fence.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -43,12 +43,11 @@ class LeaseState(Enum):
     RELEASING = "releasing"
 
 
-class RenewalNews(NamedTuple):
-    """What a renewal has changed."""
+class Report(NamedTuple):
+    """What Redis has answered to a renewal that was sent at `asked_at`; nothing, when it did not answer."""
 
-    lost: list[str]
-    forgotten: list[str]
-    """Leases to be taken again."""
+    answers: Mapping[str, Renewal]
+    asked_at: float
 
 
 @dataclass(slots=True)
@@ -88,49 +87,52 @@ class Leases:
         """The jobs whose leases Redis has forgotten."""
         return [job_id for job_id, lease in self._leases.items() if lease.state is LeaseState.UNSURE]
 
-    def renewed(self, answers: Mapping[str, Renewal], *, asked_at: float) -> RenewalNews:
-        """Redis has answered a renewal that was sent at `asked_at`."""
-        news = RenewalNews([], [])
+    def catch_up(self, reports: Iterable[Report], *, now: float) -> dict[str, str]:
+        """Takes note of all reports, oldest first, and only then of what is overdue: after a standstill of the loop the
+        first report is old, and the last one says which leases hold. The jobs that must stop, and why."""
+        lost: dict[str, str] = {}
+        for report in reports:
+            lost |= dict.fromkeys(self.renewed(report.answers, asked_at=report.asked_at), "another worker has it")
+        return lost | dict.fromkeys(self.overdue(now), "it could not be renewed in time")
+
+    def renewed(self, answers: Mapping[str, Renewal], *, asked_at: float) -> list[str]:
+        """Redis has answered a renewal that was sent at `asked_at`; the jobs that must stop."""
+        taken: list[str] = []
         for job_id, answer in answers.items():
-            lease = self._leases.get(job_id)
-            if lease is None or lease.state not in _LIVING:
+            lease = self._living(job_id)
+            if lease is None:
                 continue
             if answer is Renewal.TAKEN:
                 lease.state = LeaseState.LOST
-                news.lost.append(job_id)
+                taken.append(job_id)
             elif answer is Renewal.FORGOTTEN:
                 lease.state = LeaseState.UNSURE
-                news.forgotten.append(job_id)
             elif lease.state is LeaseState.HELD:
                 lease.valid_until = max(lease.valid_until, asked_at + self._lease_s)
-        return news
+        return taken
+
+    def overdue(self, now: float) -> list[str]:
+        """Loses the leases that end before they can be renewed; the jobs that must stop."""
+        late = [job_id for job_id in self.to_renew() if self._leases[job_id].valid_until - self._margin_s <= now]
+        for job_id in late:
+            self._leases[job_id].state = LeaseState.LOST
+        return late
 
     def retaken(self, job_id: str, *, asked_at: float) -> bool:
         """A forgotten lease was taken again. False when nobody wants it any more: it has to be given up."""
-        lease = self._leases.get(job_id)
-        if lease is None or lease.state not in _LIVING:
+        lease = self._living(job_id)
+        if lease is None:
             return False
         lease.state, lease.valid_until = LeaseState.HELD, asked_at + self._lease_s
         return True
 
     def refused(self, job_id: str) -> bool:
         """A forgotten lease was not to be had again. False when that is no news."""
-        lease = self._leases.get(job_id)
-        if lease is None or lease.state not in _LIVING:
+        lease = self._living(job_id)
+        if lease is None:
             return False
         lease.state = LeaseState.LOST
         return True
-
-    def overdue(self, now: float) -> list[str]:
-        """Loses the leases that end before they can be renewed; the jobs that must stop."""
-        late = [
-            job_id
-            for job_id, lease in self._leases.items()
-            if lease.state in _LIVING and lease.valid_until - self._margin_s <= now
-        ]
-        for job_id in late:
-            self._leases[job_id].state = LeaseState.LOST
-        return late
 
     def release(self, job_id: str) -> bool:
         """The job is over, and its lease must not be taken again. False when there is none to be given up."""
@@ -143,6 +145,10 @@ class Leases:
     def forget(self, job_id: str) -> None:
         """The job is gone."""
         self._leases.pop(job_id, None)
+
+    def _living(self, job_id: str) -> _Lease | None:
+        lease = self._leases.get(job_id)
+        return lease if lease is not None and lease.state in _LIVING else None
 
 
 class LeaseRenewer:
@@ -180,7 +186,7 @@ class LeaseRenewer:
         self._hurries = False
         self._alive_at = now()
         # Written by the thread.
-        self._reports: deque[tuple[Mapping[str, Renewal], float]] = deque()
+        self._reports: deque[Report] = deque()
 
     @asynccontextmanager
     async def renewing(self) -> AsyncGenerator[None]:
@@ -237,7 +243,7 @@ class LeaseRenewer:
                 renewed_at = asked_at
             except (Unavailable, TimeoutError) as error:
                 logger.warning("leases could not be renewed: %s", error or "no answer in time")
-            self._reports.append((answers or {}, asked_at))
+            self._reports.append(Report(answers or {}, asked_at))
             self._loop.call_soon_threadsafe(self._read_reports)
             await asyncio.sleep(self._lease_s / (20 if answers is None or self._hurries else 3))
 
@@ -247,14 +253,9 @@ class LeaseRenewer:
             await asyncio.sleep(self._lease_s / 3)
 
     def _read_reports(self) -> None:
-        """Takes note of all that the thread has reported: after a standstill, the first report is old, and the last one
-        says which leases hold."""
-        while self._reports:
-            answers, asked_at = self._reports.popleft()
-            for job_id in self.leases.renewed(answers, asked_at=asked_at).lost:
-                self._tell_lost(job_id, "another worker has it")
-        for job_id in self.leases.overdue(self._now()):
-            self._tell_lost(job_id, "it could not be renewed in time")
+        reports = [self._reports.popleft() for _ in range(len(self._reports))]
+        for job_id, reason in self.leases.catch_up(reports, now=self._now()).items():
+            self._tell_lost(job_id, reason)
         if self.leases.unsure():
             self._hurries = True
             self._retaking.set()

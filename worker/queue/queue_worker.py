@@ -72,7 +72,7 @@ class QueueWorker:
         self._max_runs = max_runs
         self._takes_more = takes_more
         self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s)
-        self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job, at_once=max_runs)
+        self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job)
         self._renewer = LeaseRenewer(
             redis,
             worker=name,

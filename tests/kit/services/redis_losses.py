@@ -27,7 +27,7 @@ async def replicate(redis: ArqRedis) -> Replica:
 async def fail_over(redis: ArqRedis, replica: Replica, *, now_ms: int) -> None:
     """The replica takes the place of the server that it followed."""
     client = cast("Any", redis)
-    await client.flushall()
+    await client.flushdb()
     for key, (value, expires_ms) in replica.values.items():
         if expires_ms == FOR_EVER:
             await client.restore(key, 0, value)

@@ -1,0 +1,77 @@
+"""A run that is given back because a service was away loses nothing of what was shown of it."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from api.runs.reader import LogEnds, RunReader
+from shared.clock import SystemClock
+from shared.domain.errors import Unavailable
+from shared.domain.events import StatusChanged, StepRestarted, decode, encode
+from shared.domain.ids import Seq
+from shared.domain.log_writer import Entries, LogTail, continues
+from shared.domain.runs import Run
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog
+from tests.kit.runs.stored_runs import Stores, stored_runs
+from tests.kit.services.redis_servers import PrivateRedis, read_only
+from worker.run.interruption import Interruption
+from worker.run.publisher import Publisher
+
+SHOWN = [encode(StatusChanged(number, "running")) for number in range(3)]
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+def publisher_of(run: Run, stores: Stores, event_log: EventLog) -> Publisher:
+    return Publisher(
+        run,
+        event_log=event_log,
+        events=stores.events,
+        checkpoints=stores.checkpoints,
+        clock=SystemClock(),
+        interruption=Interruption(),
+    )
+
+
+async def test_a_run_that_was_given_back_before_its_log_was_taken_over_forgot_what_was_shown(
+    stores: Stores, private_redis: PrivateRedis
+) -> None:
+    """Redis took no writes when the second worker came. It gave the run back without blame, and with that SQL believed
+    to have every number before its fence: what Redis had was void, and readers were told of a million lost events."""
+    event_log = EventLog(private_redis.client(), ttl_s=60)
+    run = await stores.claimed()
+    await event_log.open(run.id, run.fence)
+    await event_log.append(run.id, run.fence, LogTail(Seq(2), SHOWN), needs=Seq(0))
+    second = publisher_of(await stores.claim(run), stores, event_log)
+    async with read_only(private_redis):
+        with pytest.raises(Unavailable):
+            async with second.publishing():
+                pass
+        assert await second.hand_over()
+    known = await stores.runs.look_up(run.id)
+    assert (known.last_seq, known.attempts_without_progress) == (1, 0)
+
+    third = publisher_of(await stores.claim(run), stores, event_log)
+    async with third.publishing():
+        assert third.follows == 1 + len(SHOWN)
+        assert await third.hand_over()
+    reader = RunReader(
+        runs=stores.runs,
+        events=stores.events,
+        event_log=event_log,
+        feed=EventFeed(private_redis.client()),
+        log_ends=LogEnds(stores.runs),
+    )
+    settled = (await stores.settle(await stores.runs.look_up(run.id))).run
+    seen: Entries = [entry async for batch in reader.follow(settled, Seq(1), quiet_s=1) for entry in batch]
+    last = Seq(1)
+    for seq, entry in seen:
+        assert continues(last, seq, entry)
+        last = seq
+    assert [entry for _, entry in seen[: len(SHOWN)]] == SHOWN
+    assert isinstance(decode(seen[len(SHOWN)][1]), StepRestarted)
