@@ -67,8 +67,8 @@ def flaw_of_document(document: bytes) -> JsonFlaw | None:
         return JsonFlaw((), TOO_LARGE)
 
 
-def flaw_of(value: object, *, max_values: int = MAX_VALUES) -> JsonFlaw | None:
-    """What is wrong with a parsed JSON value. None: nothing."""
+def flaw_of(value: object, *, max_values: int = MAX_VALUES, size_only: bool = False) -> JsonFlaw | None:
+    """What is wrong with a parsed JSON value. None: nothing. `size_only`: it is not to be stored as it is."""
     waiting: list[tuple[object, _Step | None]] = [(value, None)]
     seen = 0
     while waiting:
@@ -81,9 +81,7 @@ def flaw_of(value: object, *, max_values: int = MAX_VALUES) -> JsonFlaw | None:
             if seen + len(waiting) + len(cast("list[Any]", one)) > max_values:
                 return JsonFlaw((), f"Document has more than {max_values} values")
             waiting.extend(_inside(cast("dict[str, Any] | list[Any]", one), step, depth))
-            text = _flaw_of_keys(cast("dict[str, Any]", one)) if isinstance(one, dict) else None
-        else:
-            text = _flaw_of_leaf(one)
+        text = None if size_only else _flaw_of_one(cast("object", one))
         if text is not None:
             return JsonFlaw(_place(step), text)
     return None
@@ -94,13 +92,12 @@ def _inside(value: dict[str, Any] | list[Any], step: _Step | None, depth: int) -
     return [(one, _Step(step, key, depth)) for key, one in items]
 
 
-def _flaw_of_keys(value: dict[str, Any]) -> str | None:
-    return next((flaw for key in value if (flaw := _flaw_of_text(key)) is not None), None)
-
-
-def _flaw_of_leaf(value: object) -> str | None:
+def _flaw_of_one(value: object) -> str | None:
+    """What is wrong with a value itself, whatever is inside it."""
     if isinstance(value, str):
         return _flaw_of_text(value)
+    if isinstance(value, dict):
+        return next((flaw for key in cast("dict[str, Any]", value) if (flaw := _flaw_of_text(key)) is not None), None)
     if isinstance(value, float) and not math.isfinite(value):
         return NOT_FINITE
     if isinstance(value, int) and not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from shared.bounded_schema import schema_flaw
 from shared.domain.errors import CancelMode, InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
@@ -71,12 +72,19 @@ class MessageIn(BaseModel):
         return self
 
 
+def _affordable(schema: dict[str, Any]) -> dict[str, Any]:
+    flaw = schema_flaw(schema)
+    if flaw is not None:
+        raise ValueError(flaw)
+    return schema
+
+
 class ClientToolIn(BaseModel):
     """A tool that the client runs itself."""
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_affordable)] | None = None
 
 
 class MessagesRequest(BaseModel):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.tool_source.reader import read_tool_source
+from shared.bounded_schema import schema_flaw
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.tools import DEFAULT_RETURN_CHAR_LIMIT, Tool
@@ -26,6 +27,13 @@ _AS_IS = (
     "on_approval_expiry",
 )
 _MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_requirements", "approval_expires_s")
+
+
+def refuse_costly(parameters: dict[str, Any], name: str) -> None:
+    """Raises `InvalidRequest` for a schema that no arguments could be checked against. `name` is its field."""
+    flaw = schema_flaw(parameters)
+    if flaw is not None:
+        raise InvalidRequest(f"{name}: {flaw}")
 
 
 class ToolFields(BaseModel):
@@ -74,6 +82,7 @@ class ToolFields(BaseModel):
         read = read_tool_source(source, given.get("name") or before.get("name"))
         described = self.description or given.get("description") or before.get("description") or read.description
         parameters = given.get("parameters") or self.args_json_schema or before.get("parameters") or read.parameters
+        refuse_costly(parameters, "json_schema.parameters")
         metadata = {key: value for key, value in tool.metadata.items() if key != _WARNINGS}
         return replace(
             tool,
