@@ -152,7 +152,8 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
 
 async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(_unknown(error), 500)
+    # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
+    return JSONResponse(_unknown(error), 500, {"Connection": "close"})
 
 
 async def _answer_validation_error(_request: Request, error: Exception) -> JSONResponse:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.letta.approvals import Waiting
 from api.tool_source.reader import read_tool_source
 from shared.bounded_schema import schema_flaw
 from shared.domain.errors import InvalidRequest
@@ -27,6 +28,13 @@ _AS_IS = (
     "on_approval_expiry",
 )
 _MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_requirements", "approval_expires_s")
+
+
+def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
+    for name, kind, said in (("name", str, "string"), ("description", str, "string"), ("parameters", dict, "object")):
+        if not isinstance(json_schema.get(name), kind | None):
+            raise InvalidRequest(f"json_schema.{name}: it must be a JSON {said}")
+    return json_schema
 
 
 def refuse_costly(parameters: dict[str, Any], name: str) -> None:
@@ -54,7 +62,7 @@ class ToolFields(BaseModel):
     metadata: dict[str, Any] | None = Field(default=None, alias="metadata_")
 
     idempotent: bool | None = None
-    approval_expires_s: float | None = Field(default=None, gt=0)
+    approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
     def applied(self, tool: Tool, source_code: str | None) -> Tool:
@@ -75,7 +83,7 @@ class ToolFields(BaseModel):
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
         if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
             return tool
-        given = self.json_schema or {}
+        given = _well_formed(self.json_schema or {})
         # What is said in this request wins; what an earlier one said yields to a source that comes later.
         before = tool.json_schema if source_code is None else {}
         source = tool.source_code if source_code is None else source_code
