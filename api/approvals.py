@@ -13,7 +13,7 @@ from shared.runs.approvals import ApprovalService
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.decisions import Decided
-from shared.tool_arguments import RefusedArguments, read_arguments
+from shared.tool_arguments import RefusedArguments, check_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class ApprovalDecisions:
         if asked.tool_name not in schemas:
             raise Conflict(f"the agent no longer has the tool {asked.tool_name}, so its arguments cannot be checked")
         text = json.dumps(arguments, ensure_ascii=False)
-        checked = read_arguments(text, schemas[asked.tool_name])
+        checked = await check_arguments(text, schemas[asked.tool_name])
         if isinstance(checked, RefusedArguments):
             raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}")
         return text

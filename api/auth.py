@@ -21,8 +21,11 @@ class ApiKeys:
         """Reads `project=key,project=key`. A project may have several keys. Raises `InvalidRequest`."""
         keys: dict[str, ProjectId] = {}
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+        if text and not entries:
+            # As two empty variables make it, `$KEY_A,$KEY_B`: whoever wrote it does not want an open door.
+            raise InvalidRequest("HOLDFAST_API_KEYS is set, but no key is in it: write it as project=key")
         for position, entry in enumerate(entries, start=1):
-            project, _, key = entry.partition("=")
+            project, key = (part.strip() for part in entry.partition("=")[::2])
             # The entry itself is a secret: the message names its place.
             if not project or not key:
                 raise InvalidRequest(f"HOLDFAST_API_KEYS, entry {position}: write it as project=key")

@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from types import FrameType
 
-import uvicorn
 import uvloop
 from fastapi import FastAPI
 from pydantic import ValidationError
 
+from api.auth import ApiKeys
+from api.http_server import serve
 from api.main import serving
+from api.middleware import LOOPBACK_NAMES
 from shared.clock import SystemClock
 from shared.crash_points import arm
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
@@ -32,10 +33,6 @@ from shared.redis.embedded import connect_embedded
 from shared.sql.engine import WAIT_S, Database
 from shared.sql.migrate import is_current, migrate
 from worker.main import working
-
-LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-STREAMS_END_S = 5
-"""Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
 
 START_S = 30.0
 """How long a process that starts waits for a database that is away."""
@@ -114,7 +111,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
-    _refuse_open_door(settings, options.host)
+    _refuse_open_door(settings, options.host, is_dev=True)
     if settings.redis_url or settings.database_url:
         raise InvalidRequest(
             "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL and HOLDFAST_DATABASE_URL, or use "
@@ -127,14 +124,14 @@ async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
         async with _parts(settings, database, connect_embedded(), is_embedded=True) as parts:
             await migrate(database)
             async with working(parts, alone=True), serving(parts) as app:
-                await _serve(app, options)
+                await _serve(app, settings, options)
 
 
 async def _run_api(settings: Settings, options: argparse.Namespace) -> None:
     _refuse_open_door(settings, options.host)
     database = await _production_database(settings)
     async with _parts(settings, database, _production_redis(settings)) as parts, serving(parts) as app:
-        await _serve(app, options)
+        await _serve(app, settings, options)
 
 
 async def _run_worker(settings: Settings, _options: argparse.Namespace) -> None:
@@ -212,43 +209,20 @@ def _production_redis(settings: Settings) -> Redis:
     return connect(settings.redis_url)
 
 
-def _refuse_open_door(settings: Settings, host: str) -> None:
-    if host not in LOOPBACK and not settings.api_keys.get_secret_value():
+def _refuse_open_door(settings: Settings, host: str, *, is_dev: bool = False) -> None:
+    """Raises `InvalidRequest` for keys that are malformed, and where everybody would be let in by mistake."""
+    if ApiKeys.parse(settings.api_keys.get_secret_value()).are_required:
+        return
+    if "api_keys" in settings.model_fields_set and not is_dev:
+        raise InvalidRequest(
+            "HOLDFAST_API_KEYS is set and empty: set it to project=key, or unset it to serve this machine without a key"
+        )
+    if host not in LOOPBACK_NAMES:
         raise InvalidRequest(
             f"refusing to listen on {host} without API keys: set HOLDFAST_API_KEYS=project=key, or use --host 127.0.0.1"
         )
 
 
-async def _serve(app: FastAPI, options: argparse.Namespace) -> None:
-    """Serves until SIGTERM or SIGINT."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.
-        signal.signal(number, _heard_already)
-    config = uvicorn.Config(
-        app,
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=STREAMS_END_S,
-    )
-    server = _Server(config, app.state.services.streaming.ending)
+async def _serve(app: FastAPI, settings: Settings, options: argparse.Namespace) -> None:
     print(f"holdfast: http://{options.host}:{options.port}", flush=True)
-    await server.serve()
-
-
-class _Server(uvicorn.Server):
-    """Tells the open streams when it is told to end: a stream with a silent run would never end by itself."""
-
-    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
-        super().__init__(config)
-        self._tell_streams = ending.set
-        self._loop = asyncio.get_running_loop()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._tell_streams)  # a signal comes between two steps of the loop
-        super().handle_exit(sig, frame)
-
-
-def _heard_already(_number: int, _frame: object) -> None:
-    """uvicorn has acted on the signal."""
+    await serve(app, host=options.host, port=options.port, timeout_s=settings.request_timeout)

@@ -1,7 +1,6 @@
 """From errors to HTTP: one table. Whatever a route raises becomes its answer here and nowhere else."""
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
+from api.letta.refusals import model_error_body, validation_refusal
 from shared.domain import errors as domain
 from shared.sql.engine import DATABASE_ERRORS, as_ours
 
@@ -112,8 +112,7 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
     if error_type == domain.ModelErrorType.CONTEXT_WINDOW:
         return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400)
     said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
-    body = {"error": {"type": error_type, "message": said, "detail": detail}}
-    return JSONResponse(body, _MODEL_STATUS.get(error_type, 500))
+    return JSONResponse(model_error_body(error_type, said, detail), _MODEL_STATUS.get(error_type, 500))
 
 
 def add_error_answers(app: FastAPI) -> None:
@@ -153,34 +152,10 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
 
 async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(_unknown(error), 500)
-
-
-_PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
-_LONGEST_INPUT = 500
+    # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
+    return JSONResponse(_unknown(error), 500, {"Connection": "close"})
 
 
 async def _answer_validation_error(_request: Request, error: Exception) -> JSONResponse:
     found: Sequence[Any] = error.errors() if isinstance(error, RequestValidationError) else ()
-    details = [_wire_validation_error(one) for one in found]
-    body: dict[str, Any] = {"trace_id": "", "detail": repr(details)}
-    prefixes = [match["prefix"] for one in found if (match := _malformed_id(one))]
-    if prefixes:
-        body["examples"] = [f"{prefix}-123e4567-e89b-42d3-8456-426614174000" for prefix in prefixes]
-    return JSONResponse(body, 422)
-
-
-def _malformed_id(error: Mapping[str, Any]) -> re.Match[str] | None:
-    if error.get("type") != "string_pattern_mismatch" or error["loc"][0] != "path":
-        return None
-    return _PATH_PATTERN.match(error["ctx"]["pattern"])
-
-
-def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
-    shown = dict(error)
-    if malformed := _malformed_id(error):
-        shown["msg"] = f"String should match pattern '{malformed['prefix']}-{{uuid4}}'"
-    # The whole body may be the input: megabytes, or secrets, in an error that gets logged.
-    if len(repr(shown.get("input"))) > _LONGEST_INPUT:
-        shown["input"] = repr(shown["input"])[:_LONGEST_INPUT] + "…"
-    return shown
+    return JSONResponse(validation_refusal(found), 422)

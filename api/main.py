@@ -13,7 +13,8 @@ from api.auth import ApiKeys
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
 from api.callbacks.signature import signing_key
 from api.errors import add_error_answers
-from api.middleware import LettaPaths, ShutdownAnswers
+from api.middleware import BrowserGuard, LettaPaths, ShutdownAnswers
+from api.request_body import RequestBodies
 from api.routes import (
     agent_blocks,
     agent_tools,
@@ -77,7 +78,12 @@ def create_app(services: Services) -> FastAPI:
     for routes in ROUTES:
         app.include_router(routes.router)
     add_error_answers(app)
+    settings, keys = services.settings, services.keys
+    # The last one that is added is the first one that a request meets.
+    app.add_middleware(RequestBodies, keys=keys, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
     app.add_middleware(LettaPaths)
+    if not keys.are_required:
+        app.add_middleware(BrowserGuard, names=settings.allowed_hosts.replace(",", " ").split())
     app.add_middleware(ShutdownAnswers)
     return app
 

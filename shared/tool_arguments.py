@@ -1,21 +1,22 @@
 """Checks the arguments of a tool call before anything starts: the model's in the worker, a person's edits in the API.
 
-The schema may come from a tenant, and the check runs on the process's event loop. So it fetches no remote reference,
-runs no regular expression of the schema, and gives up on a schema that is built to take for ever.
+The schema may come from a tenant. So the check runs beside the process's event loop, fetches no remote reference, runs
+no regular expression of the schema, and gives up on arguments and schemas that would take long together.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import msgspec
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import SchemaError, ValidationError
-from referencing import Registry
+from jsonschema.exceptions import SchemaError
 from referencing.exceptions import Unresolvable
 
+from shared.bounded_schema import TooCostly, schema_errors, schema_flaw
+from shared.json_limits import flaw_of
+
 MAX_ARGUMENTS_CHARS = 1_000_000
-MAX_REFERENCES = 10_000
 MAX_COMPLAINTS = 5
 MAX_COMPLAINT_CHARS = 300
 
@@ -25,6 +26,11 @@ class RefusedArguments(msgspec.Struct, frozen=True):
 
     text: str
     """For the model: what is wrong, so that it can call again."""
+
+
+async def check_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
+    """As `read_arguments`, on a thread: what it costs is nobody's wait."""
+    return await asyncio.to_thread(read_arguments, text, schema)
 
 
 def read_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
@@ -41,67 +47,33 @@ def read_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | Refuse
 
 
 def _checked(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
+    too_large = schema_flaw(schema)
+    if too_large is not None:
+        return RefusedArguments(f"Error: the tool's parameter schema cannot be used: {too_large}")
+    flaw = flaw_of(arguments, size_only=True)
+    if flaw is not None:
+        return RefusedArguments(f"Error: the arguments cannot be used: {flaw.text}")
     try:
-        plain = _without_dialects(schema)
-        Draft202012Validator.check_schema(plain, format_checker=cast("Any", None))
-        complaints = _complaints(arguments, plain)
+        complaints = _complaints(arguments, schema)
     except SchemaError as error:
         return RefusedArguments(f"Error: the tool's parameter schema is not valid: {_shortened(error.message)}")
     except Unresolvable as error:
         return RefusedArguments(f"Error: the tool's parameter schema refers to nothing known: {_shortened(error)}")
     except RecursionError:
         return RefusedArguments("Error: the tool's parameter schema refers to itself without end")
+    except TooCostly:
+        return RefusedArguments("Error: so many arguments cannot be checked against the tool's parameter schema")
     if not complaints:
         return arguments
     return RefusedArguments(f"Error: the arguments do not fit the tool's parameters: {'; '.join(complaints)}")
 
 
 def _complaints(arguments: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    validator = _bounded_validator()(schema, registry=Registry[Any]())
     found: list[str] = []
-    errors = cast("Iterator[ValidationError]", validator.iter_errors(cast("Any", arguments)))
-    for error in errors:
+    for error in islice(schema_errors(arguments, schema), MAX_COMPLAINTS):
         where = error.json_path.removeprefix("$").removeprefix(".")
         found.append(f"{where}: {_shortened(error.message)}" if where else _shortened(error.message))
-        if len(found) == MAX_COMPLAINTS:
-            break
     return found
-
-
-def _bounded_validator() -> Any:
-    """A validator class for one check. References are counted, because a few of them can fan out exponentially; the
-    keywords that run a tenant's regular expression or compare every pair of items are not checked at all."""
-    left = MAX_REFERENCES
-
-    def reference(validator: Any, target: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise RecursionError
-        yield from Draft202012Validator.VALIDATORS["$ref"](validator, target, instance, schema)
-
-    def unchecked(*_: Any) -> Iterator[Any]:
-        return iter(())
-
-    def additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if "patternProperties" in schema:
-            return
-        yield from Draft202012Validator.VALIDATORS["additionalProperties"](validator, wanted, instance, schema)
-
-    keywords: dict[str, Callable[..., Any]] = {"$ref": reference, "$dynamicRef": reference}
-    keywords["additionalProperties"] = additional
-    expensive = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
-    return cast("Any", validators).extend(Draft202012Validator, keywords | dict.fromkeys(expensive, unchecked))
-
-
-def _without_dialects(schema: Any) -> Any:
-    """The schema without any `$schema`: one of them would switch to a validator that is not bounded."""
-    if isinstance(schema, dict):
-        items = cast("dict[str, Any]", schema).items()
-        return {key: _without_dialects(value) for key, value in items if key != "$schema"}
-    if isinstance(schema, list):
-        return [_without_dialects(value) for value in cast("list[Any]", schema)]
-    return schema
 
 
 def _shortened(message: object) -> str:

@@ -5,11 +5,12 @@ Fields that Holdfast keeps but does not act on are listed in `KEPT`; the rest of
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from api.letta.approvals import Waiting
 from api.letta.blocks import BlockCreate
 from api.letta.model_settings import (
     KEPT_SETTINGS,
@@ -41,6 +42,14 @@ _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "appr
 _MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
 
 
+MAX_LINKS = 1000
+"""So many tools, blocks and tags one agent may have."""
+
+Names = Annotated[list[str], Field(max_length=MAX_LINKS)]
+Tag = Annotated[str, Field(max_length=500)]
+"""Agents are found by their tags, and an index of Postgres has room for so many characters."""
+
+
 class ToolRule(BaseModel):
     """A rule for one of the agent's tools; the types have fields of their own."""
 
@@ -59,6 +68,17 @@ class ToolRule(BaseModel):
         "required_before_exit",
     ]
     prompt_template: str | None = None
+
+    @model_validator(mode="after")
+    def _is_understood(self) -> Self:
+        given = self.model_extra or {}
+        children, most = given.get("children"), given.get("max_count_limit")
+        names = cast("list[object]", children) if isinstance(children, list) else []
+        if not isinstance(children, list | None) or not all(isinstance(name, str) for name in names):
+            raise ValueError("children must be a list of names of tools")
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+            raise ValueError("max_count_limit must be a number of calls")
+        return self
 
 
 class EmbeddingConfigFields(BaseModel):
@@ -87,9 +107,9 @@ class AgentFields(BaseModel):
     description: str | None = None
     metadata: dict[str, Any] | None = None
     timezone: str | None = None
-    tags: list[str] | None = None
-    tool_ids: list[str] | None = None
-    block_ids: list[str] | None = None
+    tags: Annotated[list[Tag], Field(max_length=MAX_LINKS)] | None = None
+    tool_ids: Names | None = None
+    block_ids: Names | None = None
     tool_rules: list[ToolRule] | None = None
     tool_exec_environment_variables: dict[str, str] | None = None
     secrets: dict[str, str] | None = None
@@ -108,7 +128,7 @@ class AgentFields(BaseModel):
     reasoning: bool | None = None
     response_format: dict[str, Any] | None = None
 
-    approval_expires_s: float | None = Field(default=None, gt=0)
+    approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
     base_template_id: str | None = None
@@ -179,9 +199,9 @@ class AgentCreate(AgentFields):
     """An agent to make."""
 
     agent_type: str = "letta_v1_agent"
-    tools: list[str] | None = None
+    tools: Names | None = None
     """Names of tools, beside `tool_ids`."""
-    memory_blocks: list[BlockCreate] | None = None
+    memory_blocks: Annotated[list[BlockCreate], Field(max_length=MAX_LINKS)] | None = None
 
     @model_validator(mode="after")
     def has_a_model(self) -> Self:

@@ -12,6 +12,7 @@ from shared.domain.ids import is_id
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
 
+Waiting = Annotated[float, Field(gt=0, le=315_360_000, description="Seconds, up to ten years.")]
 Text = Annotated[str, Field(max_length=1_000_000)]
 
 

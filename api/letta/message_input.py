@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from shared.domain.errors import CancelMode, InvalidRequest
+from shared.bounded_schema import schema_flaw
+from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
     ApprovalResponse,
@@ -19,7 +20,7 @@ from shared.domain.messages import (
     TextContent,
     UserMessage,
 )
-from shared.domain.runs import OTIDS
+from shared.domain.runs import key_of_otids
 from shared.domain.tools import ClientTool
 
 
@@ -39,6 +40,9 @@ CallbackUrl = Annotated[str, Field(max_length=2000), AfterValidator(_checked)]
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
 
 
+Decisions = Annotated[list[dict[str, Any]], Field(max_length=1000)]
+
+
 class MessageIn(BaseModel):
     """One message of a request: a user's, a decision, or results of tools that the client ran."""
 
@@ -50,11 +54,11 @@ class MessageIn(BaseModel):
     name: str | None = None
     otid: str | None = None
     sender_id: str | None = None
-    approvals: list[dict[str, Any]] | None = None
+    approvals: Decisions | None = None
     approve: bool | None = None
     approval_request_id: str | None = None
     reason: str | None = None
-    tool_returns: list[dict[str, Any]] | None = None
+    tool_returns: Decisions | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -71,12 +75,22 @@ class MessageIn(BaseModel):
         return self
 
 
+def _affordable(schema: dict[str, Any]) -> dict[str, Any]:
+    flaw = schema_flaw(schema)
+    if flaw is not None:
+        raise ValueError(flaw)
+    return schema
+
+
 class ClientToolIn(BaseModel):
     """A tool that the client runs itself."""
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_affordable)] | None = None
+
+
+Messages = Annotated[list[MessageIn], Field(max_length=10_000)]
 
 
 class MessagesRequest(BaseModel):
@@ -84,7 +98,7 @@ class MessagesRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    messages: list[MessageIn] | None = None
+    messages: Messages | None = None
     input: str | list[dict[str, Any]] | None = None
     streaming: bool | None = None
     stream_tokens: bool = False
@@ -127,7 +141,7 @@ class MessagesRequest(BaseModel):
 class InjectRequest(BaseModel):
     """The body of an injection into a running run."""
 
-    messages: list[MessageIn] | None = None
+    messages: Messages | None = None
     input: str | list[dict[str, Any]] | None = None
     if_ended: Literal["refuse", "next"] = "refuse"
 
@@ -140,25 +154,6 @@ class InjectRequest(BaseModel):
     def given_messages(self) -> list[MessageIn]:
         """The messages, `input` being short for one of a user's."""
         return self.messages or [MessageIn(content=self.input)]
-
-
-class CancelRequestIn(BaseModel):
-    """The body of a cancel; all of it may be left out."""
-
-    run_ids: list[str] | None = None
-    reason: Annotated[str | None, Field(max_length=2000)] = None
-    mode: CancelMode = CancelMode.INTERRUPT
-    wait: Annotated[float | None, Field(ge=0, le=60, description="Seconds to wait for the run to stop.")] = None
-
-
-class StreamRequest(BaseModel):
-    """The body of a resumed stream; all of it may be left out."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    starting_after: Annotated[int, Field(ge=0)] | None = None
-    include_pings: bool = True
-    include_status_events: bool = False
 
 
 def user_messages(given: list[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
@@ -206,7 +201,7 @@ def submission_keys(given: list[MessageIn], idempotency_key: str | None) -> list
     keys = [] if idempotency_key is None else [f"idempotency-key:{idempotency_key}"]
     otids = [message.otid for message in given]
     if otids and all(otids):
-        keys.append(OTIDS + ",".join(sorted(otid for otid in otids if otid)))
+        keys.append(key_of_otids(otid for otid in otids if otid))
     return keys
 
 
@@ -243,7 +238,10 @@ def _decision(item: dict[str, Any], default_kind: str) -> Decision:
     approve = item.get("approve")
     if not isinstance(approve, bool):
         raise InvalidRequest(f"approvals[].approve is missing for {call_id}: it must be true or false")
-    return Decision(tool_call_id=call_id, approve=approve, reason=item.get("reason"))
+    reason = item.get("reason")
+    if not isinstance(reason, str | None):
+        raise InvalidRequest(f"approvals[].reason is no text for {call_id}")
+    return Decision(tool_call_id=call_id, approve=approve, reason=reason)
 
 
 def _as_object(value: Any) -> dict[str, Any] | None:
@@ -277,8 +275,9 @@ def _part(number: int, part: dict[str, Any]) -> ContentPart:
     if kind == "image" and given is not None:
         if given.get("type") == "url" and isinstance(given.get("url"), str):
             return ImageContent(url=given["url"])
-        if given.get("type") == "base64" and isinstance(given.get("data"), str):
-            return ImageContent(data=given["data"], media_type=given.get("media_type") or "image/png")
+        media_type = given.get("media_type") or "image/png"
+        if given.get("type") == "base64" and isinstance(given.get("data"), str) and isinstance(media_type, str):
+            return ImageContent(data=given["data"], media_type=media_type)
     raise InvalidRequest(
         f"content[{number}] is not understood: use {{'type': 'text', 'text': …}} or "
         "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}"

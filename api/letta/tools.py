@@ -7,7 +7,9 @@ from typing import Any, Literal
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.letta.approvals import Waiting
 from api.tool_source.reader import read_tool_source
+from shared.bounded_schema import schema_flaw
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.tools import DEFAULT_RETURN_CHAR_LIMIT, Tool
@@ -28,6 +30,20 @@ _AS_IS = (
 _MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_requirements", "approval_expires_s")
 
 
+def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
+    for name, kind, said in (("name", str, "string"), ("description", str, "string"), ("parameters", dict, "object")):
+        if not isinstance(json_schema.get(name), kind | None):
+            raise InvalidRequest(f"json_schema.{name}: it must be a JSON {said}")
+    return json_schema
+
+
+def refuse_costly(parameters: dict[str, Any], name: str) -> None:
+    """Raises `InvalidRequest` for a schema that no arguments could be checked against. `name` is its field."""
+    flaw = schema_flaw(parameters)
+    if flaw is not None:
+        raise InvalidRequest(f"{name}: {flaw}")
+
+
 class ToolFields(BaseModel):
     """What a client says about a tool. The last three fields are Holdfast's own."""
 
@@ -46,7 +62,7 @@ class ToolFields(BaseModel):
     metadata: dict[str, Any] | None = Field(default=None, alias="metadata_")
 
     idempotent: bool | None = None
-    approval_expires_s: float | None = Field(default=None, gt=0)
+    approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
     def applied(self, tool: Tool, source_code: str | None) -> Tool:
@@ -67,13 +83,14 @@ class ToolFields(BaseModel):
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
         if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
             return tool
-        given = self.json_schema or {}
+        given = _well_formed(self.json_schema or {})
         # What is said in this request wins; what an earlier one said yields to a source that comes later.
         before = tool.json_schema if source_code is None else {}
         source = tool.source_code if source_code is None else source_code
         read = read_tool_source(source, given.get("name") or before.get("name"))
         described = self.description or given.get("description") or before.get("description") or read.description
         parameters = given.get("parameters") or self.args_json_schema or before.get("parameters") or read.parameters
+        refuse_costly(parameters, "json_schema.parameters")
         metadata = {key: value for key, value in tool.metadata.items() if key != _WARNINGS}
         return replace(
             tool,

@@ -6,8 +6,9 @@ from fastapi import APIRouter, Header, Response
 
 from api.dependencies import OptionalAgentIdQuery, ProjectDep, ServicesDep, TenNewestFirst, ThreadName
 from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
-from api.letta.message_input import CancelRequestIn, IfBusy
+from api.letta.message_input import IfBusy
 from api.letta.messages import wire_messages
+from api.letta.run_requests import CancelRequestIn
 from api.runs.submission import Submission
 from api.runs.threads import AgentThread
 from api.services import Services

@@ -6,8 +6,9 @@ from fastapi import APIRouter, Header, Response
 
 from api.agent_answers import agent_answer
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep, TenNewestFirst
-from api.letta.message_input import CancelRequestIn, IfBusy, MessagesRequest
+from api.letta.message_input import IfBusy, MessagesRequest
 from api.letta.messages import wire_messages
+from api.letta.run_requests import CancelRequestIn
 from api.runs.submission import Submission
 from api.runs.threads import DEFAULT
 from shared.domain.errors import NotFound

@@ -6,12 +6,13 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.dependencies import NewestFirst, OldestFirst, ProjectDep, RunIdPath, ServicesDep, Texts
 from api.letta.frames import usage_fields
-from api.letta.message_input import CancelRequestIn, InjectRequest, StreamRequest, submission_keys, user_messages
+from api.letta.message_input import InjectRequest, submission_keys, user_messages
 from api.letta.messages import wire_messages
+from api.letta.run_requests import CancelRequestIn, StreamRequest
 from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
-from shared.domain.ids import AgentId, ConversationId
+from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.sql.paging import Page
@@ -146,7 +147,7 @@ async def stream_run_for_browsers(
     run_id: RunIdPath,
     services: ServicesDep,
     project_id: ProjectDep,
-    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """The same for an EventSource, which can only GET and resumes by itself."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from api.letta.message_input import CancelRequestIn
+from api.letta.run_requests import CancelRequestIn
 from api.letta.runs import wire_receipt
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable

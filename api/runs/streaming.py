@@ -16,11 +16,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.letta.frames import Frame, FrameOptions, Frames
-from api.letta.message_input import StreamRequest
+from api.letta.run_requests import StreamRequest
 from api.runs.reader import RunReader
 from shared.clock import Clock
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import Seq
+from shared.domain.ids import MAX_SEQ, Seq
 from shared.domain.runs import Run
 
 HEADERS = {
@@ -132,6 +132,7 @@ def _cursor(starting_after: int | None, last_event_id: str | None) -> Seq:
         return Seq(starting_after)
     if last_event_id is None or not last_event_id.strip():
         return Seq(0)
-    if not last_event_id.strip().isdecimal():
-        raise InvalidRequest(f"Last-Event-ID is {last_event_id!r}: it must be the number of the last frame seen")
-    return Seq(int(last_event_id))
+    digits = last_event_id.strip()
+    if not digits.isdecimal() or len(digits) > len(str(MAX_SEQ)) or int(digits) > MAX_SEQ:
+        raise InvalidRequest(f"Last-Event-ID is {last_event_id[:50]!r}: it must be the number of the last frame seen")
+    return Seq(int(digits))

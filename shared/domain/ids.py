@@ -24,6 +24,9 @@ Fence = NewType("Fence", int)
 Seq = NewType("Seq", int)
 """Number of an event in its run's log (`log_writer`). A reader's cursor is the last one that it has seen."""
 
+MAX_SEQ = Seq(2**53 - 1)
+"""The largest number that a client of any language can write exactly; no log gets that far."""
+
 UUID4_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _UUID4 = re.compile(f"[a-z]+-{UUID4_PATTERN}")
 

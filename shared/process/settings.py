@@ -24,6 +24,13 @@ class Settings(BaseSettings):
         default=SecretStr(""),
         description="Comma list of `project=key`. Empty: one project, no key asked, loopback only.",
     )
+    allowed_hosts: str = Field(
+        default="", description="Comma list of names by which a server without keys may be reached, beside loopback's."
+    )
+    max_body_bytes: int = Field(default=16_000_000, ge=1000, description="The longest body of a request.")
+    request_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds for a request's head to arrive, and of silence inside its body."
+    )
 
     max_runs: int = Field(default=100, ge=1, description="Runs that one worker executes at once.")
     lease_s: float = Field(default=6.0, gt=0.2, description="Seconds for which a claim holds without renewal.")

@@ -32,7 +32,7 @@ async def http(database: Database) -> AsyncGenerator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def client(http: httpx.AsyncClient) -> AsyncLetta:
-    return AsyncLetta(base_url="http://holdfast", api_key="none", http_client=http, max_retries=0)
+    return AsyncLetta(base_url="http://localhost", api_key="none", http_client=http, max_retries=0)
 
 
 async def test_an_agent_has_every_field_of_the_wire(client: AsyncLetta) -> None:

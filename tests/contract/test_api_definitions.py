@@ -1,6 +1,7 @@
 """Tools, blocks, conversations and models through the real `letta-client`."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 import pytest
@@ -36,7 +37,7 @@ async def http(database: Database) -> AsyncGenerator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def client(http: httpx.AsyncClient) -> AsyncLetta:
-    return AsyncLetta(base_url="http://holdfast", api_key="none", http_client=http, max_retries=0)
+    return AsyncLetta(base_url="http://localhost", api_key="none", http_client=http, max_retries=0)
 
 
 async def test_a_tool_is_made_from_its_source(client: AsyncLetta) -> None:
@@ -155,3 +156,18 @@ async def test_what_is_not_served_says_so(client: AsyncLetta) -> None:
     with pytest.raises(APIStatusError, match=r"docs/api\.md") as refused:
         await client.archives.list()
     assert refused.value.status_code == 501
+
+
+async def test_a_schema_that_no_arguments_could_be_checked_against_is_refused(http: httpx.AsyncClient) -> None:
+    """It was stored, and each call of the tool held up everybody of the worker that ran it."""
+    schema: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {} for number in range(20_000)}}
+    for fields in ({"json_schema": {"parameters": schema}}, {"args_json_schema": schema}):
+        answer = await http.post("/v1/tools", json={"source_code": ROLL_DICE, **fields})
+        assert answer.status_code == 400
+        assert "json_schema.parameters: Schema has more than 3000 values" in answer.json()["detail"]
+    assert (await http.get("/v1/tools/count")).json() == 0
+
+    body = {"input": "Hi", "client_tools": [{"name": "mine", "parameters": schema}]}
+    answer = await http.post(f"/v1/agents/{UNKNOWN_AGENT}/messages", json=body)
+    assert answer.status_code == 422
+    assert "('body', 'client_tools', 0, 'parameters')" in answer.json()["detail"]

@@ -8,7 +8,7 @@ from shared.domain.errors import InvalidRequest
 
 
 def test_a_key_is_its_project() -> None:
-    keys = ApiKeys.parse(" one=k1, two=k=2 ,two=k3")
+    keys = ApiKeys.parse(" one=k1, two = k=2 ,two=k3")
 
     assert keys.are_required
     assert keys.project_of("Bearer k1") == "one"
@@ -35,3 +35,10 @@ def test_a_malformed_list_is_refused_without_showing_a_key(text: str) -> None:
     with pytest.raises(InvalidRequest, match="HOLDFAST_API_KEYS, entry") as refused:
         ApiKeys.parse(text)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [",", " ", " , ,", "\n"])
+def test_a_list_without_a_key_in_it_is_no_open_door(text: str) -> None:
+    """Everybody was let in, on any address: `$KEY_A,$KEY_B` with both of them empty."""
+    with pytest.raises(InvalidRequest, match="HOLDFAST_API_KEYS is set, but no key is in it"):
+        ApiKeys.parse(text)

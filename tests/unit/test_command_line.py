@@ -16,6 +16,11 @@ COMMAND = [sys.executable, "-c", "from api.cli import main; main()"]
         (["worker"], {}, "HOLDFAST_DATABASE_URL is not set"),
         (["migrate"], {"HOLDFAST_DATABASE_URL": "mysql://host/db"}, "postgresql://"),
         (["dev", "--host", "0.0.0.0"], {}, "HOLDFAST_API_KEYS"),  # noqa: S104 - refused, and that is the point
+        (["api"], {"HOLDFAST_API_KEYS": ""}, "HOLDFAST_API_KEYS is set and empty"),
+        (["api"], {"HOLDFAST_API_KEYS": " , ,"}, "no key is in it"),
+        (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ""}, "without API keys"),
+        (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ","}, "no key is in it"),
+        (["api"], {"HOLDFAST_API_KEYS": "nonsense"}, "entry 1: write it as project=key"),
         (["dev"], {"HOLDFAST_REDIS_URL": "redis://127.0.0.1:6379/0"}, "holdfast worker"),
     ],
 )

@@ -1,10 +1,14 @@
 """A model's arguments are checked against the tool's schema before anything starts."""
 
+import asyncio
+import json
+import time
 from typing import Any
 
 import pytest
 
-from shared.tool_arguments import RefusedArguments, read_arguments
+from shared.bounded_schema import MAX_SCHEMA_CHARS, MAX_SCHEMA_VALUES, schema_flaw
+from shared.tool_arguments import RefusedArguments, check_arguments, read_arguments
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -110,3 +114,66 @@ def test_references_inside_the_schema_work() -> None:
     }
     assert read_arguments('{"tree": {"next": {"next": null}}}', schema) == {"tree": {"next": {"next": None}}}
     assert "tree.next" in refusal('{"tree": {"next": 1}}', schema)
+
+
+OBJECTS: dict[str, Any] = {"rows": [{}] * 20_000}
+LARGE = [[[n] * 9] * 9 for n in range(30)]
+NUMBERS = {"rows": list(range(20_000))}
+EXPENSIVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "many checks of each item": ({"items": {"allOf": [{"minimum": 0}] * 100}}, NUMBERS),
+    "many properties of each item": ({"items": {"properties": {f"p{n}": {} for n in range(2_900)}}}, OBJECTS),
+    "words that mean nothing": ({"items": {f"x-{n}": 1 for n in range(2_900)} | {"minimum": -1}}, NUMBERS),
+    "many choices for each item": ({"items": {"enum": list(range(-2_900, 0))}}, {"rows": [-1] * 20_000}),
+    "large choices for each item": ({"items": {"enum": LARGE}}, {"rows": LARGE[-1:] * 999}),
+    "long errors": ({"anyOf": [{"type": "string"}] * 900}, {"rows": ["x" * 900] * 900}),
+    "one of many": ({"items": {"oneOf": [{"minimum": 0}] * 500}}, NUMBERS),
+    "references": ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"allOf": [{"type": "integer"}] * 500}}}, NUMBERS),
+    "one that fits": ({"contains": {"allOf": [{"type": "string"}] * 500}}, NUMBERS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(EXPENSIVE))
+def test_a_schema_that_multiplies_with_its_arguments_is_given_up(name: str) -> None:
+    """40 kB of arguments held everybody up for nine seconds, and a megabyte would have for twenty minutes."""
+    rows, arguments = EXPENSIVE[name]
+    schema = {"type": "object", "properties": {"rows": rows}, "$defs": rows.get("$defs", {})}
+    began = time.process_time()
+    found = refusal(json.dumps(arguments), schema)
+    assert time.process_time() - began < 5
+    assert "so many arguments cannot be checked" in found
+
+
+TOO_LARGE: list[dict[str, Any]] = [
+    {"type": "object", "properties": {f"p{n}": {} for n in range(MAX_SCHEMA_VALUES)}},
+    {"type": "object", "description": "x" * MAX_SCHEMA_CHARS},
+]
+
+
+@pytest.mark.parametrize("schema", TOO_LARGE)
+def test_a_schema_that_is_too_large_is_not_even_checked(schema: dict[str, Any]) -> None:
+    """A schema of 20,000 properties took nine seconds to check, for every call anew."""
+    found = refusal("{}", schema)
+    assert "schema cannot be used: Schema has more than" in found
+    assert str(schema_flaw(schema)) in found
+
+
+async def test_others_go_on_while_arguments_are_checked() -> None:
+    rows, arguments = EXPENSIVE["many checks of each item"]
+    checking = check_arguments(json.dumps(arguments), {"type": "object", "properties": {"rows": rows}})
+    turns = 0
+    async with asyncio.TaskGroup() as group:
+        check = group.create_task(checking)
+        while not check.done():
+            turns += 1
+            await asyncio.sleep(0)
+    assert isinstance(check.result(), RefusedArguments)
+    assert turns > 10
+
+
+def test_large_arguments_for_an_ordinary_schema_are_checked() -> None:
+    row = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}, "required": ["id"]}
+    schema = {"type": "object", "properties": {"rows": {"type": "array", "items": row}, "text": {"type": "string"}}}
+    arguments: dict[str, Any] = {"rows": [{"id": n, "name": "x"} for n in range(5_000)], "text": "x" * 800_000}
+    assert read_arguments(json.dumps(arguments), schema) == arguments
+    arguments["rows"][4_999]["id"] = "four"
+    assert "rows[4999].id: 'four' is not of type 'integer'" in refusal(json.dumps(arguments), schema)

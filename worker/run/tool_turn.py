@@ -7,7 +7,7 @@ from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
-from shared.tool_arguments import RefusedArguments, read_arguments
+from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.run.context import RunContext
 from worker.tools.invocation import ToolInvocation
 
@@ -90,7 +90,7 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
             call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
         )
     edited = decision.edited_arguments if decision is not None else None
-    arguments = read_arguments(call.arguments if edited is None else edited, tool.parameters)
+    arguments = await check_arguments(call.arguments if edited is None else edited, tool.parameters)
     if isinstance(arguments, RefusedArguments):
         return _error(call, arguments.text)
     outcome = await context.services.sandbox.call(

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
-from shared.domain.runs import OTIDS, Run
+from shared.domain.runs import OTIDS, Run, has_otid, quoted_otid
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import (
@@ -106,12 +106,12 @@ class RunListing:
                 .where(
                     submission_keys.c.thread_id == thread_id,
                     submission_keys.c.key.startswith(OTIDS, autoescape=True),
-                    submission_keys.c.key.contains(otid, autoescape=True),
+                    submission_keys.c.key.contains(quoted_otid(otid), autoescape=True),
                 )
                 .order_by(runs.c.number.desc())
             )
             for row in found.mappings():
-                if otid in row["key"].removeprefix(OTIDS).split(","):
+                if has_otid(row["key"], otid):
                     return run_of(row)
         raise NotFound(f"No run found for otid {otid!r}")
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from api.letta.message_input import CancelRequestIn, IfBusy, MessageIn, MessagesRequest
+from api.letta.message_input import IfBusy, MessageIn, MessagesRequest
 from api.letta.messages import wire_messages
+from api.letta.run_requests import CancelRequestIn
 from api.runs.submission import Submission
 from api.services import Services
 from shared.domain.agents import Agent

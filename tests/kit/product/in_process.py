@@ -22,9 +22,9 @@ from arq.connections import ArqRedis
 from fastapi import FastAPI
 from letta_client import AsyncLetta
 from letta_client.types import AgentState
-from pydantic import SecretStr
 from redis.asyncio.connection import BlockingConnectionPool
 
+from api.http_server import server_config
 from api.main import serving
 from api.services import Services
 from shared.clock import Clock, SystemClock
@@ -116,7 +116,7 @@ async def running_product(
     await migrate(database)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(serving(parts))
-        base_url = await stack.enter_async_context(_listening(app))
+        base_url = await stack.enter_async_context(listening(app, timeout_s=parts.settings.request_timeout))
         if with_worker:
             await stack.enter_async_context(working(parts))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, headers=HEADERS, timeout=60))
@@ -127,11 +127,10 @@ async def running_product(
 
 
 @asynccontextmanager
-async def _listening(app: Any) -> AsyncGenerator[str]:
+async def listening(app: FastAPI, *, timeout_s: float = 30) -> AsyncGenerator[str]:
     """Serves an application on a free port of loopback; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(server_config(app, timeout_s=timeout_s, timeout_graceful_shutdown=1))
         async with background(_serve(server, listener), name="test API"):
             await wait_until(lambda: server.started, description="the API to listen")
             try:
@@ -155,18 +154,28 @@ async def as_text(stream: Any) -> str:
 async def asgi_client(app: FastAPI) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of the application. Errors that it does not answer arrive as the 500 that a client would see."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
 @asynccontextmanager
 async def api_client(
-    database: Database, *, api_keys: str = "", environment: Mapping[str, str] | None = None
+    database: Database, *, environment: Mapping[str, str] | None = None, **settings: Any
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of the whole API over a database. No worker runs."""
+    """A client of the whole API over a database. No worker runs. `settings` are fields of `Settings`."""
+    async with api_app(database, environment=environment, **settings) as app, asgi_client(app) as client:
+        yield client
+
+
+@asynccontextmanager
+async def api_app(
+    database: Database, *, environment: Mapping[str, str] | None = None, **settings: Any
+) -> AsyncGenerator[FastAPI]:
+    """The whole API over a database, as an application. No worker runs."""
     redis = connect_embedded()
+    given: dict[str, Any] = {"builtin_models": True, **settings}
     parts = ProcessContext(
-        settings=Settings(api_keys=SecretStr(api_keys), builtin_models=True),
+        settings=Settings(**given),
         database=database,
         redis=redis,
         is_embedded=True,
@@ -175,7 +184,7 @@ async def api_client(
         environment=environment or {},
     )
     try:
-        async with serving(parts) as app, asgi_client(app) as client:
-            yield client
+        async with serving(parts) as app:
+            yield app
     finally:
         await redis.aclose(close_connection_pool=True)

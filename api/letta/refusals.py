@@ -1,0 +1,43 @@
+"""Requests that are refused before anything is done, in the words and the shapes of Letta's wire."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
+_LONGEST_INPUT = 500
+
+
+def validation_refusal(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of a 422 for these errors of pydantic's. The wire has their list as a text."""
+    body: dict[str, Any] = {"trace_id": "", "detail": repr([_wire_validation_error(one) for one in found])}
+    prefixes = [match["prefix"] for one in found if (match := _malformed_id(one))]
+    if prefixes:
+        body["examples"] = [f"{prefix}-123e4567-e89b-42d3-8456-426614174000" for prefix in prefixes]
+    return body
+
+
+def body_refusal(place: Sequence[str | int], text: str) -> dict[str, Any]:
+    """The body of a 422 for one field of a request's body."""
+    return validation_refusal([{"type": "value_error", "loc": ("body", *place), "msg": text}])
+
+
+def model_error_body(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
+    """The body of an answer to a run whose model failed."""
+    return {"error": {"type": error_type, "message": message, "detail": detail}}
+
+
+def _malformed_id(error: Mapping[str, Any]) -> re.Match[str] | None:
+    if error.get("type") != "string_pattern_mismatch" or error["loc"][0] != "path":
+        return None
+    return _PATH_PATTERN.match(error["ctx"]["pattern"])
+
+
+def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
+    shown = dict(error)
+    if malformed := _malformed_id(error):
+        shown["msg"] = f"String should match pattern '{malformed['prefix']}-{{uuid4}}'"
+    # The whole body may be the input: megabytes, or secrets, in an error that gets logged.
+    if len(repr(shown.get("input"))) > _LONGEST_INPUT:
+        shown["input"] = repr(shown["input"])[:_LONGEST_INPUT] + "…"
+    return shown

@@ -1,0 +1,157 @@
+"""Values that were accepted and then were a 500, or a 503 that never ended: each is a 4xx that names its field.
+
+On both databases: Postgres has limits that SQLite has not, and clients must not notice on which one we run.
+"""
+
+import random
+import string
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.domain.ids import MAX_SEQ
+from tests.kit.product import api_client
+from tests.kit.services.databases import open_database
+from tests.kit.tools import ROLL_DICE
+
+IDS = [f"tool-{number}" for number in range(40_000)]
+
+
+def noise(length: int) -> str:
+    """Text that no index can make shorter."""
+    return "".join(random.Random(length).choices(string.ascii_letters, k=length))
+
+
+@pytest.fixture
+async def http(database_url: str) -> AsyncGenerator[httpx.AsyncClient]:
+    async with open_database(database_url) as database, api_client(database) as client:
+        yield client
+
+
+@pytest.fixture
+async def agent(http: httpx.AsyncClient) -> str:
+    """The path of an agent."""
+    made = await http.post("/v1/agents", json={"model": "builtin/echo"})
+    return f"/v1/agents/{made.json()['id']}"
+
+
+FIELDS: list[tuple[str, Any]] = [
+    ("tags", [noise(9_000)]),
+    ("tags", IDS),
+    ("tool_ids", IDS),
+    ("block_ids", IDS),
+    ("tools", IDS),
+    ("approval_expires_s", 1e300),
+    ("tool_rules", [{"type": "constrain_child_tools", "tool_name": "x", "children": 5}]),
+    ("tool_rules", [{"type": "constrain_child_tools", "tool_name": "x", "children": [{}]}]),
+    ("tool_rules", [{"type": "max_count_per_step", "tool_name": "x", "max_count_limit": "many"}]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+async def test_a_field_of_an_agent_that_cannot_be_kept(http: httpx.AsyncClient, field: str, value: Any) -> None:
+    answer = await http.post("/v1/agents", json={"model": "builtin/echo", field: value})
+    assert answer.status_code == 422, answer.text
+    assert f"'{field}'" in answer.json()["detail"]
+    assert (await http.get("/v1/agents")).json() == []
+
+
+async def test_a_tag_that_is_just_short_enough_is_found(http: httpx.AsyncClient) -> None:
+    tag = noise(499) + "é"
+    made = await http.post("/v1/agents", json={"model": "builtin/echo", "tags": [tag]})
+    assert made.status_code == 200, made.text
+    assert [one["id"] for one in (await http.get("/v1/agents", params={"tags": tag})).json()] == [made.json()["id"]]
+
+
+@pytest.mark.parametrize("otids", [200, 1])
+async def test_a_submission_with_long_otids_is_stored_and_recognised(
+    http: httpx.AsyncClient, agent: str, otids: int
+) -> None:
+    """Postgres has no room for so long a key in its index: it was a 500."""
+    messages = [
+        {"role": "user", "content": "Hi", "otid": f"{number}-{noise(9_000 // otids)}"} for number in range(otids)
+    ]
+    first = await http.post(f"{agent}/messages/async", json={"messages": messages})
+    assert first.status_code == 200, first.text
+    again = await http.post(f"{agent}/messages/async", json={"messages": messages[::-1]})
+    assert again.json()["id"] == first.json()["id"]
+    other = await http.post(f"{agent}/messages/async", json={"messages": [*messages, {"content": "So", "otid": "o"}]})
+    assert other.json()["id"] != first.json()["id"]
+
+
+async def test_otids_with_commas_are_not_the_otids_of_others(http: httpx.AsyncClient, agent: str) -> None:
+    """`["a", "b"]` and `["a,b"]` were one key: the second message was dropped."""
+
+    async def run_of(*otids: str) -> str:
+        messages = [{"role": "user", "content": "Hi", "otid": otid} for otid in otids]
+        return (await http.post(f"{agent}/messages/async", json={"messages": messages})).json()["id"]
+
+    assert len({await run_of("a", "b"), await run_of("a,b"), await run_of("a%2Cb"), await run_of("#", "a")}) == 4
+    assert await run_of("b", "a") == await run_of("a", "b")
+
+
+@pytest.mark.parametrize("said", ["9" * 5_000, str(MAX_SEQ + 1), "-1", "1.5", "²", "x"])
+async def test_a_last_event_id_that_is_no_number_of_a_frame(http: httpx.AsyncClient, agent: str, said: str) -> None:
+    run = (await http.post(f"{agent}/messages/async", json={"input": "Hi"})).json()
+    headers = {b"Last-Event-ID": said.encode()}
+    for answer in (
+        await http.get(f"/v1/runs/{run['id']}/stream", headers=headers),
+        await http.post(f"/v1/runs/{run['id']}/stream", headers=headers),
+    ):
+        assert answer.status_code == 400
+        assert "Last-Event-ID" in answer.json()["detail"]
+        assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("after", [MAX_SEQ + 1, 2**63, 10**400, -1])
+async def test_a_cursor_that_is_no_number_of_a_frame(http: httpx.AsyncClient, agent: str, after: int) -> None:
+    run = (await http.post(f"{agent}/messages/async", json={"input": "Hi"})).json()
+    path = f"/v1/runs/{run['id']}/stream"
+    assert (await http.get(path, params={"starting_after": str(after)})).status_code == 422
+    assert (await http.post(path, json={"starting_after": after})).status_code == 422
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_a_moment_outside_of_time(http: httpx.AsyncClient, agent: str, moment: str) -> None:
+    agent_id = agent.rpartition("/")[2]
+    made = (await http.post("/v1/conversations", params={"agent_id": agent_id}, json={})).json()
+    answer = await http.patch(f"/v1/conversations/{made['id']}", json={"last_message_at": moment})
+    assert answer.status_code == 422
+    assert "'last_message_at'" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json_schema": {"description": 5}},
+        {"json_schema": {"name": ["x"]}},
+        {"json_schema": {"parameters": "x"}},
+        {"approval_expires_s": 1e300},
+    ],
+)
+async def test_a_field_of_a_tool_that_means_nothing(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    answer = await http.post("/v1/tools", json={"source_code": ROLL_DICE, **fields})
+    assert answer.status_code in (400, 422)
+    assert next(iter(fields)) in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"type": "approval", "approvals": [{"tool_call_id": "c", "approve": False, "reason": 5}]}]},
+        {"messages": [{"content": [{"type": "image", "source": {"type": "base64", "data": "aa", "media_type": 5}}]}]},
+        {"messages": [{"type": "approval", "approvals": [{"tool_call_id": "c", "approve": True}] * 1_001}]},
+        {"messages": [{"content": "x"}] * 10_001},
+    ],
+)
+async def test_a_message_that_could_not_be_read_again(http: httpx.AsyncClient, agent: str, body: Any) -> None:
+    assert (await http.post(f"{agent}/messages/async", json=body)).status_code in (400, 422)
+    assert (await http.get(f"{agent}/messages")).status_code == 200
+
+
+async def test_thousands_of_runs_to_cancel_at_once(http: httpx.AsyncClient, agent: str) -> None:
+    answer = await http.post(f"{agent}/messages/cancel", json={"run_ids": [f"run-{number}" for number in range(1_001)]})
+    assert answer.status_code == 422
+    assert "'run_ids'" in answer.json()["detail"]
