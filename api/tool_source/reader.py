@@ -27,7 +27,6 @@ class ToolDeclaration(msgspec.Struct, frozen=True):
     name: str
     description: str
     parameters: dict[str, Any]
-    is_async: bool
     warnings: list[str]
 
     @property
@@ -68,7 +67,6 @@ def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
         name=function.name,
         description=documentation.text or f"The {function.name} tool.",
         parameters=parameters_schema(fields),
-        is_async=isinstance(function, ast.AsyncFunctionDef),
         warnings=reading.warnings,
     )
 

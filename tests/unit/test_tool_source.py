@@ -44,7 +44,7 @@ def test_a_simple_tool_is_exactly_what_the_wire_shows() -> None:
             },
         }
     )
-    assert (found.is_async, found.warnings) == (False, [])
+    assert found.warnings == []
 
 
 def test_a_tool_without_parameters() -> None:
