@@ -29,11 +29,6 @@ class ToolDeclaration(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
     warnings: list[str]
 
-    @property
-    def json_schema(self) -> dict[str, Any]:
-        """The declaration as the wire stores it."""
-        return {"name": self.name, "description": self.description, "parameters": self.parameters}
-
 
 def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
     """Reads the function called `name`, else the last public one. Executes nothing of the source."""
