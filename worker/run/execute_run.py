@@ -23,7 +23,7 @@ from shared.domain.events import StatusChanged
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
-from worker.run.active_runs import ActiveRuns
+from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.compaction import compact_thread
 from worker.run.context import Outcome, Parked, RunContext, RunServices, load_context
 from worker.run.interruption import Interruption
@@ -67,14 +67,19 @@ class RunExecutor:
                 await starting.enter_async_context(self.start_slots)
                 # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
                 with self.active_runs.tracking(run_id) as active:
-                    run = await self._claim(run_id, dispatch)
-                    if run is None:
-                        log.debug("dispatch_ignored", dispatch=dispatch)
-                        return
-                    if run.cancel is not None:
-                        active.interruption.interrupt(CancelRequested(run.cancel.mode))
-                    active.publisher = self.services.publisher(run, active.interruption)
-                    await self._execute(active.publisher, active.interruption, starting)
+                    await self._claim_and_execute(run_id, dispatch, active, starting)
+
+    async def _claim_and_execute(
+        self, run_id: RunId, dispatch: int, active: ActiveRun, starting: AsyncExitStack
+    ) -> None:
+        run = await self._claim(run_id, dispatch)
+        if run is None:
+            log.debug("dispatch_ignored", dispatch=dispatch)
+            return
+        if run.cancel is not None:
+            active.interruption.interrupt(CancelRequested(run.cancel.mode))
+        active.publisher = self.services.publisher(run, active.interruption)
+        await self._execute(active.publisher, active.interruption, starting)
 
     async def _claim(self, run_id: RunId, dispatch: int) -> Run | None:
         runs, clock = self.services.runs, self.services.clock
