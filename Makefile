@@ -18,9 +18,11 @@ dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 test: $(STAMP) ## Run the tests (ARGS="-k cancel")
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
-lint: $(STAMP) ## Run the linter, the format check and the type checker
+lint: $(STAMP) ## Run the linter, the format check, the dead-code check and the type checker
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/vulture
+	@$(BIN)/vulture api shared worker bench tests
 	@$(BIN)/pyright
 
 check: lint test ## Run all that a change must pass

@@ -117,31 +117,10 @@ def _services(parts: ProcessContext, feed: EventFeed) -> Services:
     message_store, inbox = MessageStore(database), InboxStore(database)
     event_log, queue = EventLog(parts.redis, ttl_s=settings.stream_ttl_s), RunQueue(parts.redis)
     unowned = _unowned(parts, run_store, event_log, queue)
-    canceller = RunCanceller(
-        runs=run_store,
-        unowned=unowned,
-        cancel_signal=CancelSignal(parts.redis),
-        queue=queue,
-        feed=feed,
-        event_log=event_log,
-        clock=clock,
-        wait_s=settings.cancel_wait_s,
-        lease_s=settings.lease_s,
-    )
-    decisions = ApprovalService(
-        approvals=approval_store,
-        decisions=DecisionStore(database, ids),
-        runs=run_store,
-        unowned=unowned,
-        queue=queue,
-        clock=clock,
-    )
+    canceller = _canceller(parts, unowned, feed)
+    decisions = _approval_service(parts, unowned, approval_store)
     reader = RunReader(
-        runs=run_store,
-        events=EventStore(database),
-        event_log=event_log,
-        feed=feed,
-        log_ends=LogEnds(run_store),
+        runs=run_store, events=EventStore(database), event_log=event_log, feed=feed, log_ends=LogEnds(run_store)
     )
     streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
     submissions = SubmissionService(
@@ -156,7 +135,6 @@ def _services(parts: ProcessContext, feed: EventFeed) -> Services:
         clock=clock,
         ids=ids,
     )
-
     return Services(
         settings=settings,
         clock=clock,
@@ -201,6 +179,31 @@ def _readiness(parts: ProcessContext) -> Callable[[], Awaitable[Mapping[str, boo
         }
 
     return readiness
+
+
+def _canceller(parts: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:
+    return RunCanceller(
+        runs=unowned.runs,
+        unowned=unowned,
+        cancel_signal=CancelSignal(parts.redis),
+        queue=unowned.queue,
+        feed=feed,
+        event_log=unowned.event_log,
+        clock=parts.clock,
+        wait_s=parts.settings.cancel_wait_s,
+        lease_s=parts.settings.lease_s,
+    )
+
+
+def _approval_service(parts: ProcessContext, unowned: UnownedRuns, approvals: ApprovalStore) -> ApprovalService:
+    return ApprovalService(
+        approvals=approvals,
+        decisions=DecisionStore(parts.database, parts.ids),
+        runs=unowned.runs,
+        unowned=unowned,
+        queue=unowned.queue,
+        clock=parts.clock,
+    )
 
 
 def _unowned(parts: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:

@@ -119,8 +119,8 @@ class RunReader:
                 if entries:
                     yield entries
                     heard_at, last = now(), entries[-1][0]
-                    if is_end(entries[-1][1]):
-                        return
+                if entries and is_end(entries[-1][1]):
+                    return
                 if is_silent:
                     end = await self.log_ends.of(run.id)
                     stored = stored if end is None else end.last_seq

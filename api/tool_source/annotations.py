@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional, Union, cast
 from api.tool_source.classes import ClassReader
 from api.tool_source.fields import FieldReader
 from api.tool_source.literals import literal
-from api.tool_source.reading import Reading
+from api.tool_source.read_state import ReadState
 from api.tool_source.syntax import assigned_names, is_ellipsis, last_name, parse_quietly
 
 MAX_STRING_ANNOTATION = 2_000
@@ -45,15 +45,15 @@ TRANSPARENT = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar"}
 class TypeReader:
     """Turns the annotations of one source into types that pydantic can describe."""
 
-    def __init__(self, tree: ast.Module, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, tree: ast.Module, state: ReadState) -> None:
+        self._state = state
         self._names = assigned_names(tree)
         self._aliases_open: set[str] = set()
-        self.fields = FieldReader(reading, self._names, self.read)
-        self._classes = ClassReader(tree, reading, self.fields)
+        self.fields = FieldReader(state, self._names, self.read)
+        self._classes = ClassReader(tree, state, self.fields)
 
     def read(self, node: ast.expr, depth: int = 0) -> Any:
-        self._reading.spend(depth)
+        self._state.spend(depth)
         match node:
             case ast.Constant():
                 return self._constant(node, depth)
@@ -69,7 +69,7 @@ class TypeReader:
                 return self._any(f"an annotation in line {node.lineno} is not a type")
 
     def _any(self, why: str) -> Any:
-        self._reading.warn(f"{why}: the model may send any value")
+        self._state.warn(f"{why}: the model may send any value")
         return Any
 
     def _constant(self, node: ast.Constant, depth: int) -> Any:
@@ -120,7 +120,7 @@ class TypeReader:
         if not values or not all(value is None or isinstance(value, str | int) for value in values):
             return self._any("a Literal holds something else than texts and whole numbers")
         for _ in values:
-            self._reading.spend(0)
+            self._state.spend(0)
         return Literal[tuple(values)]
 
     def _generic(self, name: str, parts: list[ast.expr], depth: int) -> Any:

@@ -7,7 +7,7 @@ from pydantic import create_model
 
 from api.tool_source.fields import FieldReader
 from api.tool_source.literals import Unknown, literal
-from api.tool_source.reading import Reading
+from api.tool_source.read_state import ReadState
 from api.tool_source.syntax import last_name
 
 ENUMS = {"Enum", "StrEnum", "IntEnum"}
@@ -19,8 +19,8 @@ FieldParts = tuple[ast.expr, ast.expr | None]
 class ClassReader:
     """Builds, of each class that is used, a model of our own with the same fields. Never the class itself."""
 
-    def __init__(self, tree: ast.Module, reading: Reading, fields: FieldReader) -> None:
-        self._reading = reading
+    def __init__(self, tree: ast.Module, state: ReadState, fields: FieldReader) -> None:
+        self._state = state
         self._fields = fields
         self._nodes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self._made: dict[str, Any] = {}
@@ -34,7 +34,7 @@ class ClassReader:
         if name in self._made:
             return self._made[name]
         if name in self._open:
-            self._reading.warn(f"the class {name} contains itself: the inner one may be any object")
+            self._state.warn(f"the class {name} contains itself: the inner one may be any object")
             return dict[str, Any]
         self._open.add(name)
         try:
@@ -51,11 +51,11 @@ class ClassReader:
             return self._enum(node, bases)
         decorators = {last_name(item) for ancestor in ancestors for item in self._nodes[ancestor].decorator_list}
         if not bases & RECORDS and "dataclass" not in decorators:
-            self._reading.warn(f"the class {name} is no model, typed dict, dataclass or enum: any value")
+            self._state.warn(f"the class {name} is no model, typed dict, dataclass or enum: any value")
             return Any
         fields: dict[str, Any] = {}
         for label, (annotation, default) in self._record_fields(ancestors).items():
-            self._reading.spend(depth)
+            self._state.spend(depth)
             fields[f"f{len(fields)}"] = self._fields.definition(label, annotation, default, depth=depth + 1)
         return create_model(name, __doc__=ast.get_docstring(node), **fields)
 
@@ -66,7 +66,7 @@ class ClassReader:
         while waiting:
             current = waiting.pop(0)
             if current not in found and current in self._nodes:
-                self._reading.spend(0)
+                self._state.spend(0)
                 found.append(current)
                 waiting.extend(last_name(base) for base in self._nodes[current].bases)
         return found[::-1]
@@ -91,14 +91,14 @@ class ClassReader:
         for item in node.body:
             if not isinstance(item, ast.Assign) or not isinstance(item.targets[0], ast.Name):
                 continue
-            self._reading.spend(0)
+            self._state.spend(0)
             label = item.targets[0].id
             if isinstance(item.value, ast.Call) and last_name(item.value) == "auto":
                 values.append(label.lower() if "StrEnum" in bases else len(values) + 1)
             elif not label.startswith("_"):
                 values.append(literal(item.value, {}))
         if not values or not all(isinstance(value, str | int) for value in values):
-            self._reading.warn(f"the enum {node.name} has values that are no texts or whole numbers: any value")
+            self._state.warn(f"the enum {node.name} has values that are no texts or whole numbers: any value")
             return Any
         return Literal[tuple(value for value in values if value is not Unknown.VALUE)]
 

@@ -9,7 +9,7 @@ from pydantic import Field, PydanticUserError, TypeAdapter
 from pydantic_core import SchemaError
 
 from api.tool_source.literals import Unknown, literal, text_of
-from api.tool_source.reading import Reading
+from api.tool_source.read_state import ReadState
 from api.tool_source.syntax import is_ellipsis, last_name
 
 CONSTRAINTS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "examples"}
@@ -34,8 +34,8 @@ class Options(msgspec.Struct):
 class FieldReader:
     """Reads fields of one source. `read_type` turns an annotation at a depth into a type."""
 
-    def __init__(self, reading: Reading, names: dict[str, ast.expr], read_type: Callable[[ast.expr, int], Any]) -> None:
-        self._reading = reading
+    def __init__(self, state: ReadState, names: dict[str, ast.expr], read_type: Callable[[ast.expr, int], Any]) -> None:
+        self._state = state
         self._names = names
         self._read_type = read_type
 
@@ -52,7 +52,7 @@ class FieldReader:
         options = Options()
         kind: Any = Any
         if annotation is None:
-            self._reading.warn(f"{name} has no type annotation: the model may send any value")
+            self._state.warn(f"{name} has no type annotation: the model may send any value")
         else:
             core = self._metadata(annotation, options)
             kind = self._read_type(core, depth)
@@ -95,7 +95,7 @@ class FieldReader:
             return
         value = literal(node, self._names)
         if value is Unknown.VALUE:
-            self._reading.warn(f"the default of {name} is not a literal: it holds, but the model is not told")
+            self._state.warn(f"the default of {name} is not a literal: it holds, but the model is not told")
         options.set_default(value)
 
     def _call(self, call: ast.Call, options: Options) -> None:
@@ -135,6 +135,6 @@ class FieldReader:
         try:
             TypeAdapter(cast("Any", Annotated)[kind, Field(**options.constraints)])
         except (TypeError, ValueError, SchemaError, PydanticUserError):
-            self._reading.warn(f"the constraints of {name} do not fit its type: the model is not told")
+            self._state.warn(f"the constraints of {name} do not fit its type: the model is not told")
             return {}
         return options.constraints

@@ -10,7 +10,7 @@ import msgspec
 from api.tool_source.annotations import TypeReader
 from api.tool_source.docstrings import read_docstring
 from api.tool_source.json_schema import parameters_schema
-from api.tool_source.reading import Reading
+from api.tool_source.read_state import ReadState
 from api.tool_source.syntax import FunctionNode, parse_source, tool_function
 from shared.domain.errors import InvalidToolSource
 
@@ -27,13 +27,7 @@ class ToolDeclaration(msgspec.Struct, frozen=True):
     name: str
     description: str
     parameters: dict[str, Any]
-    is_async: bool
     warnings: list[str]
-
-    @property
-    def json_schema(self) -> dict[str, Any]:
-        """The declaration as the wire stores it."""
-        return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
 
 def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
@@ -48,12 +42,12 @@ def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
 
 
 def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
-    reading = Reading()
+    state = ReadState()
     documentation = read_docstring(ast.get_docstring(function) or "")
     if not documentation.text:
-        reading.warn("the function has no docstring: the model is told its name only")
+        state.warn("the function has no docstring: the model is told its name only")
     _require_name(function.name, "function")
-    reader = TypeReader(tree, reading)
+    reader = TypeReader(tree, state)
     fields: dict[str, Any] = {}
     for parameter, default in _parameters(function):
         if parameter.arg in RESERVED:
@@ -63,13 +57,12 @@ def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
             parameter.arg, parameter.annotation, default, about=documentation.parameters.get(parameter.arg)
         )
     if function.args.vararg or function.args.kwarg:
-        reading.warn("*args and **kwargs are not offered to the model")
+        state.warn("*args and **kwargs are not offered to the model")
     return ToolDeclaration(
         name=function.name,
         description=documentation.text or f"The {function.name} tool.",
         parameters=parameters_schema(fields),
-        is_async=isinstance(function, ast.AsyncFunctionDef),
-        warnings=reading.warnings,
+        warnings=state.warnings,
     )
 
 

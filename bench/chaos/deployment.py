@@ -47,7 +47,6 @@ class Slot:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a fault is done to it."""
     is_suspended: bool = False
-    failed_starts: int = 0
 
     @property
     def pid(self) -> int:
@@ -64,7 +63,6 @@ class Slot:
             try:
                 return await (self.processes.worker() if self.port is None else self.processes.api(self.port))
             except (AssertionError, TimeoutError):
-                self.failed_starts += 1
                 await asyncio.sleep(0.5)
 
     def is_running(self) -> bool:

@@ -38,7 +38,6 @@ class StreamChecks:
     happened: list[Happened]
     dice: random.Random
     explicit_gaps: int = 0
-    frames_read: int = 0
     _whole: dict[str, Reader] = field(default_factory=dict[str, Reader])
 
     async def check(self) -> None:
@@ -60,7 +59,6 @@ class StreamChecks:
             self._check_numbers(record, last)
             self._check_text(record, stored[record.run_id], completed=status == RunStatus.COMPLETED)
             self._check_gaps(record)
-            self.frames_read += len(record.frames)
 
     async def _read(self, record: RunRecord, turnstile: asyncio.Semaphore) -> None:
         async with turnstile:

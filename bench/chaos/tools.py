@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST = (
     "note",
     "note_again",
@@ -97,11 +95,3 @@ def kill_left_over(starts: dict[str, list[Start]]) -> None:
     """Ends tools that outlived everything; they are ours, each is known by its number and birth."""
     for start in (one for some in starts.values() for one in some if one.is_alive()):
         os.kill(start.pid, 9)
-
-
-def children_of(pid: int) -> set[int]:
-    """Every process below this one."""
-    try:
-        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return set()

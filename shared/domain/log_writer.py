@@ -103,11 +103,6 @@ class LogWriter:
         return Seq(self._first + len(self._entries) - 1)
 
     @property
-    def stored(self) -> Seq:
-        """SQL has every entry up to this number."""
-        return self._stored
-
-    @property
     def is_sent(self) -> bool:
         """Whether Redis has everything that it is to have."""
         return self._sent == self.last

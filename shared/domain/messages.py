@@ -6,7 +6,7 @@ that wait for a person.
 """
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -142,13 +142,6 @@ class Summary(msgspec.Struct, frozen=True, tag="summary"):
 MessageBody = SystemMessage | UserMessage | AssistantMessage | ApprovalResponse | ToolReturns | Summary
 
 
-class ContextState(msgspec.Struct, frozen=True):
-    """Where a message stands towards the model's context."""
-
-    inside: bool = True
-    because: Literal["compacted", "rolled_back", "reset"] | None = None
-
-
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One stored message with its place in the history."""
 
@@ -213,6 +206,3 @@ def estimate_message_tokens(body: MessageBody) -> int:
             return estimate_tokens(text)
         case SystemMessage() | ApprovalResponse():
             return 0
-
-
-JsonObject = dict[str, Any]

@@ -83,7 +83,6 @@ TRUSTED_S = 1.0
 _USED_AT = "holdfast_used_at"
 
 _DRIVERS = {"postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
-_SCHEMES = frozenset(_DRIVERS.values())
 
 
 def database_url(text: str) -> URL:

@@ -9,9 +9,10 @@ from tests.architecture.test_broad_excepts import broad_excepts
 from tests.architecture.test_comments import notes, silenced_types, unexplained_lints
 from tests.architecture.test_commits import own_transactions
 from tests.architecture.test_constructors import environment_at_import, module_instances, settings_elsewhere
+from tests.architecture.test_corridors import lonely_modules, walls_broken
 from tests.architecture.test_imports import cycles, late_imports, strangers, wrong_directions
 from tests.architecture.test_keys import keys_in_lua, spelled_keys
-from tests.architecture.test_names import vague_names
+from tests.architecture.test_names import gerunds, vague_names
 from tests.architecture.test_sizes import deep_blocks, long_files, long_functions
 from tests.architecture.test_status_writes import assigned_statuses, copied_statuses, updated_statuses
 from tests.architecture.test_tasks import bare_tasks, swallowed_cancellations
@@ -52,6 +53,21 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (strangers, "api/x.py", "from redis.asyncio import Redis"),
     (strangers, "worker/run/step_loop.py", "import pydantic_ai"),
     (strangers, "worker/tools/x.py", "import pickle"),
+    (strangers, "shared/redis/event_log.py", "from arq.connections import ArqRedis"),
+    (strangers, "worker/queue/queue_worker.py", "from arq.worker import Worker"),
+    (walls_broken, "shared/sql/history/x.py", "from shared.sql.runs.run_store import RunStore"),
+    (walls_broken, "shared/sql/runs/x.py", "from shared.sql.definitions import agents"),
+    (walls_broken, "shared/sql/x.py", "from shared.redis.keys import QUEUE"),
+    (walls_broken, "shared/redis/x.py", "def f():\n    import shared.sql.engine"),
+    (walls_broken, "worker/queue/x.py", "from worker.run.context import RunContext"),
+    (walls_broken, "worker/run/x.py", "from worker.queue import leases"),
+    (walls_broken, "worker/queue/x.py", "from shared.sql.engine import Database"),
+    (walls_broken, "api/letta/x.py", "from api.runs.reader import RunReader"),
+    (walls_broken, "api/runs/x.py", "from api.routes.runs import router"),
+    (walls_broken, "api/x.py", "from api.routes import runs"),
+    (walls_broken, "shared/domain/x.py", "from shared.clock import Clock"),
+    (gerunds, "api/x.py", "class Sending:\n    pass"),
+    (gerunds, "worker/x.py", "class RunSettling:\n    pass"),
     (late_imports, "api/x.py", "def f():\n    import json"),
     (late_imports, "worker/models/x.py", "def f():\n    from shared.redis import keys"),
     (late_imports, "worker/run/step_loop.py", "async def f():\n    from openai import AsyncOpenAI"),
@@ -115,6 +131,13 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (wrong_directions, "api/cli.py", "from worker.main import run"),
     (wrong_directions, "worker/x.py", "from shared.domain.ids import RunId"),
     (strangers, "shared/sql/runs/run_store.py", "import sqlalchemy as sa"),
+    (walls_broken, "shared/sql/runs/x.py", "from shared.sql.history import messages"),
+    (walls_broken, "shared/sql/history/x.py", "from shared.sql import paging"),
+    (walls_broken, "api/main.py", "from api.routes import runs"),
+    (walls_broken, "worker/main.py", "from worker.queue import leases"),
+    (walls_broken, "worker/run/x.py", "import asyncio"),
+    (gerunds, "api/x.py", "class RunListing:\n    pass"),
+    (gerunds, "api/x.py", "class WaitingMessages:\n    pass"),
     (
         late_imports,
         "worker/models/openai_models.py",
@@ -125,6 +148,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (assigned_statuses, "worker/x.py", "status = next_status(run.status, trigger)"),
     (updated_statuses, "shared/sql/x.py", "sa.update(steps).values(status='failed')"),
     (updated_statuses, "shared/sql/x.py", "sa.update(runs).where(runs.c.status == 'created').values(dispatch=2)"),
+    (updated_statuses, "shared/sql/x.py", "sa.text(\"UPDATE runs SET fence = 2 WHERE status = 'running'\")"),
     (updated_statuses, "shared/sql/runs/rows.py", "sa.update(runs).values(status='failed')"),
     (own_transactions, "shared/sql/engine.py", "async def f(c):\n    await c.commit()"),
     (own_transactions, "worker/x.py", "async def f(clock):\n    clock.begin()"),
@@ -201,3 +225,14 @@ def test_a_script_that_makes_up_a_key_is_found() -> None:
     assert not list(keys_in_lua("shared/redis/x.lua", good))
     assert list(keys_in_lua("shared/redis/x.lua", "return redis.call('XLEN', KEYS[1])"))
     assert list(keys_in_lua("shared/redis/x.lua", good + "redis.call('DEL', 'run:1:events')"))
+
+
+def test_a_small_module_of_one_other_is_found() -> None:
+    """It is found until a second module imports it, it has grown, or it has a reason."""
+    small, first = Source.parse("api/small.py", "A = 1"), Source.parse("api/first.py", "from api.small import A\n" * 40)
+    second = Source.parse("api/second.py", "import api.small\n" * 40)
+    elsewhere = {"api/first.py": "", "api/second.py": ""}
+    assert [finding for finding in lonely_modules([small, first], elsewhere) if "small.py:1: 1 lines" in finding]
+    assert not list(lonely_modules([small, first, second], elsewhere))
+    assert not list(lonely_modules([Source.parse("api/small.py", "A = 1\n" * 40), first], elsewhere))
+    assert not list(lonely_modules([small, first], elsewhere | {"api/small.py": "a reason"}))

@@ -11,7 +11,7 @@ from tests.kit.project.source_tree import Source, calls, docstrings, dotted_name
 RUN_TRANSITIONS = "shared/sql/runs/rows.py"
 MAY_BUILD_RUNS = ("shared/sql/", "shared/domain/")
 MAKES_A_COPY = re.compile(r"(^|\.)(replace|evolve|Run)$")
-UPDATE_IN_SQL = re.compile(r"\bupdate\s+runs\b.*\bstatus\s*=", re.IGNORECASE | re.DOTALL)
+UPDATE_IN_SQL = re.compile(r"\bupdate\s+runs\b((?!\bwhere\b).)*\bstatus\s*=", re.IGNORECASE | re.DOTALL)
 RUNS_TABLE = re.compile(r"(^|\.)_?runs?(_table)?$", re.IGNORECASE)
 
 

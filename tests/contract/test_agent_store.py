@@ -71,7 +71,8 @@ async def test_a_history_begins_with_the_system_message(database: Database, stor
         some_agent(), system_message_id=message_id, new_blocks=[some_block(description="About the user", limit=500)]
     )
 
-    assert await store.message_ids(PROJECT, agent.id) == [message_id]
+    [details] = await store.details([agent])
+    assert details.message_ids == [message_id]
     text = await system_text(database, agent)
     assert text.startswith("Be brief.\n\n<memory_blocks>")
     assert "About the user" in text
@@ -82,7 +83,7 @@ async def test_a_history_begins_with_the_system_message(database: Database, stor
 async def test_another_projects_agent_is_not_found(store: AgentEditor) -> None:
     agent = await create(store, some_agent())
 
-    for call in (store.get, store.delete, store.message_ids):
+    for call in (store.get, store.delete):
         with pytest.raises(NotFound, match=f"Agent with ID {agent.id} not found"):
             await call(OTHER_PROJECT, agent.id)
     with pytest.raises(NotFound):
@@ -232,7 +233,8 @@ async def test_a_message_with_two_parts_has_two_ids(database: Database, store: A
     body = AssistantMessage(tool_calls=calls, sibling_id=part, sibling_holds="approvals")
     await _append(database, agent, NewMessage(id=whole, created_at=NOW, body=body))
 
-    assert list(await store.message_ids(PROJECT, agent.id))[1:] == [whole, part]
+    [details] = await store.details([agent])
+    assert details.message_ids[1:] == [whole, part]
 
 
 async def test_deleting_an_agent_leaves_nothing(database: Database, store: AgentEditor) -> None:

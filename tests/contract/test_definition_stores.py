@@ -134,7 +134,8 @@ async def test_conversations_have_histories_of_their_own(database: Database) -> 
     one = await conversations.create(some_conversation(agent.id, summary="Tea"), {1: [message]})
 
     assert await conversations.get(PROJECT, one.id) == one
-    assert await conversations.in_context_message_ids(PROJECT, one.id) == [message.id]
+    [details] = await conversations.details([one])
+    assert details.message_ids == [message.id]
     await conversations.delete(PROJECT, one.id)
     assert await messages.context(ThreadId(one.id)) == []
     assert len(await messages.context(ThreadId(agent.id))) == 1

@@ -8,7 +8,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Break, Failure, Turn
 from tests.kit.model_server.model_calls import ANTHROPIC, CHAT, HANDLES, ask, call, models_on_server, text_said
 from tests.kit.model_server.turn import ErrorKind
-from worker.models.provider import ModelEvent, Retrying
+from worker.models.provider import AttemptFailed, ModelEvent
 
 SIX_WORDS = "one two three four five six"
 
@@ -135,7 +135,7 @@ async def test_an_error_that_passes_is_retried_and_told(handle: str) -> None:
         server.say("At last.")
         events = await ask(models, call(handle))
         assert len(server.requests) == 3, "the SDK itself retries nothing"
-    retries = [event for event in events if isinstance(event, Retrying)]
+    retries = [event for event in events if isinstance(event, AttemptFailed)]
     assert [retry.attempt for retry in retries] == [1, 2]
     assert "server had an error" in retries[0].error
     assert waits == [retry.wait for retry in retries] == [0.5 * 1.25, 2 * 1.25]
@@ -148,7 +148,7 @@ async def test_a_wait_in_milliseconds_is_honoured(handle: str) -> None:
         server.play(Turn(failure=Failure("rate_limit", headers={"retry-after-ms": "50"})))
         events = await ask(models, call(handle))
     retry = events[0]
-    assert isinstance(retry, Retrying)
+    assert isinstance(retry, AttemptFailed)
     assert retry.wait == pytest.approx(0.05)
 
 

@@ -16,6 +16,7 @@ from shared.domain.errors import CancelMode
 from shared.domain.ids import RunId
 from shared.redis.cancel_signal import CancelSignal
 from shared.sql.engine import Database
+from tests.kit.log_events import LogEvents, log_events
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.cancel_states import (
@@ -24,6 +25,7 @@ from tests.kit.product.cancel_states import (
     CancelCase,
     State,
     awaiting_approval,
+    claimed_but_no_request_sent,
     created,
     decision_just_posted,
     mid_tool_arguments,
@@ -40,12 +42,15 @@ from tests.story.conftest import Backends
 @pytest.fixture
 async def product(request: pytest.FixtureRequest, backends: Backends, models: ModelServer) -> AsyncIterator[Product]:
     """The product with the settings that the cell needs. Nobody answers at the address of its `ollama/` models."""
-    state: State = request.node.callspec.params["state"]  # pyright: ignore
+    params = request.node.callspec.params  # pyright: ignore
+    settings = STATES[params["state"]]
+    if params["state"] is claimed_but_no_request_sent and params["mode"] is CancelMode.AFTER_STEP:
+        settings = {"first_event_timeout": 1.0}  # the step that is waited for has nobody to answer it
     database = Database(backends.database_url)
     with blackhole_address() as nowhere:
         environment = {**models.base_urls(), "OLLAMA_BASE_URL": nowhere}
         async with running_product(
-            database, backends.redis.client(), models, settings=STATES[state], environment=environment
+            database, backends.redis.client(), models, settings=settings, environment=environment
         ) as running:
             yield running
     await database.aclose()
@@ -58,7 +63,8 @@ async def test_cancel(product: Product, state: State, mode: CancelMode, tmp_path
     case = await state(product, pids)
     requests_before = len(product.models.requests)
 
-    receipt = await _cancel(case, mode)
+    with log_events() as logged:
+        receipt = await _cancel(case, mode, logged)
     run = await product.ended(case.run_id)
     wanted = statuses_of(state, mode)
     run = await wait_until(lambda: _with_status(product, case.run_id, wanted), description=f"status {wanted}")
@@ -78,13 +84,26 @@ async def test_cancel(product: Product, state: State, mode: CancelMode, tmp_path
     await _assert_goes_on(product, case, before)
 
 
-async def _cancel(case: CancelCase, mode: CancelMode) -> dict[str, Any]:
-    product = case.product
+async def _cancel(case: CancelCase, mode: CancelMode, logged: LogEvents) -> dict[str, Any]:
+    """Cancels the case's run. What stands still goes on when the cancel has reached the run, or has ended it."""
+
+    def has_reached_the_run() -> bool:
+        return logged.has("cancel_reached_run", run_id=case.run_id)
+
+    product, body = case.product, {"mode": mode.value, "wait": 10}
     if case.announce_first:
         await CancelSignal(product.parts.redis).announce(RunId(case.run_id), mode)
+        if not case.may_come_too_late:
+            await wait_until(has_reached_the_run, description="the cancel to reach the run")
     for release in case.release:
         await release()
-    answer = await product.http.post(f"/v1/runs/{case.run_id}/cancel", json={"mode": mode.value, "wait": 10})
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(product.http.post(f"/v1/runs/{case.run_id}/cancel", json=body))
+        if mode is CancelMode.AFTER_STEP:
+            await wait_until(lambda: asking.done() or has_reached_the_run(), description="the cancel to be noticed")
+            case.go_on()
+    case.go_on()
+    answer = await asking
     assert answer.status_code == 200, answer.text
     return answer.json()
 

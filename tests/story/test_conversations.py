@@ -23,7 +23,19 @@ async def say(product: Product, conversation: str, text: str, **fields: Any) -> 
 
 
 async def leave(product: Product, conversation: str, text: str, **fields: Any) -> str:
-    """Sends a message and leaves; the id of its run."""
+    """Sends a message and leaves when the model has been asked; the id of its run.
+
+    A stream begins before the model is asked: whoever asked next could get the turn that was meant for this run.
+    """
+    run_id = await _sent(product, conversation, text, **fields)
+    await wait_until(
+        lambda: any(text in str(request.body) for request in product.models.requests),
+        description=f"{text!r} to be asked",
+    )
+    return run_id
+
+
+async def _sent(product: Product, conversation: str, text: str, **fields: Any) -> str:
     body = {"messages": [{"role": "user", "content": text, **fields}], "background": True}
     async with product.http.stream("POST", f"/v1/conversations/{conversation}/messages", json=body) as answer:
         async for line in answer.aiter_lines():

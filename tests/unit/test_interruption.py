@@ -3,10 +3,13 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from shared.concurrency import background
 from shared.domain.errors import (
     CancelMode,
     CancelRequested,
@@ -16,7 +19,7 @@ from shared.domain.errors import (
     ShutdownRequested,
 )
 from tests.kit.wait_until import after
-from worker.run.interruption import Interruption, interrupted_by
+from worker.run.interruption import Interruption
 
 FOREVER = 3600.0
 
@@ -27,14 +30,21 @@ def assert_nothing_left_behind() -> None:
     assert task.cancelling() == 0
 
 
-async def fails_after(delay: float, error: Exception) -> None:
-    await after(delay)
-    raise error
-
-
 async def interrupt_after(delay: float, interruption: Interruption, error: RunInterrupted) -> None:
     await after(delay)
     interruption.interrupt(error)
+
+
+@asynccontextmanager
+async def watched(watch: Callable[[Interruption], Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
+    """A block that may be interrupted, and beside it somebody who may do so, as a worker runs the two."""
+    interruption = Interruption()
+    async with background(watch(interruption), name="watch"), interruption.interrupting("run"):
+        yield
+
+
+def interrupts(delay: float, error: RunInterrupted) -> Callable[[Interruption], Coroutine[Any, Any, None]]:
+    return lambda interruption: interrupt_after(delay, interruption, error)
 
 
 async def test_the_error_comes_out_of_the_block() -> None:
@@ -77,7 +87,6 @@ async def test_an_interrupt_after_the_block_is_ignored() -> None:
         await after()
     interruption.interrupt(LeaseLost())
     await after()
-    assert interruption.error is None
     assert_nothing_left_behind()
 
 
@@ -156,7 +165,6 @@ async def test_a_foreign_cancellation_passes_through() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert interruption.error is None
 
 
 async def test_a_foreign_cancellation_wins_over_an_interrupt() -> None:
@@ -251,14 +259,18 @@ async def test_one_interruption_serves_one_block() -> None:
 
 async def test_a_watcher_interrupts_the_body_with_its_own_error() -> None:
     with pytest.raises(LeaseLost):
-        async with interrupted_by(fails_after(0, LeaseLost()), name="lease"):
+        async with watched(interrupts(0, LeaseLost())):
             await after(FOREVER)
     assert_nothing_left_behind()
 
 
 async def test_a_watcher_that_breaks_ends_the_body_too() -> None:
+    async def watch(_: Interruption) -> None:
+        await after()
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        async with interrupted_by(fails_after(0, ZeroDivisionError()), name="broken"):
+        async with watched(watch):
             await after(FOREVER)
     assert_nothing_left_behind()
 
@@ -266,20 +278,20 @@ async def test_a_watcher_that_breaks_ends_the_body_too() -> None:
 async def test_a_watcher_ends_with_the_body() -> None:
     ended: list[str] = []
 
-    async def watch() -> None:
+    async def watch(_: Interruption) -> None:
         try:
             await after(FOREVER)
         finally:
             ended.append("watcher")
 
-    async with interrupted_by(watch(), name="watch"):
+    async with watched(watch):
         await after()
     assert ended == ["watcher"]
 
 
 async def test_the_body_keeps_its_own_error() -> None:
     with pytest.raises(KeyError):
-        async with interrupted_by(fails_after(FOREVER, LeaseLost()), name="lease"):
+        async with watched(interrupts(FOREVER, LeaseLost())):
             raise KeyError("body")
 
 
@@ -288,8 +300,8 @@ async def race(turns: Callable[[], Awaitable[None]], lease: float, cancel: float
     unwound: list[str] = []
     try:
         async with (
-            interrupted_by(fails_after(lease, LeaseLost()), name="lease"),
-            interrupted_by(fails_after(cancel, CancelRequested()), name="cancel"),
+            watched(interrupts(lease, LeaseLost())),
+            watched(interrupts(cancel, CancelRequested())),
         ):
             try:
                 await turns()

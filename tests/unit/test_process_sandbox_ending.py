@@ -19,7 +19,8 @@ from tests.kit.wait_until import wait_until
 from worker.tools.invocation import ToolInvocation
 from worker.tools.process_sandbox import ProcessSandbox
 
-GRACE_S = 2.0
+GRACE_S = 20.0
+"""More than any cleanup here takes, also on a busy machine: whoever waits for its end has found a fault."""
 REPOSITORY = Path(__file__).parents[2]
 
 FAMILY = """
@@ -182,8 +183,8 @@ async def test_a_timeout_ends_the_call_and_keeps_its_output(sandbox: ProcessSand
             finally:
                 print("cleaned")
     """
-    outcome = await sandbox.call(msgspec.structs.replace(tool_call(source), timeout_s=0.25))
-    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 0.25 s")
+    outcome = await sandbox.call(msgspec.structs.replace(tool_call(source), timeout_s=1.0))
+    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 1.0 s")
     assert outcome.stdout == ["cleaned"]
 
 
@@ -196,8 +197,8 @@ async def test_a_tool_that_swallows_the_cancellation_has_still_timed_out(sandbox
             except BaseException:
                 return "nothing happened"
     """
-    outcome = await sandbox.call(msgspec.structs.replace(tool_call(source), timeout_s=0.25))
-    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 0.25 s")
+    outcome = await sandbox.call(msgspec.structs.replace(tool_call(source), timeout_s=1.0))
+    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 1.0 s")
 
 
 async def test_a_call_cancelled_before_its_process_runs_starts_nothing(sandbox: ProcessSandbox, tmp_path: Path) -> None:
@@ -242,8 +243,8 @@ async def test_a_tool_that_kills_its_watcher_dies_with_it(sandbox: ProcessSandbo
 async def test_a_watcher_that_does_not_react_is_killed_with_all_below_it(tmp_path: Path) -> None:
     pids, sandbox = tmp_path / "pids", ProcessSandbox(memory_mb=512, grace_s=0.0)
     source = FAMILY.replace("time.sleep(work)", "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(work)")
-    call = msgspec.structs.replace(tool_call(source, path=str(pids)), timeout_s=0.5)
-    assert (await sandbox.call(call)).text == "Error: tool timed out after 0.5 s"
+    call = msgspec.structs.replace(tool_call(source, path=str(pids)), timeout_s=1.0)
+    assert (await sandbox.call(call)).text == "Error: tool timed out after 1.0 s"
     family = written_pids(pids, 3)
     await wait_until(lambda: not any(is_alive(pid) for pid in family), description="the family's death")
 

@@ -33,18 +33,15 @@ def test_a_simple_tool_is_exactly_what_the_wire_shows() -> None:
             """
             return str(num_sides)
     ''')
-    assert json.dumps(found.json_schema) == json.dumps(
+    assert (found.name, found.description) == ("roll_dice_tool", "Returns a number.")
+    assert json.dumps(found.parameters) == json.dumps(
         {
-            "name": "roll_dice_tool",
-            "description": "Returns a number.",
-            "parameters": {
-                "type": "object",
-                "properties": {"num_sides": {"type": "integer", "description": "sides"}},
-                "required": ["num_sides"],
-            },
+            "type": "object",
+            "properties": {"num_sides": {"type": "integer", "description": "sides"}},
+            "required": ["num_sides"],
         }
     )
-    assert (found.is_async, found.warnings) == (False, [])
+    assert found.warnings == []
 
 
 def test_a_tool_without_parameters() -> None:

@@ -86,7 +86,7 @@ def test_the_last_public_function_of_the_top_level_is_the_tool() -> None:
             def method(self): "Method."
     """
     found = read(source)
-    assert (found.name, found.is_async) == ("second", True)
+    assert found.name == "second"
     assert read(source, "first").description == "First."
     assert read("def _only(): 'Only.'").name == "_only"
 

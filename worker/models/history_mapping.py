@@ -53,13 +53,13 @@ def map_history(
 
     `provider_name` is how pydantic-ai signs this wire's answers.
     """
-    mapping = _Mapping(call.handle, provider_name, safe_call_id or str, results_as_objects)
+    mapping = _MappedHistory(call.handle, provider_name, safe_call_id or str, results_as_objects)
     for message in call.history:
         mapping.add(message)
     return mapping.finish()
 
 
-class _Mapping:
+class _MappedHistory:
     """The messages so far, and the calls that still wait for their results."""
 
     def __init__(

@@ -66,7 +66,7 @@ def _responses_settings(call: ModelCall, reasons: bool) -> ModelSettings:
         settings["openai_reasoning_summary"] = "auto"
         if options.reasoning_effort is not None:
             # Passed on as it is; the provider knows which levels this model has.
-            settings["openai_reasoning_effort"] = cast("ReasoningEffort", options.reasoning_effort)
+            settings["openai_reasoning_effort"] = cast(ReasoningEffort, options.reasoning_effort)
     elif reasons:
         settings["thinking"] = False
     elif options.temperature is not None:

@@ -103,7 +103,7 @@ class Finished(msgspec.Struct, frozen=True):
     """JSON that must go back to the provider with the next turn (signatures, ids); None if it needs nothing."""
 
 
-class Retrying(msgspec.Struct, frozen=True):
+class AttemptFailed(msgspec.Struct, frozen=True):
     """The call failed before its first event and is tried again after `wait` seconds."""
 
     attempt: int
@@ -111,7 +111,7 @@ class Retrying(msgspec.Struct, frozen=True):
     error: str
 
 
-ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finished | Retrying
+ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finished | AttemptFailed
 
 
 class ModelProvider(Protocol):

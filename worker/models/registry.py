@@ -21,7 +21,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_catalog import BUILTIN_IS_OFF, MODELS, PROVIDERS, Wire, family_of, offered, split_handle
 from worker.models.builtin import BuiltinModel
 from worker.models.connections import Connections
-from worker.models.provider import ModelCall, ModelEvent, ModelProvider, Retrying, Route
+from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
 
 NO_KEY = "none"
 """Sent where a server asks for no key; the SDKs insist on one."""
@@ -88,7 +88,7 @@ async def stream_with_retries(
         wait = None if attempt.has_answered else policy.wait_before(number, attempt.failure)
         if wait is None:
             raise attempt.failure
-        yield Retrying(number, wait, attempt.failure.message)
+        yield AttemptFailed(number, wait, attempt.failure.message)
         await policy.sleep(wait)
 
 

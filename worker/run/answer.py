@@ -12,13 +12,13 @@ from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolC
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Reasoning, ToolCall
 from worker.models.provider import (
+    AttemptFailed,
     CallArguments,
     CallFinished,
     CallStarted,
     Finished,
     ModelCall,
     ModelEvent,
-    Retrying,
     Text,
     Thought,
     ToolSpec,
@@ -122,7 +122,7 @@ class _Draft:
                 self._finished_calls[event.index] = self._whole_call(event)
             case Finished():
                 self._finished = event
-            case Retrying():
+            case AttemptFailed():
                 log.info("model_call_retried", attempt=event.attempt, wait_s=event.wait, error=event.error)
 
     def _take_thought(self, event: Thought) -> None:

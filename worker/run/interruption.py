@@ -7,12 +7,11 @@ cancellation that came from anybody else passes through untouched, and none is l
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from shared.concurrency import background
 from shared.domain.errors import CancelMode, CancelRequested, RunInterrupted, RunTimeout
 
 
@@ -40,11 +39,6 @@ class Interruption:
         self._shields = 0
         self._delivered = False
         self._closed = False
-
-    @property
-    def error(self) -> RunInterrupted | None:
-        """The error that the block is, was or will be interrupted with."""
-        return self._error
 
     @property
     def after_step(self) -> bool:
@@ -153,31 +147,11 @@ class _InterruptibleBlock(AbstractAsyncContextManager[None]):
             self._timer = loop.call_later(self._timeout_s, self._interruption.interrupt, RunTimeout())
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, failure: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
         await self._interruption.end(failure)
-
-
-@asynccontextmanager
-async def interrupted_by(watch: Coroutine[Any, Any, None], *, name: str) -> AsyncGenerator[None]:
-    """Runs `watch` beside the body. A `RunInterrupted` that it raises is raised in the body, any other exception too;
-    when it returns, the body goes on alone. When the body ends, `watch` is cancelled.
-    """
-    interruption = Interruption()
-    try:
-        async with background(_report(watch, interruption), name=name), interruption.interrupting(name):
-            yield
-    finally:
-        watch.close()  # it was never started if the body ended at once
-
-
-async def _report(watch: Coroutine[Any, Any, None], interruption: Interruption) -> None:
-    try:
-        await watch
-    except RunInterrupted as error:
-        interruption.interrupt(error)
 
 
 async def _take_pending_cancellation() -> bool:

@@ -150,12 +150,6 @@ class AgentStore:
             AgentDetails(agent, tools[agent.id], attached[agent.id], message_ids.get(agent.id, [])) for agent in some
         ]
 
-    async def message_ids(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[MessageId]:
-        """The ids of the messages in the agent's default context, in order. Raises `NotFound`."""
-        async with self._database.read() as connection:
-            await load_agent(connection, project_id, agent_id)
-            return (await ids_in_context(connection, [agent_id])).get(agent_id, [])
-
 
 def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []

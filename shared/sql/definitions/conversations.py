@@ -104,13 +104,6 @@ class ConversationStore:
             for conversation in some
         ]
 
-    async def in_context_message_ids(
-        self, project_id: ProjectId, conversation_id: ConversationId
-    ) -> Sequence[MessageId]:
-        """The ids of the messages in the conversation's context, in order. Raises `NotFound`."""
-        [found] = await self.details([await self.get(project_id, conversation_id)])
-        return found.message_ids
-
     async def update(
         self,
         project_id: ProjectId,

@@ -192,7 +192,7 @@ class _Answer:
 
     async def _play(self) -> None:
         turn, wire = self.request.turn, _WIRES[self.request.wire]
-        await asyncio.sleep(turn.silent_before_headers)
+        await self._silence(turn.silent_before_headers)
         if turn.failure is not None:
             status = turn.failure.status or STATUSES[turn.failure.kind]
             if turn.failure.kind == "overloaded" and self.request.wire == "anthropic":
@@ -212,15 +212,23 @@ class _Answer:
             if frame.kind != "opening" and not opened:
                 opened = True
                 await self.writer.drain()
-                await asyncio.sleep(turn.silent_after_headers)
+                await self._silence(turn.silent_after_headers)
             if frame.kind != "opening" and self._break_is_due() and not self._break():
                 return
             if frame.kind == "piece":
-                await asyncio.sleep(FOREVER if self.request.pieces_sent == turn.silent_after else turn.pace)
+                await self._silence(FOREVER if self.request.pieces_sent == turn.silent_after else turn.pace)
                 self.request.pieces_sent += 1
             write_chunk(self.writer, frame.data)
             await self.writer.drain()
         write_chunk(self.writer, b"")
+
+    async def _silence(self, seconds: float) -> None:
+        resume = self.request.turn.resume
+        if resume is None:
+            await asyncio.sleep(seconds)
+        elif seconds:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(resume.wait(), seconds)
 
     def _break_is_due(self) -> bool:
         return self.request.turn.break_ is not None and self.request.pieces_sent == self.request.turn.break_after

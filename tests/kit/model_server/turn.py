@@ -1,5 +1,6 @@
 """What the model server plays in answer to one request."""
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -48,6 +49,8 @@ class Turn:
     """None: the whole answer, but without its end."""
     pace: float = 0.0
     """Seconds before each piece."""
+    resume: asyncio.Event | None = None
+    """Ends a silence early, when the test has seen what it waited for."""
     silent_before_headers: float = 0.0
     silent_after_headers: float = 0.0
     """After the headers and the opening event, if the wire has one."""

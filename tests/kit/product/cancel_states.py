@@ -1,8 +1,10 @@
 """Every state in which a run can be cancelled, each brought about by what a user could do: models, tools and locks.
 
-A state is a function that brings a run into it; `STATES` says which settings of the product it needs.
+A state is a function that brings a run into it; `STATES` says which settings of the product it needs. Models and tools
+stand still in it until the case goes on: how long anything takes decides nothing.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,23 +13,24 @@ from typing import Any
 from shared.domain.errors import CancelMode
 from shared.domain.ids import RunId
 from tests.kit.model_server import Call, Turn
+from tests.kit.model_server.turn import FOREVER
 from tests.kit.product import Product
 from tests.kit.services.databases import run_locked
 from tests.kit.tools import is_alive
 from tests.kit.wait_until import wait_until
 
 SLOW_TOOL = '''
-def slow_tool(path: str, seconds: float) -> str:
-    """Works for a while, and tells where.
+def slow_tool(path: str) -> str:
+    """Tells that it works, and ends when it may.
 
     Args:
-        path: file for the process id
-        seconds: how long
+        path: file for the process id; it may end when there is one of this name with .go behind it
     """
     import os, time
     with open(path, "a") as f:
         f.write(str(os.getpid()) + "\\n")
-    time.sleep(seconds)
+    while not os.path.exists(path + ".go"):
+        time.sleep(0.005)
     return "done"
 '''
 STUBBORN_TOOL = SLOW_TOOL.replace("slow_tool", "stubborn_tool").replace(
@@ -44,8 +47,6 @@ def asking_tool(what: str) -> str:
 '''
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve"
-SECONDS = 1.2
-"""How long a model or a tool takes that nobody interrupts; `after_step` waits for it."""
 
 
 @dataclass
@@ -54,24 +55,40 @@ class CancelCase:
 
     product: Product
     agent_id: str
+    pids: Path
+    """Where its tools write their process ids."""
     run_id: str = ""
-    pids: Path = field(default_factory=Path)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
     release: list[Callable[[], Awaitable[object]]] = field(default_factory=list[Callable[[], Awaitable[object]]])
     announce_first: bool = False
     """The cancel reaches the worker over Redis while SQL is held: the checkpoint is being written."""
+
+    may_come_too_late: bool = False
+    """The run is about to end."""
+
+    def go_on(self) -> None:
+        """Model and tools, which stand still in the case's state, go on if they still can."""
+        self.resume.set()
+        go_file(self.pids).touch()
 
 
 State = Callable[[Product, Path], Awaitable[CancelCase]]
 
 
-async def _case(product: Product, *, model: str = "openai/gpt-4o-mini", parallel: bool = False) -> CancelCase:
+def go_file(pids: Path) -> Path:
+    return pids.with_name(f"{pids.name}.go")
+
+
+async def _case(
+    product: Product, pids: Path, *, model: str = "openai/gpt-4o-mini", parallel: bool = False
+) -> CancelCase:
     tools = [
         await product.tool(SLOW_TOOL, enable_parallel_execution=parallel),
         await product.tool(STUBBORN_TOOL),
         await product.tool(ASKING_TOOL, default_requires_approval=True),
     ]
     agent = await product.agent(model=model, tools=tools)
-    return CancelCase(product, agent.id)
+    return CancelCase(product, agent.id, pids)
 
 
 async def _submit(case: CancelCase, text: str = "Go") -> CancelCase:
@@ -95,28 +112,31 @@ async def _shown(case: CancelCase, message_type: str) -> None:
                 return
 
 
-async def created(product: Product, _: Path) -> CancelCase:
-    await _occupy(product)
-    return await _submit(await _case(product))
+async def created(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
+    await _occupy(product, case)
+    return await _submit(case)
 
 
-async def _occupy(product: Product) -> None:
-    """Takes the worker's only place."""
-    product.models.play(Turn(text=WORDS, silent_before_headers=SECONDS))
+async def _occupy(product: Product, case: CancelCase) -> None:
+    """Another run takes the worker's only place, until the case goes on."""
+    asked = len(product.models.requests)
+    product.models.play(Turn(text=WORDS, silent_before_headers=FOREVER, resume=case.resume))
     other = await product.agent()
     await product.client.agents.messages.create_async(agent_id=other.id, input="Keep busy")
-    await _asked(product)
+    await _asked(product, asked + 1)
 
 
-async def queued_behind_another_run(product: Product, _: Path) -> CancelCase:
-    product.models.play(Turn(text=WORDS, silent_before_headers=SECONDS))
-    case = await _submit(await _case(product), "First")
+async def queued_behind_another_run(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
+    product.models.play(Turn(text=WORDS, silent_before_headers=FOREVER, resume=case.resume))
+    await _submit(case, "First")
     await _asked(product)
     return await _submit(case, "Second")
 
 
-async def claimed_but_no_request_sent(product: Product, _: Path) -> CancelCase:
-    case = await _submit(await _case(product, model="ollama/unreachable"))
+async def claimed_but_no_request_sent(product: Product, pids: Path) -> CancelCase:
+    case = await _submit(await _case(product, pids, model="ollama/unreachable"))
     running = {"status": "running"}.items()
 
     async def look() -> bool:
@@ -126,38 +146,43 @@ async def claimed_but_no_request_sent(product: Product, _: Path) -> CancelCase:
     return case
 
 
-async def waiting_for_headers(product: Product, _: Path) -> CancelCase:
-    product.models.play(Turn(text=WORDS, silent_before_headers=SECONDS))
-    case = await _submit(await _case(product))
+async def waiting_for_headers(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
+    product.models.play(Turn(text=WORDS, silent_before_headers=FOREVER, resume=case.resume))
+    await _submit(case)
     await _asked(product)
     return case
 
 
-async def waiting_for_the_first_token(product: Product, _: Path) -> CancelCase:
-    product.models.play(Turn(text=WORDS, silent_after_headers=SECONDS))
-    case = await _submit(await _case(product))
+async def waiting_for_the_first_token(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
+    product.models.play(Turn(text=WORDS, silent_after_headers=FOREVER, resume=case.resume))
+    await _submit(case)
     await _asked(product)
     return case
 
 
-async def mid_text(product: Product, _: Path) -> CancelCase:
-    product.models.play(Turn(text=WORDS, pace=0.1))
-    case = await _submit(await _case(product))
+async def mid_text(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
+    product.models.play(Turn(text=WORDS, silent_after=2, resume=case.resume))
+    await _submit(case)
     await _shown(case, "assistant_message")
     return case
 
 
-async def mid_reasoning(product: Product, _: Path) -> CancelCase:
-    product.models.play(Turn(reasoning=WORDS, text="so", pace=0.1))
-    case = await _submit(await _case(product, model="anthropic/claude-haiku-4-5"))
+async def mid_reasoning(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids, model="anthropic/claude-haiku-4-5")
+    product.models.play(Turn(reasoning=WORDS, text="so", silent_after=2, resume=case.resume))
+    await _submit(case)
     await _shown(case, "reasoning_message")
     return case
 
 
 async def mid_tool_arguments(product: Product, pids: Path) -> CancelCase:
-    call = Call("slow_tool", {"path": str(pids), "seconds": 0.0})
-    product.models.play(Turn(calls=[call], pace=0.1), Turn(text="ok"))
-    case = await _submit(await _case(product))
+    case = await _case(product, pids)
+    call = Call("slow_tool", {"path": str(pids)})
+    product.models.play(Turn(calls=[call], silent_after=3, resume=case.resume), Turn(text="ok"))
+    await _submit(case)
     await _shown(case, "tool_call_message")
     return case
 
@@ -171,38 +196,43 @@ async def _holding_sql(product: Product, case: CancelCase) -> CancelCase:
 
 
 async def between_model_and_tools(product: Product, pids: Path) -> CancelCase:
-    call = Call("slow_tool", {"path": str(pids), "seconds": 0.0})
-    product.models.play(Turn(calls=[call], silent_before_headers=0.3), Turn(text="ok"))
-    case = await _submit(await _case(product))
+    case = await _case(product, pids)
+    call = Call("slow_tool", {"path": str(pids)})
+    product.models.play(Turn(calls=[call], silent_before_headers=FOREVER, resume=case.resume), Turn(text="ok"))
+    return await _answered_while_sql_is_held(product, case)
+
+
+async def _answered_while_sql_is_held(product: Product, case: CancelCase) -> CancelCase:
+    await _submit(case)
     await _asked(product)
     case = await _holding_sql(product, case)
+    case.resume.set()
     await wait_until(lambda: product.models.requests[0].finished, description="the model to have answered")
     return case
 
 
 async def checkpoint_being_written(product: Product, pids: Path) -> CancelCase:
-    call = Call("slow_tool", {"path": str(pids), "seconds": 0.3})
-    product.models.play(Turn(calls=[call]), Turn(text="ok"))
-    case = await _submit(await _case(product))
+    case = await _case(product, pids)
+    product.models.play(Turn(calls=[Call("slow_tool", {"path": str(pids)})]), Turn(text="ok"))
+    await _submit(case)
     await wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), description="the tool to start")
     case = await _holding_sql(product, case)
+    go_file(pids).touch()
     await wait_until(lambda: not is_alive(int(pids.read_text().split()[-1])), description="the tool to end")
     return case
 
 
-async def last_token_and_cancel_at_once(product: Product, _: Path) -> CancelCase:
-    product.models.play(Turn(text=WORDS, silent_before_headers=0.3))
-    case = await _submit(await _case(product))
-    await _asked(product)
-    case = await _holding_sql(product, case)
-    await wait_until(lambda: product.models.requests[0].finished, description="the last token")
-    return case
+async def last_token_and_cancel_at_once(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
+    product.models.play(Turn(text=WORDS, silent_before_headers=FOREVER, resume=case.resume))
+    case.may_come_too_late = True
+    return await _answered_while_sql_is_held(product, case)
 
 
 async def _in_tools(product: Product, pids: Path, *names: str, parallel: bool = False) -> CancelCase:
-    calls = [Call(name, {"path": str(pids), "seconds": SECONDS}) for name in names]
-    product.models.play(Turn(calls=calls), Turn(text="ok"))
-    case = await _submit(await _case(product, parallel=parallel))
+    case = await _case(product, pids, parallel=parallel)
+    product.models.play(Turn(calls=[Call(name, {"path": str(pids)}) for name in names]), Turn(text="ok"))
+    await _submit(case)
     started = len(names) if parallel else 1
     await wait_until(
         lambda: pids.exists() and len(pids.read_text().split()) >= started, description="the tools to start"
@@ -222,9 +252,10 @@ async def tool_ignoring_sigterm(product: Product, pids: Path) -> CancelCase:
     return await _in_tools(product, pids, "stubborn_tool")
 
 
-async def awaiting_approval(product: Product, _: Path) -> CancelCase:
+async def awaiting_approval(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
     product.models.play(Turn(calls=[Call("asking_tool", {"what": "x"})]))
-    case = await _submit(await _case(product))
+    await _submit(case)
     await product.ended(case.run_id)
     return case
 
@@ -232,10 +263,7 @@ async def awaiting_approval(product: Product, _: Path) -> CancelCase:
 async def decision_just_posted(product: Product, pids: Path) -> CancelCase:
     case = await awaiting_approval(product, pids)
     [request] = [m for m in await product.history(case.agent_id) if m["message_type"] == "approval_request_message"]
-    product.models.play(Turn(text=WORDS, silent_before_headers=SECONDS))
-    other = await product.agent()
-    await product.client.agents.messages.create_async(agent_id=other.id, input="Keep busy")
-    await _asked(product, 2)
+    await _occupy(product, case)
     decision = {"type": "approval", "approve": True, "tool_call_id": request["tool_call"]["tool_call_id"]}
     answer = await product.http.post(
         f"/v1/agents/{case.agent_id}/messages/async",
@@ -245,9 +273,10 @@ async def decision_just_posted(product: Product, pids: Path) -> CancelCase:
     return case
 
 
-async def ended(product: Product, _: Path) -> CancelCase:
+async def ended(product: Product, pids: Path) -> CancelCase:
+    case = await _case(product, pids)
     product.models.say("ok")
-    case = await _submit(await _case(product))
+    await _submit(case)
     await product.ended(case.run_id)
     return case
 

@@ -152,7 +152,8 @@ class ConversationDriver:
         assert sorted(calls) == sorted(returns), f"calls {calls}, results {returns}"
         listed = wire_messages(await self.services.messages.page(thread, limit=1000, order="asc"))
         ids = list(dict.fromkeys(message["id"] for message in listed))
-        assert ids == list(await self.services.agents.message_ids(PROJECT, self.agent.id))
+        [details] = await self.services.agents.details([self.agent])
+        assert ids == details.message_ids
 
     async def _check_log(self, run: Run) -> None:
         assert run.status not in ACTIVE, f"{run.id} is {run.status}"

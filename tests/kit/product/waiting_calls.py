@@ -22,10 +22,6 @@ class WaitingCalls:
     def ids(self) -> list[str]:
         return [approval["id"] for approval in self.approvals]
 
-    @property
-    def call_ids(self) -> list[str]:
-        return [approval["tool_call_id"] for approval in self.approvals]
-
     async def decide(self, number: int = 0, decision: str = "approve", **fields: Any) -> tuple[int, dict[str, Any]]:
         """Status and body of the answer to a decision on the call of that number."""
         answer = await self.product.http.post(

@@ -7,7 +7,7 @@ MAX_DEPTH = 64
 MAX_WARNINGS = 50
 
 
-class Reading:
+class ReadState:
     """Handed through one call of `read_tool_source`."""
 
     def __init__(self) -> None:

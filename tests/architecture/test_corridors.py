@@ -1,0 +1,121 @@
+"""Rule 16a: files lie in rooms by what happens to a run, and the corridors between the rooms are drawn here.
+
+A folder imports itself and what its line names. Where two rooms do not meet, whoever makes both (`main`) hands one to
+the other. Rooms are few: a small module that one other imports belongs into that one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tests.architecture.test_imports import imported_modules, imports
+from tests.kit.project.source_tree import PRODUCT_PACKAGES, Source, expect_none, product_sources
+
+_STATE = ("shared", "shared/domain", "shared/redis", "shared/runs", "shared/sql", "shared/sql/*")
+
+CORRIDORS: dict[str, tuple[str, ...]] = {
+    # What both sides share. SQL and Redis do not know each other: SQL has the truth, Redis may lose all it has.
+    "shared/domain": (),
+    "shared": ("shared/domain",),
+    "shared/redis": ("shared", "shared/domain"),
+    "shared/sql": ("shared", "shared/domain"),
+    "shared/sql/migrations": ("shared/sql",),
+    "shared/sql/migrations/versions": (),
+    "shared/sql/history": ("shared", "shared/domain", "shared/sql"),
+    "shared/sql/runs": ("shared", "shared/domain", "shared/sql", "shared/sql/history"),
+    "shared/sql/definitions": ("shared", "shared/domain", "shared/sql", "shared/sql/history", "shared/sql/runs"),
+    # A run that no worker owns: the only room where SQL and Redis meet outside of the API and the worker.
+    "shared/runs": ("shared", "shared/domain", "shared/redis", "shared/sql/runs"),
+    "shared/process": ("shared", "shared/domain", "shared/redis", "shared/sql"),
+    # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
+    # run, and know nothing of it.
+    "worker/models": ("shared/domain",),
+    "worker/tools": ("shared/domain",),
+    "worker/queue": ("shared", "shared/domain", "shared/redis"),
+    "worker/run": (*_STATE, "worker/models", "worker/tools"),
+    "worker/upkeep": _STATE,
+    "worker": (*_STATE, "shared/process", "worker/*"),
+    # The API. Routes are read by `main` alone; what happens to a run does not know the routes that ask for it.
+    "api/tool_source": ("shared/domain",),
+    "api/letta": ("shared/domain", "shared/sql/definitions", "api/tool_source"),
+    "api/runs": (*_STATE, "api", "api/letta"),
+    "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
+    "api/routes": (*_STATE, "shared/process", "api", "api/letta", "api/runs"),
+    "api": (*_STATE, "shared/process", "api/*", "worker"),
+}
+"""A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""
+
+MAY_IMPORT_ROUTES = ("api/main.py",)
+
+SMALL = 40
+SMALL_WITH_A_REASON = {
+    "api/routes/": "a module per path of the API; `main` is the one reader of all of them",
+    "shared/redis/embedded.py": "fakeredis is slow to import, and only `holdfast dev` needs it",
+    "shared/sql/migrations/": "Alembic finds and runs these files itself",
+}
+
+
+def walls_broken(source: Source) -> Iterator[str]:
+    """Imports that no corridor leads to."""
+    room = _room(source.path)
+    for node, name in imports(source):
+        target = _room_of(name)
+        if target and target != room and not _is_open(room, target):
+            yield source.at(node, f"{room} must not import {target}")
+        elif target == "api/routes" and room != target and not source.is_in(MAY_IMPORT_ROUTES):
+            yield source.at(node, f"only {', '.join(MAY_IMPORT_ROUTES)} reads the routes")
+
+
+def _is_open(room: str, target: str) -> bool:
+    return target in CORRIDORS.get(room, ()) or f"{target.rpartition('/')[0]}/*" in CORRIDORS.get(room, ())
+
+
+def _room(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _room_of(name: str) -> str:
+    """The folder of a dotted name of ours, as far as `CORRIDORS` knows it; "" for a name that is not ours."""
+    parts = name.split(".")
+    if parts[0] not in PRODUCT_PACKAGES:
+        return ""
+    rooms = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in CORRIDORS), parts[0])
+
+
+def lonely_modules(sources: Iterable[Source], reasons: Mapping[str, str]) -> Iterator[str]:
+    """Small modules that one other module imports, or none."""
+    modules = {source.module: source for source in sources}
+    importers: dict[str, set[str]] = {name: set() for name in modules}
+    for name, source in modules.items():
+        for target in imported_modules(source, modules):
+            importers[target].add(name)
+    for name, source in modules.items():
+        lines = len(source.text.splitlines())
+        if source.path.endswith("__init__.py") or source.is_in(tuple(reasons)) or lines >= SMALL:
+            continue
+        if len(importers[name]) <= 1:
+            yield f"{source.path}:1: {lines} lines, for {', '.join(importers[name]) or 'nobody'} alone: move it there"
+
+
+def test_rooms_are_left_by_their_corridors() -> None:
+    """Every import between two folders is drawn in `CORRIDORS`."""
+    expect_none(finding for source in product_sources() for finding in walls_broken(source))
+
+
+def test_every_room_is_drawn() -> None:
+    """Each folder of the product has its line, and each line its folder."""
+    assert {_room(source.path) for source in product_sources()} == set(CORRIDORS)
+
+
+def test_no_small_module_serves_one_other() -> None:
+    """A module under 40 lines has two importers, or a reason to be a file."""
+    expect_none(lonely_modules(product_sources(), SMALL_WITH_A_REASON))
+
+
+def test_every_reason_has_its_module() -> None:
+    """The list of small modules cannot go stale."""
+    found = list(lonely_modules(product_sources(), {}))
+    expect_none(
+        f"{place}: no small module is there any more"
+        for place in SMALL_WITH_A_REASON
+        if not any(finding.startswith(place) for finding in found)
+    )

@@ -1,0 +1,35 @@
+"""What the product logs, for tests that wait until something has happened inside it."""
+
+from collections.abc import Generator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+
+class LogEvents:
+    """The events that were logged in this process."""
+
+    def __init__(self) -> None:
+        self._seen: list[dict[str, Any]] = []
+
+    def has(self, event: str, **fields: Any) -> bool:
+        """Whether such an event was logged."""
+        wanted = {"event": event, **fields}.items()
+        return any(wanted <= seen.items() for seen in self._seen)
+
+    def note(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        self._seen.append(dict(event))
+        return event
+
+
+@contextmanager
+def log_events() -> Generator[LogEvents]:
+    """Notes, for the block, what is logged, and lets it pass."""
+    events = LogEvents()
+    processors = structlog.get_config()["processors"]
+    processors.insert(0, events.note)
+    try:
+        yield events
+    finally:
+        processors.remove(events.note)
