@@ -13,10 +13,9 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import Seq, ThreadId
-from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
+from shared.domain.lifecycle import ACTIVE, RunTrigger
 from shared.domain.log_writer import LogTail
-from shared.domain.runs import CancelRequest, RunOptions, Step, Usage
-from shared.sql.columns import to_json
+from shared.domain.runs import CancelRequest
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
     approvals,
@@ -33,6 +32,7 @@ from shared.sql.run_tables import (
 from shared.sql.runs.listing import RunFilter
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.old_deployment import fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
@@ -47,11 +47,6 @@ from tests.kit.runs.stored_runs import (
     some_run,
     stored_runs,
 )
-
-EARLIER = 4000
-OURS = 8
-"""Runs that have ended. One in so many is of the thread that the calls are about, whose agent and project have no
-others."""
 
 GROWING = {
     table.name
@@ -84,7 +79,6 @@ OWNERS = {"thread_id", "agent_id", "project_id"}
 """What may have a hundred thousand rows."""
 
 ENTRY = b'{"type":"status","at":1,"status":"running"}'
-AN_OLD_STEP = Step(id=IDS.step(), run_id=IDS.run(), agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
 WAITS = call("a", needs_approval=True)
 
 
@@ -99,90 +93,6 @@ class Sent(NamedTuple):
 async def stores(database_url: str) -> AsyncGenerator[Stores]:
     async with stored_runs(database_url) as stores:
         yield stores
-
-
-def owner_of(number: int) -> dict[str, str]:
-    """Who has a run of an old deployment."""
-    if number % OURS == 1:
-        return {"project_id": PROJECT, "agent_id": AGENT.id}
-    return {"project_id": f"project-{number % 97}", "agent_id": f"agent-{number % 97}"}
-
-
-async def fill(stores: Stores) -> None:
-    """Puts an old deployment's rows into every table that grows."""
-    ended = [(number, str(THREAD) if number % OURS == 1 else f"conv-{2 + number % 97}") for number in range(EARLIER)]
-    rows: dict[sa.Table, Iterator[dict[str, Any]]] = {
-        runs: (
-            {
-                "id": f"run-{number}", **owner_of(number), "thread_id": thread,
-                "status": RunStatus.COMPLETED, "stop_reason": "end_turn", "background": False,
-                "options": to_json(RunOptions()), "input": "[]", "turn": number + 1, "dispatch": 0, "fence": 1,
-                "attempts_without_progress": 0, "usage": to_json(Usage()), "step_count": 1, "last_seq": 9,
-                "checkpoint_seq": 9, "reserved_seq": 9, "created_at": NOW, "updated_at": NOW, "completed_at": NOW,
-            }
-            for number, thread in ended
-        ),
-        run_inputs: ({"run_id": f"run-{number}", "input": "[]"} for number, _ in ended),
-        messages: (
-            {
-                "id": f"message-{number}", "agent_id": owner_of(number)["agent_id"], "thread_id": thread,
-                "run_id": f"run-{number}",
-                "turn": number + 1, "position": 1, "in_context": False, "left_because": "compacted",
-                "body": to_json(said("hi").body), "created_at": NOW,
-            }
-            for number, thread in ended
-        ),
-        event_blocks: (
-            {"run_id": f"run-{number}", "first_seq": 2, "last_seq": 9, "data": b""} for number, _ in ended
-        ),
-        injected_messages: (
-            {
-                "run_id": f"run-{number}", "thread_id": thread, "message_id": f"injected-{number}", "message": "{}",
-                "if_ended": "next", "delivered_at": NOW,
-            }
-            for number, thread in ended
-        ),
-        approvals: (
-            {
-                "id": f"approval-{number}", **owner_of(number), "thread_id": thread,
-                "run_id": f"run-{number}", "number": 1, "message_id": f"message-{number}",
-                "tool_call_id": f"call-{number}", "tool_name": "look", "arguments": "{}", "arguments_hash": "",
-                "client_side": False, "asked_at": NOW, "expires_at": NOW, "on_expiry": "deny", "decided_at": NOW,
-            }
-            for number, thread in ended
-        ),
-        callbacks: (
-            {
-                "run_id": f"run-{number}", "project_id": owner_of(number)["project_id"], "url": "http://127.0.0.1/",
-                "attempts": 1,
-            }
-            for number, _ in ended
-        ),
-        submission_keys: (
-            {"thread_id": thread, "key": f"otids:{number}", "run_id": f"run-{number}"} for number, thread in ended
-        ),
-        steps: (
-            {
-                "id": f"step-{number}", "run_id": f"run-{number}", **owner_of(number),
-                "number": 1, "document": to_json(AN_OLD_STEP), "created_at": NOW,
-            }
-            for number, _ in ended
-        ),
-        tool_intents: (
-            {
-                "run_id": f"run-{number}", "tool_call_id": "call_0", "tool_name": "look", "state": "started",
-                "started_at": NOW,
-            }
-            for number, _ in ended
-        ),
-    }  # fmt: skip
-    assert {table.name for table in rows} == GROWING
-    async with stores.database.write() as connection:
-        for table, values in rows.items():
-            await connection.execute(sa.insert(table), list(values))
-        if not stores.database.is_sqlite:
-            # Postgres does it by itself; nobody does it for SQLite.
-            await connection.execute(sa.text("ANALYZE"))
 
 
 async def a_submission(stores: Stores) -> None:
@@ -391,7 +301,7 @@ async def end_what_is_active(stores: Stores) -> None:
 
 
 async def test_no_query_reads_a_whole_table(stores: Stores) -> None:
-    await fill(stores)
+    await fill_with_ended_runs(stores)
     whole: dict[str, list[str]] = {}
     for ask in CALLS:
         with sent_statements() as statements:
