@@ -74,9 +74,11 @@ runs = sa.Table(
     sa.Index("ix_runs_agent_id_number", "agent_id", "number"),
     sa.Index("ix_runs_thread_id_number", "thread_id", "number"),
     sa.Index("ix_runs_status_updated_at", "status", "updated_at"),
-    # What a thread's queue asks costs the same with ten earlier runs and with a hundred thousand.
-    sa.Index("ix_runs_active_thread", "thread_id", "number", **_where(_one_of(ACTIVE))),
     sa.Index("ix_runs_thread_id_turn", "thread_id", "turn"),
+    # What a thread's queue and a project's active runs are asked costs the same with ten earlier runs and with a
+    # hundred thousand.
+    sa.Index("ix_runs_active_project", "project_id", "number", **_where(_one_of(ACTIVE))),
+    sa.Index("ix_runs_active_thread", "thread_id", "number", **_where(_one_of(ACTIVE))),
     sa.Index(
         "ix_runs_cancel_open",
         "number",

@@ -89,9 +89,11 @@ async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunI
     """Gives runs that have not ended their next dispatch. `seen`: each with the number of its dispatch and the fence
     that the caller has seen. Those that were dispatched or claimed since are left as they are."""
     is_as_seen = sa.tuple_(runs.c.id, runs.c.dispatch, runs.c.fence).in_(seen)
+    # SQLite finds rows by an index for a list of ids, and not for a list of tuples.
+    is_seen = runs.c.id.in_([run_id for run_id, _, _ in seen])
     dispatched = await connection.execute(
         sa.update(runs)
-        .where(is_as_seen, has_one_of(runs, ACTIVE))
+        .where(is_seen, is_as_seen, has_one_of(runs, ACTIVE))
         .values(dispatch=runs.c.dispatch + 1)
         .returning(runs.c.id, runs.c.dispatch)
     )

@@ -19,7 +19,7 @@ from shared.domain.runs import Run
 from shared.sql.columns import to_json
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread
-from shared.sql.run_tables import approvals, runs
+from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.approvals import approval_of, requests_of, waiting_on
 from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
@@ -161,7 +161,7 @@ async def _refuse_if_cancelled(connection: AsyncConnection, thread_id: ThreadId)
     """Locks the thread's parked run. Raises `NoPendingApproval` when its cancel is recorded: that was first."""
     parked = await connection.execute(
         sa.select(runs.c.cancel_requested_at)
-        .where(runs.c.thread_id == thread_id, runs.c.status == RunStatus.AWAITING_APPROVAL)
+        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.AWAITING_APPROVAL)
         .with_for_update()
     )
     if any(row.cancel_requested_at is not None for row in parked):

@@ -176,6 +176,9 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
         conditions.append(runs.c.thread_id == wanted.thread_id)
     if wanted.statuses is not None:
         conditions.append(runs.c.status.in_(wanted.statuses))
+        if ACTIVE.issuperset(wanted.statuses):
+            # There are few of them, whatever has ended before: they have an index of their own.
+            conditions.append(has_one_of(runs, ACTIVE))
     if wanted.background is not None:
         conditions.append(runs.c.background == wanted.background)
     if wanted.stop_reason is not None:

@@ -1,0 +1,321 @@
+"""What is asked all the time costs the same with ten earlier runs and with a hundred thousand: every query finds its
+rows by an index. The statements are those that the stores really send."""
+
+import re
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import Seq, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunTrigger
+from shared.domain.log_writer import LogTail
+from shared.domain.runs import CancelRequest
+from shared.sql.paging import Page
+from shared.sql.run_tables import (
+    approvals,
+    callbacks,
+    event_blocks,
+    injected_messages,
+    metadata,
+    run_inputs,
+    runs,
+    steps,
+    submission_keys,
+    tool_intents,
+)
+from shared.sql.runs.listing import RunFilter
+from shared.sql.tables import messages
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.old_deployment import fill_with_ended_runs
+from tests.kit.runs.stored_runs import (
+    AGENT,
+    IDS,
+    THREAD,
+    Stores,
+    answer,
+    approve,
+    call,
+    ending,
+    next_seq,
+    said,
+    some_run,
+    stored_runs,
+)
+
+GROWING = {
+    table.name
+    for table in (
+        runs, run_inputs, messages, event_blocks, injected_messages, approvals, callbacks, submission_keys, steps,
+        tool_intents,
+    )
+}  # fmt: skip
+"""Tables that have rows for every run."""
+
+PARTIAL = {
+    str(index.name)
+    for table in metadata.sorted_tables
+    for index in table.indexes
+    if index.dialect_options["sqlite"]["where"] is not None
+}
+"""Indices of the few rows that are still open: reading all of such an index is cheap."""
+
+INDICES = [
+    named
+    for table in metadata.sorted_tables
+    for named in (*table.indexes, *table.constraints)
+    if isinstance(named, sa.Index | sa.PrimaryKeyConstraint | sa.UniqueConstraint)
+]
+COLUMNS = {str(index.name): {column.name for column in index.columns} for index in INDICES}
+FIRST_COLUMN = {str(index.name): next(iter(index.columns)).name for index in INDICES}
+"""What each index is ordered by. To use one without a condition on this is to read all of it."""
+
+OWNERS = {"thread_id", "agent_id", "project_id"}
+"""What may have a hundred thousand rows."""
+
+ENTRY = b'{"type":"status","at":1,"status":"running"}'
+WAITS = call("a", needs_approval=True)
+
+
+class Sent(NamedTuple):
+    """A statement as it went to the driver."""
+
+    text: str
+    parameters: Sequence[Any]
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+async def a_submission(stores: Stores) -> None:
+    await stores.runs.submit(some_run(), [said("hi")], keys=["otids:new"], refuse_if_busy=True)
+
+
+async def a_claim(stores: Stores) -> None:
+    await stores.claimed()
+
+
+async def a_step(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:newer"])
+    await stores.delivered(run)
+    run = await stores.recorded(await stores.runs.look_up(run.id), answer("", call("b")), starting=[call("b")])
+    await stores.checkpoints.record_intents(run, [call("b")], NOW)
+    await stores.checkpoints.record_events(run, LogTail(next_seq(run), [ENTRY]), NOW)
+    await stores.checkpoints.has_fence(run)
+    await stores.checkpoints.started_calls(run.id)
+    await stores.runs.owns(run.id, run.fence, run.dispatch)
+
+
+async def a_hand_over(stores: Stores) -> None:
+    run = await stores.claimed()
+    await stores.checkpoints.hand_over(run, LogTail(Seq(2), [ENTRY]), NOW)
+    run = await stores.claim(run)
+    await stores.checkpoints.adopt(run, [(Seq(3), ENTRY)], NOW)
+    await stores.runs.take_over(run, IDS.claim(), NOW)
+
+
+async def an_end(stores: Stores) -> None:
+    run = await stores.claimed(callback_url="http://127.0.0.1/")
+    await stores.submitted()
+    end = ending(RunTrigger.COMPLETE, run, messages=[answer("done")], unless_more_input=True)
+    await stores.settlements.settle(run, end)
+    await stores.settlements.settle(run, end)
+
+
+async def a_failure(stores: Stores) -> None:
+    await stores.settle(await stores.claimed(), RunTrigger.FAIL)
+
+
+async def an_approval(stores: Stores) -> None:
+    parked = await stores.parked(WAITS)
+    await stores.approvals.waiting_on_thread(THREAD)
+    await stores.claim(await stores.decide(approve("a")))
+    await stores.asked(parked)
+
+
+async def a_cancel(stores: Stores) -> None:
+    run = await stores.submitted()
+    await stores.runs.request_cancel(run.id, CancelRequest(requested_at=NOW, actor="ada"))
+    await stores.runs.cancels_among([run.id])
+    await stores.listing.cancelled_but_unclaimed()
+    await stores.settle(run, RunTrigger.CANCEL)
+
+
+async def a_sweep(stores: Stores) -> None:
+    await stores.submitted()
+    await stores.claimed(thread_id=ThreadId("conv-2"))
+    later = NOW.replace(year=2030)
+    quiet = await stores.listing.quiet(later, later)
+    await stores.listing.quiet(later, later, quiet[0])
+    await stores.runs.dispatch_again(quiet)
+
+
+async def due_approvals(stores: Stores) -> None:
+    await stores.approvals.expired(NOW)
+    await stores.approvals.waiting(PROJECT)
+    await stores.approvals.waiting(PROJECT, thread_id=THREAD)
+
+
+async def due_callbacks(stores: Stores) -> None:
+    run = await stores.ended(callback_url="http://127.0.0.1/")
+    await stores.callbacks.claim_due(NOW)
+    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+
+
+async def lists(stores: Stores) -> None:
+    newest = Page(limit=20)
+    thread = RunFilter(thread_id=THREAD)
+    for wanted in (RunFilter(), thread, RunFilter(statuses=sorted(ACTIVE)), RunFilter(agent_ids=[AGENT.id])):
+        await stores.listing.page(PROJECT, wanted, newest)
+    await stores.listing.page(PROJECT, thread, Page(limit=20, after="run-81"))
+    await stores.runs.ends_of_logs([(await stores.submitted()).id])
+
+
+async def the_active_runs(stores: Stores) -> None:
+    await stores.submitted()
+    await stores.listing.active_of_agent(PROJECT, AGENT.id)
+    await stores.listing.active_of_agent(PROJECT, AGENT.id, THREAD)
+    await stores.listing.just_streamed(PROJECT, AGENT.id, THREAD, NOW)
+
+
+async def reading(stores: Stores) -> None:
+    run = await stores.ended()
+    await stores.events.read(run.id, Seq(1))
+    await stores.runs.of_keys(THREAD, ["otids:7"])
+    await stores.runs.input_of(run.id)
+    await stores.messages.list_of_run(run.id)
+    await stores.messages.page(THREAD, limit=20)
+    await stores.steps.list_steps(PROJECT, run_id=run.id)
+    await stores.steps.list_steps(PROJECT, limit=20, ascending=False)
+
+
+async def a_deletion(stores: Stores) -> None:
+    await stores.listing.delete(PROJECT, (await stores.ended()).id)
+
+
+CALLS = (
+    a_submission, a_claim, a_step, a_hand_over, an_end, a_failure, an_approval, a_cancel, a_sweep, due_approvals,
+    due_callbacks, lists, the_active_runs, reading, a_deletion,
+)  # fmt: skip
+
+
+@contextmanager
+def sent_statements() -> Generator[list[Sent]]:
+    """What is sent to a database in the block, each text once; what only inserts is left out."""
+    sent: dict[str, Sent] = {}
+
+    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
+        if text.startswith(("SELECT", "UPDATE", "DELETE")) and "advisory" not in text:
+            sent.setdefault(text, Sent(text, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    statements: list[Sent] = []
+    try:
+        yield statements
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        statements.extend(sent.values())
+
+
+async def read_whole(stores: Stores, statements: Sequence[Sent]) -> dict[str, list[str]]:
+    """The statements that read a whole table, each with what its plan says of it."""
+    scans = sqlite_scans if stores.database.is_sqlite else postgres_scans
+    async with stores.database.write() as connection:
+        found = {sent.text: await scans(connection, sent) for sent in statements}
+    return {text: parts for text, parts in found.items() if parts}
+
+
+async def sqlite_scans(connection: AsyncConnection, sent: Sent) -> list[str]:
+    found = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sent.text}", tuple(sent.parameters))
+    plan = [row.detail for row in found]
+    takes_few = ("LIMIT" in sent.text and "USE TEMP B-TREE FOR ORDER BY" not in plan) or "SELECT max(" in sent.text
+    return [
+        part
+        for part in plan
+        if not any(index in part.split() for index in PARTIAL)
+        and (
+            (part.startswith("SCAN ") and "CONSTANT ROW" not in part)
+            or (ALL_OF_ONE_OWNER.search(part) and not takes_few)
+        )
+    ]
+
+
+ALL_OF_ONE_OWNER = re.compile(r"USING (COVERING )?INDEX \w+ \((thread_id|agent_id|project_id)=\?\)")
+
+
+async def postgres_scans(connection: AsyncConnection, sent: Sent) -> list[str]:
+    if "LIMIT" in sent.text:
+        # Postgres weighs a limit by its value, and chooses among the indices by who has how much.
+        found = await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {sent.text}", tuple(sent.parameters))
+        return [describe(node) for node in nodes_of(found.scalar_one()[0]["Plan"]) if reads_whole_table(node)]
+    # The plan that it makes once for all values: that of a statement which is sent again and again.
+    await connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+    await connection.exec_driver_sql(f"PREPARE sent AS {sent.text}")
+    values = ", ".join("NULL" for _ in sent.parameters)
+    execute = f"EXECUTE sent({values})" if values else "EXECUTE sent"
+    found = await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {execute}")
+    await connection.exec_driver_sql("DEALLOCATE sent")
+    return [
+        describe(node)
+        for node in nodes_of(found.scalar_one()[0]["Plan"])
+        if reads_whole_table(node) or reads_whole_index(node)
+    ]
+
+
+def nodes_of(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        # `max` takes the last entry of an index.
+        if part["Node Type"] != "Limit":
+            yield from nodes_of(part)
+
+
+def describe(node: Mapping[str, Any]) -> str:
+    return " ".join(str(node.get(key, "")) for key in ("Node Type", "Relation Name", "Index Name", "Index Cond"))
+
+
+def reads_whole_table(node: Mapping[str, Any]) -> bool:
+    return node["Node Type"] == "Seq Scan" and node["Relation Name"] in GROWING
+
+
+def reads_whole_index(node: Mapping[str, Any]) -> bool:
+    index = node.get("Index Name")
+    if index is None or index in PARTIAL:
+        return False
+    used = set(re.findall(r"[a-z_]+", node.get("Index Cond", "")))
+    return FIRST_COLUMN[index] not in used or (FIRST_COLUMN[index] in OWNERS and len(used & COLUMNS[index]) == 1)
+
+
+async def end_what_is_active(stores: Stores) -> None:
+    for run in await stores.listing.active_of_agent(PROJECT, AGENT.id):
+        await stores.settle(run, RunTrigger.CANCEL)
+
+
+async def test_no_query_reads_a_whole_table(stores: Stores) -> None:
+    await fill_with_ended_runs(stores)
+    whole: dict[str, list[str]] = {}
+    for ask in CALLS:
+        with sent_statements() as statements:
+            await ask(stores)
+        assert statements, f"{ask.__name__} asks nothing"
+        whole |= await read_whole(stores, statements)
+        await end_what_is_active(stores)
+    assert whole == {}
+
+
+async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:
+    """The test above could find nothing because it sees nothing."""
+    with sent_statements() as statements:
+        async with stores.database.read() as connection:
+            await connection.execute(sa.select(runs.c.id).where(runs.c.stop_reason == "end_turn"))
+            await connection.execute(sa.select(messages.c.id).where(messages.c.turn == 7).order_by(messages.c.id))
+    assert len(await read_whole(stores, statements)) == 2
