@@ -232,7 +232,6 @@ def test_every_interleaving_keeps_one_owner_and_one_log(sqlite_url: str, part: i
                 max_examples=EXAMPLES,
                 stateful_step_count=STEPS,
                 deadline=None,
-                phases=[__import__("hypothesis").Phase.generate],
                 database=None,
                 report_multiple_bugs=False,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
