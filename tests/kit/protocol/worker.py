@@ -30,7 +30,7 @@ class ProtocolRenewer(LeaseRenewer):
             is_embedded=True,
             now=around.clock.monotonic,
             on_lost=on_lost,
-            still_ours=lambda job_id: active.still_owned(keys.parse_job_id(job_id)[0]),
+            still_ours=lambda job_id: active.still_owned(*keys.parse_job_id(job_id)),
         )
         self.job_leases: JobLeases = around.trips.to(self._job_leases, party)
         self._job_leases = self.job_leases
