@@ -1,12 +1,15 @@
 """Clocks that a test sets: one that stands still until it is put forward, and one that runs on ahead of the system's.
 
 What expires in a lease or a log expires by Redis' own time, so that is what a test has to play: `TIME` in the scripts
-and the expiry of keys in the embedded server, and the clock of those who dispatch. Nothing of ours is replaced.
+and the expiry of keys in the embedded server, and the pauses of the event loop. Nothing of ours is replaced.
 """
 
+import asyncio
+import types
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 from pytest import MonkeyPatch
 
@@ -22,17 +25,12 @@ SERVER_CLOCKS = (
 )
 """Where the embedded server asks for the time: each is the module `time`."""
 
-ENQUEUER_CLOCK = "arq.utils.time"
-"""Where arq asks for the time of a dispatch: the function `time`."""
-
 
 class FrozenClock:
     """Milliseconds that pass only by `advance`."""
 
     def __init__(self) -> None:
         self.ms = START_MS
-        self.enqueuer_ahead_ms: int = 0
-        """By how much the clocks of those who dispatch run ahead of Redis' own."""
 
     def reset(self) -> None:
         self.ms = START_MS
@@ -50,9 +48,30 @@ class FrozenClock:
         """The time that Redis tells."""
         return self.ms / 1000
 
-    def enqueuer_time(self) -> float:
-        """The time that somebody believes who dispatches."""
-        return (self.ms + self.enqueuer_ahead_ms) / 1000
+
+class PlayedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose timers follow a clock that a test sets."""
+
+    def __init__(self, clock: FrozenClock) -> None:
+        super().__init__()
+        self._clock = clock
+        # A number of today's size has no room for asyncio's nanosecond, and what is due now would never begin.
+        self._clock_resolution = 0.0005
+
+    def time(self) -> float:
+        return self._clock.monotonic()
+
+    async def until_quiet(self) -> None:
+        """Returns when every other task waits: for a time that has not come, or for something from outside."""
+        await _next_round()
+        await _next_round()  # a timer that is due becomes ready in the first one
+        while cast("Any", self)._ready:
+            await _next_round()
+
+
+@types.coroutine
+def _next_round() -> Generator[None]:
+    yield
 
 
 class SettableClock(SystemClock):
@@ -75,5 +94,4 @@ def embedded_redis_follows(clock: FrozenClock) -> Generator[None]:
     with MonkeyPatch.context() as patch:
         for place in SERVER_CLOCKS:
             patch.setattr(place, clock)
-        patch.setattr(ENQUEUER_CLOCK, clock.enqueuer_time)
         yield

@@ -126,14 +126,15 @@ class ActiveRuns:
         for active in list(self._active.values()):
             active.interruption.interrupt(ShutdownRequested())
 
-    async def still_owned(self, run_id: RunId) -> bool:
-        """Whether SQL says that a run of this worker is still its own, and is to be nobody else's. Raises
-        `Unavailable`."""
+    async def still_owned(self, run_id: RunId, dispatch: int) -> bool:
+        """Whether SQL says that a run of this worker is still its own by this dispatch, and is to be nobody else's.
+        Raises `Unavailable`."""
         active = self._active.get(run_id)
         if active is None or active.publisher is None:
             return False
         run = active.publisher.run
-        return await self.runs.owns(run.id, run.fence, run.dispatch)
+        # The worker may have claimed the run again, by a newer dispatch.
+        return run.dispatch == dispatch and await self.runs.owns(run.id, run.fence, run.dispatch)
 
     async def _listen(self) -> None:
         async with self.signal.listen() as announcements:

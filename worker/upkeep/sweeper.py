@@ -11,6 +11,7 @@ import structlog
 from shared.clock import Clock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import LifecycleError, Unavailable
+from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import UnownedRuns
@@ -69,12 +70,13 @@ class Sweeper:
         return dispatched
 
     async def _not_in_queue(self, found: Sequence[QuietRun]) -> list[QuietRun]:
-        in_queue = await self.queue.queued_among([(run.run_id, run.dispatch) for run in found])
-        return [run for run in found if (run.run_id, run.dispatch) not in in_queue]
+        in_queue = await self.queue.queued_among([job for run in found for job in _jobs_of(run)])
+        return [run for run in found if in_queue.isdisjoint(_jobs_of(run))]
 
     async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> int:
         """Gives the runs their next dispatch in SQL, and puts into the queue those whose worker has not taken its lease
-        again meanwhile. Should such a worker die, the next look finds that the new dispatch is not in the queue."""
+        again meanwhile. Should such a worker die, its job is claimed in vain and removed, and the next look finds no
+        job of the run."""
         if not unqueued:
             return 0
         dispatches = dict(await self.runs.dispatch_again(unqueued))
@@ -94,3 +96,10 @@ class Sweeper:
                     await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
             except (LifecycleError, Unavailable) as error:
                 log.info("cancel_left_for_later", run_id=run.id, reason=str(error))
+
+
+def _jobs_of(run: QuietRun) -> list[tuple[RunId, int]]:
+    """The jobs under which a worker may have the run. It goes on under the dispatch before the newest when it took its
+    lease again while the newest was being stored."""
+    is_begun = run.status is RunStatus.RUNNING
+    return [(run.run_id, run.dispatch - earlier) for earlier in range(1 + is_begun)]

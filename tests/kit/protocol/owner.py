@@ -1,0 +1,179 @@
+"""A run in a worker's hands: the product's executor, publisher and finisher. A test says what the run comes to next."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, cast
+
+from arq.connections import ArqRedis
+
+from shared.concurrency import PATIENCE_S
+from shared.domain.errors import CancelRequested, LogClosed, ShutdownRequested
+from shared.domain.events import TextChunk
+from shared.domain.ids import MessageId, RunId, StepId
+from shared.domain.lifecycle import RunTrigger
+from shared.redis.event_log import EventLog
+from shared.redis.queue import RunQueue
+from shared.sql.definitions.agents import AgentStore
+from tests.kit.clocks import FrozenClock
+from tests.kit.protocol.round_trips import Party, RoundTrips
+from tests.kit.protocol.witness import KnownRun, Witness
+from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
+from worker.run.active_runs import ActiveRuns
+from worker.run.context import Outcome, Parked, RunContext, RunServices
+from worker.run.execute_run import RunExecutor
+from worker.run.settle import RunFinisher, cancelled
+
+Order = Literal["checkpoint", "record_intent", "take_new_fence", "park", "settle", "hand over"]
+
+LOG_TTL_S = 3600
+
+_TRIGGERS = (RunTrigger.COMPLETE, RunTrigger.FAIL, RunTrigger.CANCEL)
+
+
+@dataclass
+class Surroundings:
+    """What all the parties of one example share."""
+
+    redis: ArqRedis
+    stores: Stores
+    witness: Witness
+    clock: FrozenClock
+    trips: RoundTrips
+    numbers: Iterator[int]
+    """For the names of runs: the queue orders by name what was dispatched at one moment, so each example needs its own,
+    and all of them in one order."""
+    stores_first: bool = False
+    runs: list[KnownRun] = field(default_factory=list[KnownRun])
+    losses: int = 0
+    """How often Redis has lost leases."""
+    lost_at_ms: int = 0
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list["asyncio.Task[None]"])
+
+    def start(self, work: Any, *, name: str) -> None:
+        """Lets somebody begin; he waits at his first round trip."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self.trips.note_end)
+        self.tasks.append(task)
+
+
+class Owner:
+    """Executes one dispatch of a run. It may own the run no more, which it does not know."""
+
+    def __init__(self, around: Surroundings, active_runs: ActiveRuns, host: Party, run_id: RunId, number: int) -> None:
+        self.party = Party(f"{host.name} with {run_id}:{number}", host)
+        self.run_id = run_id
+        self.number = number
+        self.context: RunContext | None = None
+        """None until the run is claimed and its log taken, and again when it comes to its end."""
+        self._active_runs = active_runs
+        self._around = around
+        self._orders: asyncio.Queue[Order] = asyncio.Queue()
+        self._numbers = count()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has the run, and nothing to do."""
+        return self.context is not None and self._orders.empty() and self.party.goes_on
+
+    def emit(self, number: int = 1) -> None:
+        """Shows something, whatever the run is doing."""
+        for _ in range(number if self.context is not None else 0):
+            name = f"{self.party.name} {next(self._numbers)}"
+            try:
+                cast("RunContext", self.context).emit(TextChunk(0, StepId("step"), MessageId(name), name))
+            except LogClosed:
+                return
+
+    def tell(self, order: Order) -> None:
+        """The next thing that the run comes to."""
+        self._orders.put_nowait(order)
+
+    async def execute(self) -> None:
+        """As `RunExecutor.execute_run`."""
+        far, stores, around = self._far, self._around.stores, self._around
+        log = far(EventLog(around.redis, ttl_s=LOG_TTL_S, owner=self.party.name.split()[0]))
+        services = RunServices(
+            models=cast("Any", None),
+            sandbox=cast("Any", None),
+            agents=far(AgentStore(stores.database)),
+            messages=far(stores.messages),
+            runs=far(stores.runs),
+            checkpoints=far(stores.checkpoints),
+            settlements=far(stores.settlements),
+            events=far(stores.events),
+            inbox=far(stores.inbox),
+            event_log=log,
+            clock=around.clock,
+            ids=IDS,
+            stores_first=around.stores_first,
+            tool_timeout_s=1,
+            patience_s=PATIENCE_S,
+            token_budget=1,
+        )
+        queue = far(RunQueue(around.redis))
+        executor = _OrderedExecutor(
+            owner=self,
+            worker=self.party.name,
+            services=services,
+            active_runs=self._active_runs,
+            finisher=RunFinisher(
+                settlements=services.settlements,
+                queue=queue,
+                event_log=log,
+                clock=around.clock,
+                patience_s=PATIENCE_S,
+            ),
+            max_attempts=1000,
+            run_timeout_s=1e9,
+            start_slots=asyncio.Semaphore(),
+        )
+        await executor.execute_run(self.run_id, self.number)
+
+    def _far(self, service: Any) -> Any:
+        return self._around.trips.to(service, self.party)
+
+    async def obey(self, context: RunContext) -> Outcome | Parked:
+        """What the run's steps would do."""
+        self.context = context
+        try:
+            async with context.interruption.interrupting(self.party.name):
+                while True:
+                    outcome = await self._do(context, await self._orders.get())
+                    if outcome is not None:
+                        return outcome
+        except CancelRequested as request:
+            return cancelled(request)
+        finally:
+            self.context = None
+
+    async def _do(self, context: RunContext, order: Order) -> Outcome | Parked | None:
+        name = f"{self.party.name} {next(self._numbers)}"
+        match order:
+            case "checkpoint":
+                await context.checkpoint([])
+            case "record_intent":
+                await context.record_intent(call(name))
+            case "take_new_fence":
+                # As if the numbers of the present one were used up.
+                await cast("Any", context.publisher)._take_new_fence()
+            case "park":
+                waits = call(name, needs_approval=True)
+                asking = answer("may I?", waits)
+                return await context.park([asking], [request_of(context.run, asking, waits)])
+            case "settle":
+                return Outcome(end=run_end(_TRIGGERS[next(self._numbers) % len(_TRIGGERS)]))
+            case "hand over":
+                raise ShutdownRequested
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OrderedExecutor(RunExecutor):
+    """The product's, for a run whose steps a test gives."""
+
+    owner: Owner
+
+    async def _outcome_of(self, context: RunContext) -> Outcome | Parked:
+        return await self.owner.obey(context)
