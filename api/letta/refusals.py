@@ -4,6 +4,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+NO_MESSAGES = "Messages must not be empty"
+
+STREAM_DEFAULTS: Mapping[str, bool] = {"background": False, "stream_tokens": False, "include_pings": True}
+"""What a request without a stream must leave as it is."""
+
+
+def without_stream(option: str) -> str:
+    """Why an option is refused in a request without a stream."""
+    wanted = str(not STREAM_DEFAULTS[option]).lower()
+    return (
+        f"Streaming options set without streaming enabled. {option} can only be {wanted} when streaming=true. "
+        "Either set streaming=true or use default values for streaming options."
+    )
+
+
 _PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
 _LONGEST_INPUT = 500
 

@@ -113,6 +113,7 @@ async def cancel_messages(
     agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
 ) -> dict[str, str]:
     """Cancels the named runs of the agent, or all that are active or wait for approval. Says what became of each."""
+    await services.agents.get(project_id, agent_id)
     return await services.cancels.cancel_runs(project_id, agent_id, request or CancelRequestIn())
 
 

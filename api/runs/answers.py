@@ -11,6 +11,7 @@ from api.errors import RETRY_AFTER_S, model_error_answer
 from api.letta.frames import FrameOptions, usage_fields
 from api.letta.message_input import MessagesRequest
 from api.letta.messages import NOT_ANSWERS, wire_messages
+from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
 from api.letta.runs import wire_run
 from api.runs.reader import RunReader
 from api.runs.streaming import StreamService
@@ -20,13 +21,6 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.run_store import RunStore
-
-NO_MESSAGES = "Messages must not be empty"
-BACKGROUND_WITHOUT_STREAM = (
-    "Streaming options set without streaming enabled. background can only be true when streaming=true. "
-    "Either set streaming=true or use default values for streaming options."
-)
-TOKENS_WITHOUT_STREAM = BACKGROUND_WITHOUT_STREAM.replace("background can", "stream_tokens can")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +120,5 @@ def _refusal(request: MessagesRequest) -> str | None:
         return NO_MESSAGES
     if request.streaming:
         return None
-    if request.background:
-        return BACKGROUND_WITHOUT_STREAM
-    return TOKENS_WITHOUT_STREAM if request.stream_tokens else None
+    given = {option: getattr(request, option) for option in STREAM_DEFAULTS}
+    return next((without_stream(name) for name, value in given.items() if value != STREAM_DEFAULTS[name]), None)

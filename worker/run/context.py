@@ -17,7 +17,7 @@ from shared.domain.ids import IdMaker
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall, ToolReturn, estimate_tokens
 from shared.domain.runs import Run, Step, Usage
-from shared.domain.settling import RunEnd
+from shared.domain.settling import PARKED, RunEnd
 from shared.domain.tools import Tool
 from shared.redis.event_log import EventLog
 from shared.sql.definitions.agents import AgentStore
@@ -101,8 +101,12 @@ class StepInHand:
     """Results that are there already, should the run be cut off."""
 
     def finish(self, usage: Usage) -> None:
-        """The model has answered."""
-        self.step = msgspec.structs.replace(self.step, status="success", usage=usage)
+        """The model has answered. The step that turns out to be the run's last gets the run's own reason."""
+        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason="end_turn")
+
+    def wait(self) -> None:
+        """Its tool calls wait for a person or for the client."""
+        self.step = msgspec.structs.replace(self.step, stop_reason=PARKED.stop_reason)
 
 
 @dataclass(kw_only=True)
@@ -215,6 +219,8 @@ class RunContext:
     async def park(self, messages: list[NewMessage], asked: Sequence[Approval]) -> Parked:
         """Makes the answer durable together with what it waits for. Raises `CancelRequested` if a cancel was first."""
         park = self.services.settlements.park
+        if self.progress.in_hand is not None:
+            self.progress.in_hand.wait()
         async with self.publisher.ending() as tail:
             checkpoint = self._checkpoint(messages, tail)
             return Parked(await self.retry_while_unavailable(lambda: park(self.run, checkpoint, asked)))
