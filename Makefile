@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Most tests wait for processes and servers more than they compute.
 TEST_PROCESSES ?= 3
+FAST_TESTS := tests/architecture tests/unit tests/contract
 ARGS ?=
 
-.PHONY: help dev test lint check format bench chaos clean
+.PHONY: help dev test test-fast lint check check-fast format bench chaos clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
@@ -18,12 +19,18 @@ dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 test: $(STAMP) ## Run the tests (ARGS="-k cancel")
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
+test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: rules, units, contracts
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not services and not slow' $(FAST_TESTS) $(ARGS)
+
 lint: $(STAMP) ## Run the linter, the format check, the dead-code check and the type checker
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/vulture
 	@$(BIN)/vulture api shared worker bench tests
 	@$(BIN)/pyright
+
+check-fast: $(STAMP) ## Run the linters beside the fast tests, in two minutes: what to run while you work
+	@$(MAKE) --no-print-directory -j2 lint test-fast
 
 check: lint test ## Run all that a change must pass
 

@@ -14,6 +14,14 @@ from tests.kit.services.missing_service import missing_service
 pytest_plugins = ["tests.kit.services.redis_fixtures"]
 
 TEST_DATABASE = "HOLDFAST_TEST_DATABASE_URL"
+SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what asks for a service by name; a parameter of a fixture brings its own mark."""
+    for item in items:
+        if isinstance(item, pytest.Function) and SERVICES.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.services)
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +59,13 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     postgres_server.give_back(url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A migrated database without rows: first SQLite, then Postgres."""
     return request.getfixturevalue(f"{request.param}_url")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A new database without tables: first SQLite, then Postgres."""
     if request.param == "sqlite":

@@ -14,6 +14,9 @@ Address = IPv4Address | IPv6Address
 NAT64 = IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a translator would connect to."""
 
+SIX_TO_FOUR = IPv6Network("2002::/16")
+"""RFC 7526 has given up 6to4: its relays are gone. Some versions of Python still call its addresses global."""
+
 
 class ForbiddenAddress(Exception):
     """The callback's host is, or resolves to, an address that callbacks may not reach."""
@@ -36,7 +39,11 @@ async def addresses_of(host: str, port: int, *, allow_private: bool) -> Sequence
 
 def is_public(text: str) -> bool:
     """Whether an address belongs to the public internet, also when it wraps an IPv4 address in one of IPv6."""
-    return all(address.is_global and not address.is_multicast for address in _with_wrapped(ip_address(text)))
+    return all(_is_public(address) for address in _with_wrapped(ip_address(text)))
+
+
+def _is_public(address: Address) -> bool:
+    return address.is_global and not address.is_multicast and address not in SIX_TO_FOUR
 
 
 def _with_wrapped(address: Address) -> Sequence[Address]:
@@ -44,7 +51,7 @@ def _with_wrapped(address: Address) -> Sequence[Address]:
         return [address]
     if address.ipv4_mapped is not None:
         return [address.ipv4_mapped]
-    wrapped = [address.sixtofour, *(address.teredo or ())]
+    wrapped = [*(address.teredo or ())]
     if address in NAT64:
         wrapped.append(IPv4Address(int(address) & 0xFFFF_FFFF))
-    return [address, *(inner for inner in wrapped if inner is not None)]
+    return [address, *wrapped]

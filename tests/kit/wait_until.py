@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def wait_until(
-    predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = 30.0, every: float = 0.01
+    predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = 60.0, every: float = 0.01
 ) -> Any:
     """The predicate's first true value. Fails the test, naming `description`, when it stays false for `timeout` s."""
     loop = asyncio.get_running_loop()

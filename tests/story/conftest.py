@@ -22,7 +22,7 @@ class Backends(NamedTuple):
     redis: RedisService
 
 
-@pytest.fixture(params=["embedded", "services"])
+@pytest.fixture(params=["embedded", pytest.param("services", marks=pytest.mark.services)])
 async def backends(request: pytest.FixtureRequest) -> AsyncIterator[Backends]:
     """An empty set-up of each kind."""
     if request.param == "embedded":

@@ -32,7 +32,7 @@ def shared_server_url() -> str:
     return f"{server}/{int(database or 0) + int(worker)}"
 
 
-@pytest.fixture(params=["embedded", "server"])
+@pytest.fixture(params=["embedded", pytest.param("server", marks=pytest.mark.services)])
 async def redis_service(request: pytest.FixtureRequest) -> AsyncIterator[RedisService]:
     """An empty Redis: first in process, then a real one."""
     if request.param == "embedded":
