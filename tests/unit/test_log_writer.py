@@ -41,6 +41,12 @@ def second_owner(*entries: bytes) -> LogWriter:
     return writer
 
 
+def emitted(writer: LogWriter, entry: bytes) -> Seq:
+    """The number that an entry is given."""
+    writer.emit(entry)
+    return writer.last
+
+
 def nearly_at(fence: Fence, left: int) -> LogWriter:
     """A writer that may give `left` more numbers of its fence; what it gave before is stored and sent."""
     writer = LogWriter(fence)
@@ -62,7 +68,7 @@ def test_a_number_belongs_to_a_fence(fence: int, first: int) -> None:
     assert first_seq_of(Fence(fence)) == first
     writer = LogWriter(Fence(fence))
     writer.begin(Seq(7), OPENING if fence > 1 else None)
-    numbers = [writer.emit(entry) for entry in (A, B)]
+    numbers = [emitted(writer, entry) for entry in (A, B)]
     opens = 1 if fence > 1 else 0
     assert numbers == [first + opens, first + opens + 1]
     assert writer.to_send().first == writer.to_store().first == first
@@ -87,10 +93,10 @@ def test_the_first_event_of_a_later_owner_names_what_it_follows() -> None:
 def test_the_opening_comes_first_also_when_others_were_emitted_before_it() -> None:
     """A cancel was announced while the log was being taken over."""
     writer = LogWriter(SECOND)
-    assert writer.emit(A) == MILLION + 2
+    assert emitted(writer, A) == MILLION + 2
     assert (list(writer.to_send().entries), list(writer.to_store().entries)) == ([], [])
     writer.begin(Seq(5), OPENING)
-    assert writer.emit(B) == MILLION + 3
+    assert emitted(writer, B) == MILLION + 3
     assert writer.to_send() == LogTail(Seq(MILLION + 1), [OPENING, A, B])
 
 
@@ -114,7 +120,7 @@ def test_what_was_stored_and_what_was_sent_are_two_things() -> None:
     writer.was_sent(Seq(4))
     assert writer.is_sent
     assert writer.last == 4
-    assert writer.emit(D) == 5
+    assert emitted(writer, D) == 5
     assert writer.to_send() == writer.to_store() == LogTail(Seq(5), [D])
 
 
@@ -212,22 +218,34 @@ def test_an_owner_near_the_end_of_its_million_wants_a_new_fence(fence: Fence) ->
 
 def test_a_new_fence_goes_on_behind_the_last_number() -> None:
     writer = nearly_at(FIRST, KEPT_FREE)
-    last = writer.emit(A)
-    writer.continue_under(SECOND, at=7)
+    writer.emit(A)
+    last = writer.last
+    writer.continue_under(SECOND, last, at=7)
     assert (writer.fence, writer.follows) == (SECOND, last)
     first, entries = writer.to_send()
     assert first == MILLION + 1
     assert [decode(entry) for entry in entries] == [LogContinued(7, last)]
     assert writer.to_store() == writer.to_send()
-    assert writer.emit(B) == MILLION + 2
+    writer.emit(B)
+    assert writer.last == MILLION + 2
     assert not writer.is_nearly_full
     assert continues(last, first, entries[0])
+
+
+def test_what_is_emitted_while_a_new_fence_is_taken_gets_a_number_of_it() -> None:
+    """It was neither stored nor sent: the new fence began with an empty list."""
+    writer = nearly_at(FIRST, KEPT_FREE)
+    stored = writer.last
+    writer.emit(B)
+    writer.continue_under(SECOND, stored, at=7)
+    assert [decode(entry) for entry in writer.to_send().entries] == [LogContinued(7, stored), decode(B)]
+    assert writer.last == MILLION + 2
 
 
 def test_a_new_fence_leaves_to_sql_what_redis_lacks_of_the_old_one() -> None:
     writer = first_owner(A, B, C)
     writer.was_sent(Seq(2))
-    writer.continue_under(SECOND, at=7)
+    writer.continue_under(SECOND, writer.last, at=7)
     assert writer.to_send().first == MILLION + 1
     assert writer.needed_before(writer.to_send()) == 0
 

@@ -41,6 +41,11 @@ class Interruption:
         self._closed = False
 
     @property
+    def error(self) -> RunInterrupted | None:
+        """The error that the block is, was or will be interrupted with."""
+        return self._error
+
+    @property
     def after_step(self) -> bool:
         """Whether a cancel waits for the step in hand to end. The block has to ask."""
         return self._after_step

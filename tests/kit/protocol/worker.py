@@ -10,7 +10,7 @@ from shared.redis.cancel_signal import CancelSignal
 from shared.redis.queue import JobLeases
 from tests.kit.protocol.owner import Owner, Surroundings
 from tests.kit.protocol.round_trips import Party
-from worker.queue.leases import LeaseRenewer, LeaseState
+from worker.queue.leases import LeaseRenewer, LeaseState, Report
 from worker.run.active_runs import ActiveRuns
 
 LEASE_MS = 6000
@@ -39,7 +39,7 @@ class ProtocolRenewer(LeaseRenewer):
         """Renews what is held, in one call, and reports as the renewing thread does."""
         asked_at = self._now()
         answers = await self.job_leases.renew(self.leases.to_renew())
-        self._reports.append((answers, asked_at))
+        self._reports.append(Report(answers, asked_at))
         self._read_reports()
 
     def look_at_time(self) -> None:
