@@ -80,14 +80,16 @@ class LogWriter:
     """One owner's part of a log.
 
     Events may be emitted before `begin`, which says what the log holds already; nothing is to be sent or stored until
-    then. `stores_first`: an entry is to be sent only when SQL has it.
+    then. `stores_first`: an entry is to be sent only when SQL has it. `kept_free`: the owner wants a new fence so many
+    numbers before the last one of its own.
     """
 
-    def __init__(self, fence: Fence, *, stores_first: bool = False) -> None:
+    def __init__(self, fence: Fence, *, stores_first: bool = False, kept_free: int = KEPT_FREE) -> None:
         self.fence = fence
         self.follows: Seq | None = None
         """The number before this owner's first one. None until `begin`."""
         self._stores_first = stores_first
+        self._kept_free = kept_free
         self._opens = fence > 1
         start = first_seq_of(fence)
         self._stored = Seq(start - 1)
@@ -115,7 +117,7 @@ class LogWriter:
     @property
     def is_nearly_full(self) -> bool:
         """Whether the numbers of this fence come to their end: the owner is to take a new one."""
-        return self.last > first_seq_of(Fence(self.fence + 1)) - KEPT_FREE
+        return self.last > first_seq_of(Fence(self.fence + 1)) - self._kept_free
 
     def begin(self, follows: Seq, opening: bytes | None) -> None:
         """The log holds everything up to `follows`. `opening` is the first entry of an owner after the first one, and

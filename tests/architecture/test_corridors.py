@@ -35,7 +35,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "worker": (*_STATE, "shared/process", "worker/*"),
     # The API. Routes are read by `main` alone; what happens to a run does not know the routes that ask for it.
     "api/tool_source": ("shared/domain",),
-    "api/letta": ("shared/domain", "shared/sql/definitions", "api/tool_source"),
+    "api/letta": ("shared", "shared/domain", "shared/sql/definitions", "api/tool_source"),
     "api/runs": (*_STATE, "api", "api/letta"),
     "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
     "api/routes": (*_STATE, "shared/process", "api", "api/letta", "api/runs"),

@@ -9,12 +9,11 @@ from arq.connections import ArqRedis
 from shared import crash_points
 from shared.clock import SystemClock
 from shared.crash_points import CrashPoint
-from shared.domain import log_writer
 from shared.domain.errors import LeaseLost, LogClosed
 from shared.domain.events import Ended, StatusChanged, StepRestarted, TextChunk, decode, encode, follows_of
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.log_writer import NUMBERS_PER_FENCE, consecutive, unbroken
+from shared.domain.log_writer import KEPT_FREE, NUMBERS_PER_FENCE, consecutive, unbroken
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog
 from shared.sql.run_tables import event_blocks
@@ -43,6 +42,7 @@ def publisher_of(
     interruption: Interruption | None = None,
     *,
     stores_first: bool = False,
+    kept_free: int = KEPT_FREE,
 ) -> Publisher:
     return Publisher(
         run,
@@ -52,6 +52,7 @@ def publisher_of(
         clock=SystemClock(),
         interruption=interruption or Interruption(),
         stores_first=stores_first,
+        kept_free=kept_free,
     )
 
 
@@ -207,12 +208,9 @@ async def test_an_event_that_comes_while_the_end_is_stored_takes_no_number_of_th
     assert isinstance(decode(entries[-1][1]), Ended)
 
 
-async def test_an_owner_that_nears_the_end_of_its_numbers_takes_a_new_fence(
-    stores: Stores, redis: ArqRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_writer, "KEPT_FREE", NUMBERS_PER_FENCE - 50)
+async def test_an_owner_that_nears_the_end_of_its_numbers_takes_a_new_fence(stores: Stores, redis: ArqRedis) -> None:
     run = await stores.claimed()
-    publisher = publisher_of(run, stores, redis)
+    publisher = publisher_of(run, stores, redis, kept_free=NUMBERS_PER_FENCE - 50)
     async with publisher.publishing():
         publisher.emit(*numbered(60))
         assert await publisher.wait_sent(10)
@@ -235,12 +233,11 @@ async def test_an_owner_that_nears_the_end_of_its_numbers_takes_a_new_fence(
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("write", [CrashPoint.SPILL, CrashPoint.NEW_FENCE])
 async def test_what_was_stored_with_its_answer_lost_is_not_stored_again(
-    stores: Stores, redis: ArqRedis, monkeypatch: pytest.MonkeyPatch, write: CrashPoint, times: int
+    stores: Stores, redis: ArqRedis, write: CrashPoint, times: int
 ) -> None:
-    if write is CrashPoint.NEW_FENCE:
-        monkeypatch.setattr(log_writer, "KEPT_FREE", NUMBERS_PER_FENCE - 50)
     run = await stores.claimed()
-    publisher = publisher_of(run, stores, redis)
+    kept_free = NUMBERS_PER_FENCE - 50 if write is CrashPoint.NEW_FENCE else KEPT_FREE
+    publisher = publisher_of(run, stores, redis, kept_free=kept_free)
     crash_points.arm(f"{write}:lost:1:{times}")
     try:
         async with publisher.publishing():

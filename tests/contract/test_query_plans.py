@@ -32,7 +32,7 @@ from shared.sql.run_tables import (
 from shared.sql.runs.listing import RunFilter
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.old_deployment import fill_with_ended_runs
+from tests.kit.runs.previous_release import fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,

@@ -25,6 +25,7 @@ from shared.redis.queue import RunQueue
 from tests.faults.conftest import LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
+from tests.kit.product.careful_client import ask, insist
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
@@ -111,26 +112,6 @@ async def deciding(http: httpx.AsyncClient) -> AsyncGenerator[None]:
 
     async with background(wait_until(look, description="nothing", timeout=3600, every=0.05), name="decide"):
         yield
-
-
-async def ask(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> httpx.Response | None:
-    """The answer; None when the API is away."""
-    try:
-        return await http.request(method, path, json=body)
-    except httpx.TransportError:
-        return None
-
-
-async def insist(http: httpx.AsyncClient, path: str, body: Any) -> Any:
-    """Sends a request until it is answered, as a careful client would."""
-
-    async def try_it() -> httpx.Response | None:
-        answer = await ask(http, "POST", path, body)
-        return None if answer is None or answer.status_code == 503 else answer
-
-    answer = await wait_until(try_it, description=f"POST {path} to be answered", timeout=LONG_S, every=0.1)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 async def agent_of(product: Product, models: ModelServer, log: Path) -> str:

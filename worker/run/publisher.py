@@ -15,7 +15,7 @@ from shared.concurrency import background
 from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
 from shared.domain.events import Event, StepRestarted, decode, encode
 from shared.domain.ids import Seq
-from shared.domain.log_writer import LogTail, LogWriter
+from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
@@ -43,7 +43,8 @@ class Publisher:
     """Brings out one run's events, for as long as its fence holds.
 
     `stores_first`: an event is in SQL before it is shown. For a Redis that lives in this process and dies with it; a
-    real one outlives the process, and keeping SQL off the path of each token is what it is there for.
+    real one outlives the process, and keeping SQL off the path of each token is what it is there for. `kept_free`: as
+    `LogWriter`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Publisher:
         clock: Clock,
         interruption: Interruption,
         stores_first: bool = False,
+        kept_free: int = KEPT_FREE,
     ) -> None:
         self.run = run
         """The run with the fence that its owner has now."""
@@ -69,7 +71,7 @@ class Publisher:
         self._clock = clock
         self._interruption = interruption
         self._stores_first = stores_first
-        self._writer = LogWriter(run.fence, stores_first=stores_first)
+        self._writer = LogWriter(run.fence, stores_first=stores_first, kept_free=kept_free)
         self._writes = asyncio.Lock()
         self._awake = asyncio.Event()
         self._idle = asyncio.Event()

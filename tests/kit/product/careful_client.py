@@ -1,0 +1,29 @@
+"""A client of an API that may be away: it asks again, as a careful client would."""
+
+from typing import Any
+
+import httpx
+
+from tests.kit.wait_until import wait_until
+
+LONG_S = 60.0
+
+
+async def ask(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> httpx.Response | None:
+    """The answer; None when the API is away."""
+    try:
+        return await http.request(method, path, json=body)
+    except httpx.TransportError:
+        return None
+
+
+async def insist(http: httpx.AsyncClient, path: str, body: Any) -> Any:
+    """Sends a request until it is answered, as a careful client would."""
+
+    async def try_it() -> httpx.Response | None:
+        answer = await ask(http, "POST", path, body)
+        return None if answer is None or answer.status_code == 503 else answer
+
+    answer = await wait_until(try_it, description=f"POST {path} to be answered", timeout=LONG_S, every=0.1)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
