@@ -1,30 +1,27 @@
 """Answers that show agents: fetches what their state is made of, and what they wait for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from api.letta.agent_state import PENDING_APPROVAL, wire_agent
-from api.letta.messages import wire_message
+from api.letta.messages import wire_approval_request
 from api.services import Services
 from shared.domain.agents import Agent
-from shared.domain.ids import AgentId, ProjectId, ThreadId
-from shared.sql.history.messages import MessageStore
-from shared.sql.runs.approvals import ApprovalStore
+from shared.domain.ids import AgentId, ThreadId
 
 
 async def agent_answers(
     services: Services, agents: Sequence[Agent], include: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
-    """The wire's states of the agents."""
+    """The wire's states of the agents. As many queries for a thousand agents as for one."""
     wanted = include or ()
-    answers: list[dict[str, Any]] = []
-    for details in await services.agents.details(agents):
-        agent = details.agent
-        waits = PENDING_APPROVAL in wanted
-        pending = await services.pending_approval(agent.project_id, agent.id) if waits else None
-        answers.append(wire_agent(details, services.environment, include=wanted, pending_approval=pending))
-    return answers
+    waiting = await _waiting(services, agents) if PENDING_APPROVAL in wanted else {}
+    return [
+        wire_agent(
+            details, services.environment, include=wanted, pending_approval=waiting.get(ThreadId(details.agent.id))
+        )
+        for details in await services.agents.details(agents)
+    ]
 
 
 async def agent_answer(services: Services, agent: Agent, include: Sequence[str] | None = None) -> dict[str, Any]:
@@ -33,18 +30,10 @@ async def agent_answer(services: Services, agent: Agent, include: Sequence[str] 
     return answer
 
 
-@dataclass(frozen=True, kw_only=True)
-class WaitingApproval:
-    """Finds the request that waits in a history."""
-
-    approvals: ApprovalStore
-    messages: MessageStore
-
-    async def of_agent(self, project_id: ProjectId, agent_id: AgentId) -> dict[str, Any] | None:
-        """The request that waits in the agent's default history; None when none does."""
-        waiting = await self.approvals.waiting_on_thread(ThreadId(agent_id))
-        if not waiting:
-            return None
-        message = await self.messages.find(project_id, waiting[0].message_id)
-        shown = [part for part in wire_message(message) if part["message_type"] == "approval_request_message"]
-        return shown[0] if shown else None
+async def _waiting(services: Services, agents: Sequence[Agent]) -> dict[ThreadId, dict[str, Any] | None]:
+    """The request that waits in the default history of each agent, as the wire's message. All are of one project."""
+    asked = await services.approvals.waiting_on_threads([ThreadId(agent.id) for agent in agents])
+    if not asked:
+        return {}
+    found = await services.messages.find(agents[0].project_id, [one.message_id for one in asked.values()])
+    return {ThreadId(AgentId(message.agent_id)): wire_approval_request(message) for message in found}

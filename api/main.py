@@ -7,7 +7,6 @@ from random import random
 
 from fastapi import FastAPI
 
-from api.agent_answers import WaitingApproval
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
@@ -113,8 +112,9 @@ def _callbacks(parts: ProcessContext, client: CallbackClient) -> CallbackDeliver
 def _services(parts: ProcessContext, feed: EventFeed) -> Services:
     settings, database, clock, ids = parts.settings, parts.database, parts.clock, parts.ids
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
-    agent_store, conversation_store = AgentEditor(database), ConversationStore(database)
-    message_store, inbox = MessageStore(database), InboxStore(database)
+    agent_store, conversation_store, message_store = (
+        AgentEditor(database), ConversationStore(database), MessageStore(database)
+    )  # fmt: skip
     event_log, queue = EventLog(parts.redis, ttl_s=settings.stream_ttl_s), RunQueue(parts.redis)
     unowned = _unowned(parts, run_store, event_log, queue)
     canceller = _canceller(parts, unowned, feed)
@@ -123,18 +123,8 @@ def _services(parts: ProcessContext, feed: EventFeed) -> Services:
         runs=run_store, events=EventStore(database), event_log=event_log, feed=feed, log_ends=LogEnds(run_store)
     )
     streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
-    submissions = SubmissionService(
-        runs=run_store,
-        listing=listing,
-        approvals=approval_store,
-        decisions=decisions,
-        inbox=inbox,
-        settlements=unowned.settlements,
-        queue=queue,
-        canceller=canceller,
-        clock=clock,
-        ids=ids,
-    )
+    submissions = _submissions(parts, canceller, decisions)
+
     return Services(
         settings=settings,
         clock=clock,
@@ -151,7 +141,7 @@ def _services(parts: ProcessContext, feed: EventFeed) -> Services:
         steps=StepStore(database),
         approvals=approval_store,
         decisions=ApprovalDecisions(approvals=approval_store, tools=ToolStore(database), approval_service=decisions),
-        inbox=inbox,
+        inbox=InboxStore(database),
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
         sending=AnswerService(
             submissions=submissions, streaming=streaming, reader=reader, runs=run_store, messages=message_store
@@ -161,8 +151,22 @@ def _services(parts: ProcessContext, feed: EventFeed) -> Services:
         ),
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
-        pending_approval=WaitingApproval(approvals=approval_store, messages=message_store).of_agent,
         readiness=_readiness(parts),
+    )
+
+
+def _submissions(parts: ProcessContext, canceller: RunCanceller, decisions: ApprovalService) -> SubmissionService:
+    return SubmissionService(
+        runs=canceller.runs,
+        listing=RunListing(parts.database),
+        approvals=decisions.approvals,
+        decisions=decisions,
+        inbox=InboxStore(parts.database),
+        settlements=canceller.unowned.settlements,
+        queue=canceller.queue,
+        canceller=canceller,
+        clock=parts.clock,
+        ids=parts.ids,
     )
 
 

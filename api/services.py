@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
@@ -12,7 +11,7 @@ from api.runs.compaction import CompactionService
 from api.runs.streaming import StreamService
 from api.runs.threads import AgentThreads
 from shared.clock import Clock
-from shared.domain.ids import AgentId, IdMaker, ProjectId
+from shared.domain.ids import IdMaker
 from shared.process.settings import Settings
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
@@ -52,7 +51,5 @@ class Services:
     compacting: CompactionService
     streaming: StreamService
     cancels: CancelService
-    pending_approval: Callable[[ProjectId, AgentId], Awaitable[dict[str, Any] | None]]
-    """The wire's approval request message that waits in an agent's default history."""
     readiness: Callable[[], Awaitable[Mapping[str, bool]]]
     """Which of the services that we need answer, by name."""

@@ -12,18 +12,16 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx2
 import structlog
 
 from api.callbacks.addresses import ForbiddenAddress, addresses_of
 from api.callbacks.signature import signed_headers
-from api.letta.runs import wire_run
-from api.runs.answers import whole_answer
+from api.letta.runs import wire_callback
 from shared.clock import Clock
 from shared.domain.errors import NotFound
-from shared.domain.runs import Run
 from shared.process.version import VERSION
 from shared.redis.queue import IntervalLock
 from shared.sql.history.messages import MessageStore
@@ -135,7 +133,8 @@ class CallbackDelivery:
     async def _attempt(self, callback: Callback) -> Attempt:
         try:
             run = await self.runs.look_up(callback.run_id)
-            body = json.dumps(await self._payload(run), ensure_ascii=False).encode()
+            told = wire_callback(run, await self.messages.list_of_run(run.id))
+            body = json.dumps(told, ensure_ascii=False).encode()
             async with asyncio.timeout(ATTEMPT_S):
                 status_code = await self._post(callback, body)
         except NotFound:
@@ -149,16 +148,6 @@ class CallbackDelivery:
         if 200 <= status_code < 300:
             return Attempt(status_code)
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
-
-    async def _payload(self, run: Run) -> dict[str, Any]:
-        shown = wire_run(run)
-        result = await whole_answer(run, self.messages, with_input=True)
-        return {
-            "run_id": run.id,
-            "status": shown["status"],
-            "completed_at": shown["completed_at"],
-            "metadata": {**shown["metadata"], "lettuce": None, "result": result},
-        }
 
     async def _post(self, callback: Callback, body: bytes) -> int:
         """Posts to the first address that can be connected to; the status of the answer, whose body is not read."""

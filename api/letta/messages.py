@@ -54,6 +54,11 @@ def wire_message(message: Message) -> list[WireMessage]:
             assert_never(body)
 
 
+def wire_approval_request(message: Message) -> WireMessage | None:
+    """The part of a stored answer that asks for approval; None when none does."""
+    return next((part for part in wire_message(message) if part["message_type"] == "approval_request_message"), None)
+
+
 def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
     """Results of one answer's calls; the fields at the top are those of the first."""
     first = returns[0]

@@ -1,14 +1,17 @@
 """Runs and steps as Letta's wire shows them. A run that waits for a person is `completed` there."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from api.letta.envelope import wire_time
-from api.letta.frames import error_fields
+from api.letta.frames import error_fields, usage_fields
+from api.letta.messages import NOT_ANSWERS, wire_messages
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import Message
 from shared.domain.model_catalog import context_window_of
-from shared.domain.runs import CancelRequest, Run, RunError, Step
+from shared.domain.runs import CancelRequest, Run, RunError, Step, Usage
 
 WIRE_STATUSES: dict[str, list[RunStatus]] = {
     "created": [RunStatus.CREATED],
@@ -52,6 +55,46 @@ def wire_run(run: Run) -> dict[str, Any]:
         "callback_error": run.callback_error,
         "ttft_ns": None,
         "total_duration_ns": duration_ns(run),
+    }
+
+
+def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = False) -> dict[str, Any]:
+    """What a run has brought: its messages, why it stopped, what it used."""
+    wanted = run.options.include_return_message_types
+    shown = [
+        message
+        for message in wire_messages(messages)
+        if (with_input or message["message_type"] not in NOT_ANSWERS)
+        and (wanted is None or message["message_type"] in wanted)
+    ]
+    return {
+        "messages": shown,
+        "stop_reason": {"message_type": "stop_reason", "stop_reason": run.stop_reason},
+        "usage": {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": None},
+        "logprobs": None,
+        "turns": None,
+    }
+
+
+def wire_callback(run: Run, messages: Iterable[Message]) -> dict[str, Any]:
+    """What the receiver of a run's callback is told."""
+    shown = wire_run(run)
+    return {
+        "run_id": run.id,
+        "status": shown["status"],
+        "completed_at": shown["completed_at"],
+        "metadata": {**shown["metadata"], "lettuce": None, "result": wire_answer(run, messages, with_input=True)},
+    }
+
+
+def wire_usage(usage: Usage) -> dict[str, Any]:
+    """The tokens that a run has used so far."""
+    fields = usage_fields(usage)
+    return {
+        **{name: fields[name] for name in ("completion_tokens", "prompt_tokens", "total_tokens")},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        **({"estimated": True} if usage.estimated else {}),
     }
 
 

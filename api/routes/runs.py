@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.dependencies import NewestFirst, OldestFirst, ProjectDep, RunIdPath, ServicesDep, Texts
-from api.letta.frames import usage_fields
 from api.letta.message_input import InjectRequest, submission_keys, user_messages
 from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn, StreamRequest
-from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step
+from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step, wire_usage
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
@@ -109,13 +108,7 @@ async def list_run_steps(
 async def retrieve_run_usage(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """The tokens that the run has used so far."""
     run = await services.runs.get(project_id, run_id)
-    fields = usage_fields(run.usage)
-    shown = {name: fields[name] for name in ("completion_tokens", "prompt_tokens", "total_tokens")}
-    details = {
-        "prompt_tokens_details": {"cached_tokens": run.usage.cached_input_tokens},
-        "completion_tokens_details": {"reasoning_tokens": run.usage.reasoning_tokens},
-    }
-    return {**shown, **details, **({"estimated": True} if run.usage.estimated else {})}
+    return wire_usage(run.usage)
 
 
 @router.get("/{run_id}/metrics")

@@ -2,17 +2,15 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.errors import RETRY_AFTER_S, model_error_answer
-from api.letta.frames import FrameOptions, usage_fields
+from api.letta.frames import FrameOptions
 from api.letta.message_input import MessagesRequest
-from api.letta.messages import NOT_ANSWERS, wire_messages
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
-from api.letta.runs import wire_run
+from api.letta.runs import wire_answer, wire_run
 from api.runs.reader import RunReader
 from api.runs.streaming import StreamService
 from api.runs.submission import Submission, SubmissionService
@@ -71,26 +69,7 @@ class AnswerService:
         if run.status is RunStatus.FAILED and run.error is not None:
             error = run.error
             return model_error_answer(error.error_type, error.detail, error.message)
-        return JSONResponse(await whole_answer(run, self.messages))
-
-
-async def whole_answer(run: Run, messages: MessageStore, *, with_input: bool = False) -> dict[str, Any]:
-    """What a run has brought: messages, why it stopped, what it used."""
-    wanted = run.options.include_return_message_types
-    shown = [
-        message
-        for message in wire_messages(await messages.list_of_run(run.id))
-        if (with_input or message["message_type"] not in NOT_ANSWERS)
-        and (wanted is None or message["message_type"] in wanted)
-    ]
-    usage = {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": None}
-    return {
-        "messages": shown,
-        "stop_reason": {"message_type": "stop_reason", "stop_reason": run.stop_reason},
-        "usage": usage,
-        "logprobs": None,
-        "turns": None,
-    }
+        return JSONResponse(wire_answer(run, await self.messages.list_of_run(run.id)))
 
 
 def _elsewhere(run: Run) -> Response:

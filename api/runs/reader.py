@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -37,33 +37,46 @@ class LogEnd(NamedTuple):
     is_over: bool
 
 
+@dataclass
+class _Question:
+    """What readers ask together."""
+
+    wanted: set[RunId] = field(default_factory=set[RunId])
+    is_answered: bool = False
+    ends: dict[RunId, LogEnd] | None = None
+    """None: the database does not say."""
+
+
 class LogEnds:
     """Answers readers that hear nothing. A thousand of them ask SQL one question, so that they leave the database's
     connections to those who write."""
 
     def __init__(self, runs: RunStore) -> None:
         self._runs = runs
-        self._wanted: set[RunId] = set()
-        self._next: asyncio.Task[dict[RunId, LogEnd] | None] | None = None
+        self._next = _Question()
         self._asking = asyncio.Lock()
 
     async def of(self, run_id: RunId) -> LogEnd | None:
         """Where the run's log ends; a run that is gone has ended. None: the database does not say."""
-        self._wanted.add(run_id)
-        if self._next is None:
-            self._next = asyncio.create_task(self._ask(), name="ask for the ends of logs")
-        ends = await asyncio.shield(self._next)
+        question = self._next
+        question.wanted.add(run_id)
+        # The first reader that comes in asks for all. Should it leave in the middle, the next one does.
+        async with self._asking:
+            if not question.is_answered:
+                await self._ask(question)
+        ends = question.ends
         return None if ends is None else ends.get(run_id, LogEnd(FIRST_SEQ, is_over=True))
 
-    async def _ask(self) -> dict[RunId, LogEnd] | None:
-        async with self._asking:
-            await asyncio.sleep(GATHER_S)
-            wanted, self._wanted, self._next = self._wanted, set(), None
-            try:
-                found = await self._runs.ends_of_logs(wanted)
-            except Unavailable:
-                return None
-        return {run_id: LogEnd(last_seq, status in STREAM_ENDED) for run_id, status, last_seq in found}
+    async def _ask(self, question: _Question) -> None:
+        await asyncio.sleep(GATHER_S)
+        if self._next is question:
+            self._next = _Question()
+        try:
+            found = await self._runs.ends_of_logs(question.wanted)
+            question.ends = {run_id: LogEnd(last_seq, status in STREAM_ENDED) for run_id, status, last_seq in found}
+        except Unavailable:
+            question.ends = None
+        question.is_answered = True
 
 
 @dataclass(frozen=True, kw_only=True)

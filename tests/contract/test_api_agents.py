@@ -10,9 +10,14 @@ from letta_client import (
     UnprocessableEntityError,
 )
 
+from api.auth import DEFAULT_PROJECT
+from shared.domain.ids import ThreadId
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from tests.kit.product import api_client
-from tests.kit.services.databases import open_database
+from tests.kit.runs.definitions import some_agent
+from tests.kit.runs.stored_runs import IDS, Stores, answer, call, checkpoint, request_of
+from tests.kit.services.databases import open_database, statements
 from tests.kit.tools import LAUNCH, ROLL_DICE
 
 ENVIRONMENT = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9100/v1"}
@@ -180,3 +185,29 @@ async def test_the_context_of_a_new_agent(client: AsyncLetta, http: httpx.AsyncC
     assert [function["function"]["name"] for function in context["functions_definitions"]] == ["roll_dice"]
     parts = ("system", "core_memory", "functions_definitions", "messages")
     assert context["context_window_size_current"] == sum(context[f"num_tokens_{part}"] for part in parts)
+
+
+async def test_a_list_of_waiting_agents_costs_the_same_queries_as_one(
+    http: httpx.AsyncClient, database: Database
+) -> None:
+    """It was two more for each agent, and a page may have a thousand."""
+    stores, asked = Stores(database), dict[str, str]()
+    for _ in range(4):
+        agent = some_agent(project_id=DEFAULT_PROJECT)
+        await AgentEditor(database).create(agent, system_message_id=IDS.message())
+        run = await stores.claimed(project_id=DEFAULT_PROJECT, agent_id=agent.id, thread_id=ThreadId(agent.id))
+        calls = [call("a", needs_approval=True), call("b", needs_approval=True)]
+        asking = answer("may I?", *calls)
+        await stores.settlements.park(run, checkpoint(run, asking), [request_of(run, asking, one) for one in calls])
+        asked[agent.id] = asking.id
+
+    async def queries(limit: int) -> int:
+        with statements() as found:
+            shown = await http.get("/v1/agents", params={"include": "agent.pending_approval", "limit": limit})
+        pending = {agent["id"]: agent["pending_approval"] for agent in shown.json()}
+        assert len(pending) == limit
+        assert {agent_id: message["id"] for agent_id, message in pending.items()}.items() <= asked.items()
+        assert all(len(message["tool_calls"]) == 2 for message in pending.values())
+        return len(found)
+
+    assert await queries(4) == await queries(1)

@@ -83,7 +83,7 @@ async def test_a_message_is_found_by_either_of_its_ids(stores: Stores) -> None:
     last = answer("done")
     await stores.settle(run, RunTrigger.COMPLETE, messages=[last])
     for message_id in (asking.id, sibling):
-        assert (await stores.messages.find(PROJECT, message_id)).id == asking.id
+        assert [found.id for found in await stores.messages.find(PROJECT, [message_id])] == [asking.id]
         [*_, newest] = await stores.messages.page(THREAD, limit=9, after=message_id)
         assert newest.id not in (asking.id, sibling)
         assert texts_of(await stores.messages.page(THREAD, limit=9, before=message_id)) == ["hi"]
@@ -96,8 +96,7 @@ async def test_an_unknown_cursor_or_message_is_not_found(stores: Stores) -> None
             await stores.messages.page(THREAD, limit=1, after=unknown)
         with pytest.raises(NotFound):
             await stores.messages.page(THREAD, limit=1, before=unknown)
-    with pytest.raises(NotFound):
-        await stores.messages.find(OTHER_PROJECT, first.id)
+    assert await stores.messages.find(OTHER_PROJECT, [first.id]) == []
 
 
 async def test_a_runs_own_messages_are_listed_in_order(stores: Stores) -> None:

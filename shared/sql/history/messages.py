@@ -1,6 +1,6 @@
 """Histories: runs write them inside their transactions, the model is told them, clients list them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -208,18 +208,16 @@ class MessageStore:
             page = [message_of(row) for row in found.mappings()]
         return page if order == "asc" else page[::-1]
 
-    async def find(self, project_id: ProjectId, message_id: MessageId) -> Message:
-        """One message of this project, by either of its ids. Raises `NotFound`."""
+    async def find(self, project_id: ProjectId, message_ids: Collection[MessageId]) -> list[Message]:
+        """Those messages of this project that have one of these ids, each by either of its own."""
+        is_wanted = sa.or_(messages.c.id.in_(message_ids), messages.c.sibling_id.in_(message_ids))
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
                 .join(agents, agents.c.id == messages.c.agent_id)
-                .where(_is(message_id), agents.c.project_id == project_id)
+                .where(is_wanted, agents.c.project_id == project_id)
             )
-            row = found.mappings().first()
-        if row is None:
-            raise NotFound(f"Message {message_id} not found")
-        return message_of(row)
+            return [message_of(row) for row in found.mappings()]
 
     async def reset(self, thread_id: ThreadId) -> None:
         """Empties a thread's context, but for its system message.

@@ -1,6 +1,6 @@
 """Approval requests: one row per tool call that waits for a person or for the client."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -95,6 +95,14 @@ class ApprovalStore:
         """What a thread waits for; empty when it waits for nothing."""
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id)
+
+    async def waiting_on_threads(self, thread_ids: Collection[ThreadId]) -> dict[ThreadId, Approval]:
+        """For each thread that waits, the first request that it waits for."""
+        query = _waiting().where(approvals.c.thread_id.in_(thread_ids))
+        async with self._database.read() as connection:
+            found = await connection.execute(query.order_by(approvals.c.run_id.desc(), approvals.c.number.desc()))
+            waiting = [approval_of(row) for row in found.mappings()]
+        return {approval.thread_id: approval for approval in waiting}
 
     async def waiting(
         self,

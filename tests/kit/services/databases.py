@@ -6,12 +6,13 @@ A lock is a barrier in the middle of a write: whoever writes to the run or the t
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -148,3 +149,18 @@ async def _execute(url: URL, statement: str) -> None:
     async with engine.connect() as connection:
         await connection.execute(sa.text(statement))
     await engine.dispose()
+
+
+@contextmanager
+def statements() -> Generator[list[str]]:
+    """Every statement that a database is asked in the block."""
+    asked: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
