@@ -36,7 +36,10 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def product(database: Database, private_redis: PrivateRedis, models: ModelServer) -> AsyncIterator[Product]:
     """The API, in this process. Nobody works until the test starts a worker."""
-    async with running_product(database, private_redis.client(), models, with_worker=False) as running:
+    settings = {"lease_s": LEASE_S}
+    async with running_product(
+        database, private_redis.client(), models, settings=settings, with_worker=False
+    ) as running:
         yield running
 
 
