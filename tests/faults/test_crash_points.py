@@ -9,8 +9,7 @@ decision is carried out, and the model answers. The others have a short story of
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -25,7 +24,7 @@ from shared.redis.queue import RunQueue
 from tests.faults.conftest import LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
-from tests.kit.product.careful_client import ask, insist
+from tests.kit.product.careful_client import ask, deciding, insist
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
@@ -97,21 +96,6 @@ def answers(log: Path) -> Callable[[ReceivedRequest], Turn]:
         return Turn(text="All is noted.")
 
     return answer
-
-
-@asynccontextmanager
-async def deciding(http: httpx.AsyncClient) -> AsyncGenerator[None]:
-    """Somebody approves whatever waits, for as long as the block lasts; an API that is away is tried again."""
-
-    async def look() -> bool:
-        answer = await ask(http, "GET", "/v1/approvals")
-        waiting_requests: list[dict[str, Any]] = [] if answer is None else answer.json()
-        for waiting in waiting_requests:
-            await ask(http, "POST", f"/v1/approvals/{waiting['id']}", {"decision": "approve"})
-        return False
-
-    async with background(wait_until(look, description="nothing", timeout=3600, every=0.05), name="decide"):
-        yield
 
 
 async def agent_of(product: Product, models: ModelServer, log: Path) -> str:

@@ -17,7 +17,7 @@ from shared.domain.log_writer import (
     unbroken,
 )
 
-FIRST, SECOND, THIRD = Fence(1), Fence(2), Fence(3)
+FIRST, SECOND = Fence(1), Fence(2)
 MILLION = 1_000_000
 A, B, C, D = (encode(StatusChanged(number, "running")) for number in range(4))
 OPENING = encode(StepRestarted(0, 2, [], Seq(5)))
