@@ -13,7 +13,19 @@ from shared.domain.messages import AssistantMessage, Message, Summary, SystemMes
 from shared.domain.runs import Run, RunOptions
 from shared.sql.definitions.conversations import ConversationStore
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
-from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, answer, call, message, said, stored_runs, texts_of
+from tests.kit.runs.stored_runs import (
+    AGENT,
+    IDS,
+    THREAD,
+    Stores,
+    answer,
+    call,
+    message,
+    said,
+    some_run,
+    stored_runs,
+    texts_of,
+)
 
 
 @pytest.fixture
@@ -25,7 +37,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 async def talk(stores: Stores, turns: int, thread_id: ThreadId = THREAD) -> list[Message]:
     """A thread of questions and answers: q1, a1, q2, a2 …"""
     for number in range(1, turns + 1):
-        run = await stores.claimed(thread_id=thread_id, input=[said(f"q{number}")])
+        run = await stores.claimed(said(f"q{number}"), thread_id=thread_id)
         await stores.settle(run, messages=[answer(f"a{number}")])
     return await stores.messages.context(thread_id)
 
@@ -101,7 +113,7 @@ async def test_an_unknown_cursor_or_message_is_not_found(stores: Stores) -> None
 
 async def test_a_runs_own_messages_are_listed_in_order(stores: Stores) -> None:
     await talk(stores, 1)
-    run = await stores.claimed(input=[said("mine")])
+    run = await stores.claimed(said("mine"))
     await stores.settle(run, messages=[answer("yours")])
     assert texts_of(await stores.messages.list_of_run(run.id)) == ["mine", "yours"]
 
@@ -124,7 +136,8 @@ async def test_a_reset_waits_for_whoever_goes_on(stores: Stores) -> None:
 
 async def compacting(stores: Stores) -> Run:
     """A claimed run that compacts the thread."""
-    return await stores.claimed(input=[], options=RunOptions(compaction=CompactionOptions()))
+    run = some_run(options=RunOptions(compaction=CompactionOptions()))
+    return await stores.claim((await stores.runs.submit(run, [])).run)
 
 
 def compaction(gone: Sequence[Message], text: str = "they talked") -> Compaction:

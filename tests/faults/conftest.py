@@ -15,6 +15,7 @@ from tests.kit.product.processes import Processes, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
 
 LEASE_S = 1.5
+LONG_LEASE_S = 20.0
 SWEEP_S = 0.3
 
 
@@ -49,6 +50,16 @@ async def working_product(
 ) -> AsyncIterator[Product]:
     """API and worker, in this process."""
     settings = {"lease_s": LEASE_S, "database_patience": LEASE_S, "sweep_s": SWEEP_S}
+    async with running_product(database, private_redis.client(), models, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def patient_product(
+    database: Database, private_redis: PrivateRedis, models: ModelServer
+) -> AsyncIterator[Product]:
+    """The same with leases that end for no busy machine: for tests of runs that are to stay where they are."""
+    settings = {"lease_s": LONG_LEASE_S, "database_patience": LONG_LEASE_S, "sweep_s": SWEEP_S}
     async with running_product(database, private_redis.client(), models, settings=settings) as running:
         yield running
 

@@ -21,7 +21,7 @@ from shared.concurrency import background
 from shared.crash_points import CrashPoint
 from shared.domain.ids import RunId
 from shared.redis.queue import RunQueue
-from tests.faults.conftest import LEASE_S
+from tests.faults.conftest import LEASE_S, LONG_LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.careful_client import ask, deciding, insist
@@ -78,9 +78,6 @@ LOSES = ("lost", "lost:1:2")
 """An answer, and the first two answers."""
 
 NEVER_S = 3600.0
-
-LONG_LEASE_S = 20.0
-"""Where nobody dies, a busy machine is not to take the lease away."""
 LONG_S = 60.0
 
 

@@ -44,10 +44,10 @@ async def test_a_long_stream_is_the_same_after_redis_was_emptied(
 
 
 async def test_a_live_reader_goes_on_when_redis_is_emptied_under_the_run(
-    working_product: Product, private_redis: PrivateRedis
+    patient_product: Product, private_redis: PrivateRedis
 ) -> None:
-    run_id = await submit(working_product, {"text": "word ", "repeat": 400, "delay_ms": 3})
-    async with reading(working_product.http, run_id) as reader:
+    run_id = await submit(patient_product, {"text": "word ", "repeat": 400, "delay_ms": 3})
+    async with reading(patient_product.http, run_id) as reader:
         await reader.reach(50)
         await flush(private_redis)
         await reader.reach(200)
@@ -57,7 +57,7 @@ async def test_a_live_reader_goes_on_when_redis_is_emptied_under_the_run(
     reader.assert_complete()
     assert len(reader.of_type("assistant_message")) == 400
     assert not reader.notes("step_restarted")
-    assert (await read_whole(working_product.http, run_id)).raw == reader.raw
+    assert (await read_whole(patient_product.http, run_id)).raw == reader.raw
 
 
 async def test_a_reader_that_comes_after_redis_was_emptied_gets_the_steps_that_are_stored(
@@ -80,19 +80,19 @@ async def test_a_reader_that_comes_after_redis_was_emptied_gets_the_steps_that_a
     assert whole.raw[: len(reader.raw)] == reader.raw
 
 
-async def test_a_run_goes_on_while_redis_is_restarted(working_product: Product, private_redis: PrivateRedis) -> None:
-    run_id = await submit(working_product, {"text": "word ", "repeat": 300, "delay_ms": 5})
-    async with reading(working_product.http, run_id) as reader:
+async def test_a_run_goes_on_while_redis_is_restarted(patient_product: Product, private_redis: PrivateRedis) -> None:
+    run_id = await submit(patient_product, {"text": "word ", "repeat": 300, "delay_ms": 5})
+    async with reading(patient_product.http, run_id) as reader:
         await reader.reach(50)
         await private_redis.kill()
         await private_redis.start()
         await reader.end()
 
     reader.assert_complete()
-    assert (await working_product.ended(run_id))["status"] == "completed"
+    assert (await patient_product.ended(run_id))["status"] == "completed"
     assert not reader.notes("step_restarted")
     assert len(reader.of_type("assistant_message")) == 300
-    assert (await read_whole(working_product.http, run_id)).raw == reader.raw
+    assert (await read_whole(patient_product.http, run_id)).raw == reader.raw
 
 
 async def test_a_run_that_outlived_its_lease_without_redis_is_taken_up_again(
