@@ -47,7 +47,7 @@ async def test_an_api_that_is_told_to_end_sends_its_readers_to_another_one(
     run_id = await submit(product.http, (await product.agent()).id)
     async with api_at(port) as http, reading(http, run_id) as sent_away:
         await wait_until(lambda: len(sent_away.of_type("assistant_message")) == 3, description="the first words")
-        assert await api.terminate(within_s=8) == 0
+        assert await api.terminate() == 0
         await sent_away.end()
 
     assert sent_away.is_sent_away
@@ -67,7 +67,7 @@ async def test_a_caller_that_waits_for_a_whole_answer_is_told_where_it_will_be(
     async with api_at(port) as http:
         asking = asyncio.ensure_future(http.post(f"/v1/agents/{agent.id}/messages", json={"input": "Hello"}))
         await wait_until(lambda: models.requests, description="the model to be asked")
-        assert await api.terminate(within_s=8) == 0
+        assert await api.terminate() == 0
         answer = await asking
 
     assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
@@ -88,7 +88,7 @@ async def test_the_sdk_reads_on_elsewhere_when_its_api_is_told_to_end(
             agent.id, input="Hello", streaming=True, stream_tokens=True, background=True
         )
         seen = [await anext(stream) for _ in range(20)]
-        assert await api.terminate(within_s=8) == 0
+        assert await api.terminate() == 0
         seen += [chunk async for chunk in stream]
     assert seen[-1].message_type != "stop_reason"
 
@@ -112,12 +112,11 @@ async def test_runs_that_wait_for_a_slow_model_do_not_keep_new_runs_from_startin
         await submit(product.http, agent.id)
     await wait_until(lambda: len(models.requests) == WAITING, description="all of them to wait for the model")
 
-    loop = asyncio.get_running_loop()
-    submitted_at = loop.time()
     run_id = await submit(product.http, quick.id)
     whole = await read_whole(product.http, run_id)
 
-    assert loop.time() - submitted_at < 10.0
+    assert len(models.requests) == WAITING + 1
+    assert not any(request.client_left for request in models.requests[:WAITING]), "all of them wait still"
     whole.assert_complete()
     assert whole.of_type("assistant_message")[0]["content"] == "quick"
 
