@@ -75,7 +75,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             max_runs=settings.max_runs,
             takes_more=lambda: active_runs.takes_more,
             lease_s=settings.lease_s,
-            on_lease_lost=lambda job_id: active_runs.lease_lost(parse_job_id(job_id)[0]),
+            on_lease_lost=lambda job_id: active_runs.lease_lost(*parse_job_id(job_id)),
             still_ours=lambda job_id: active_runs.still_owned(*parse_job_id(job_id)),
             on_shutdown=active_runs.shut_down,
         )

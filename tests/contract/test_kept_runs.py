@@ -80,7 +80,7 @@ async def test_an_old_job_is_not_taken_again_because_the_same_worker_has_a_newer
     """SQL was asked about the newer one, and the worker went on with the run twice."""
     run, clock = await stores.claimed(), SystemClock()
     active_runs = ActiveRuns(signal=CancelSignal(redis), runs=stores.runs, clock=clock, look_every_s=9)
-    with active_runs.tracking(run.id) as active:
+    with active_runs.tracking(run.id, run.dispatch) as active:
         active.publisher = Publisher(
             run,
             event_log=EventLog(redis, ttl_s=60),
@@ -91,3 +91,5 @@ async def test_an_old_job_is_not_taken_again_because_the_same_worker_has_a_newer
         )
         assert await active_runs.still_owned(run.id, run.dispatch)
         assert not await active_runs.still_owned(run.id, run.dispatch - 1)
+        active_runs.lease_lost(run.id, run.dispatch - 1)
+        assert active.interruption.error is None, "the lease of the old job says nothing of the newer one"

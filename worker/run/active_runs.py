@@ -31,6 +31,7 @@ NEIGHBOURS_S = 10.0
 class ActiveRun:
     """A run that this worker has, or is about to claim."""
 
+    dispatch: int
     interruption: Interruption
     publisher: Publisher | None = None
     """None until the run is claimed."""
@@ -56,12 +57,12 @@ class ActiveRuns:
         return alone is None or (alone.publisher is not None and alone.publisher.has_saved)
 
     @contextmanager
-    def tracking(self, run_id: RunId) -> Generator[ActiveRun]:
-        """Makes a run reachable for as long as the block lasts. Raises `ShutdownRequested` when another one runs alone
-        here."""
+    def tracking(self, run_id: RunId, dispatch: int) -> Generator[ActiveRun]:
+        """Makes a run of this dispatch reachable while the block lasts. Raises `ShutdownRequested` when another
+        one runs alone here."""
         if not self.takes_more:
             raise ShutdownRequested
-        active = self._active[run_id] = ActiveRun(interruption=Interruption())
+        active = self._active[run_id] = ActiveRun(dispatch=dispatch, interruption=Interruption())
         if self._shutting_down:
             active.interruption.interrupt(ShutdownRequested())
         try:
@@ -115,10 +116,11 @@ class ActiveRuns:
         ):
             yield
 
-    def lease_lost(self, run_id: RunId) -> None:
-        """Stops a run that another worker may own now."""
-        if run_id in self._active:
-            self._active[run_id].interruption.interrupt(LeaseLost())
+    def lease_lost(self, run_id: RunId, dispatch: int) -> None:
+        """Stops a run that another worker may own now; but not when this worker has it by a newer dispatch."""
+        active = self._active.get(run_id)
+        if active is not None and active.dispatch == dispatch:
+            active.interruption.interrupt(LeaseLost())
 
     def shut_down(self) -> None:
         """Stops every run, to be handed over; also those that are claimed from now on."""

@@ -64,7 +64,7 @@ class RunExecutor:
         when it is to be tried again.
         """
         # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
-        with bound_contextvars(run_id=run_id), self.active_runs.tracking(run_id) as active:
+        with bound_contextvars(run_id=run_id), self.active_runs.tracking(run_id, dispatch) as active:
             try:
                 await self._execute_tracked(active, run_id, dispatch, alone_after=self._alone_after)
             except MustRunAlone as error:

@@ -105,7 +105,7 @@ class ProtocolWorker:
     def hear_of_losses(self) -> None:
         """The jobs whose leases are lost are told so."""
         for zombie in self.zombies:
-            self._active_runs.lease_lost(zombie.run_id)
+            self._active_runs.lease_lost(zombie.run_id, zombie.number)
 
     def look_at_time(self) -> None:
         """Stops the jobs whose time is over, unless the process stands still."""
