@@ -1,4 +1,4 @@
-"""Deciding one waiting tool call: checked against what was shown and against the tool, then stored and carried out."""
+"""Deciding one waiting tool call: checked against what was shown and against the tool, then stored and followed."""
 
 import json
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ class RunCanceller:
     ) -> Run:
         """Asks for a cancel and waits for the run to stop, at most `wait_s`; the run as it is then.
 
-        A run that has ended is given back as it is. A run that nobody holds is settled here.
+        A run that has ended is returned as it is. A run that nobody holds is settled here.
         """
         if run.status in TERMINAL:
             return run

@@ -6,7 +6,7 @@ A run is *created* by the API and *claimed* by a worker, which then runs its ste
 running is legal: its last owner died, was told to hand over, or lost its lease; the fence grows, and what the last
 owner still writes is refused. From `running` a run ends in exactly one of three ways (completed, failed, cancelled) or
 is *parked*: it waits for a person to decide a tool call, and no worker holds it. The decision closes the parked run
-as completed (its stream ended when it was parked) and starts a new run that carries the decision out.
+as completed (its stream ended when it was parked) and starts its continuation, a new run.
 
 A request to cancel is not a status. It is a fact on the run (`cancel_requested_at`), recorded before anybody is told;
 CANCEL is applied once, by whoever owns the run at that moment.

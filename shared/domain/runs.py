@@ -126,9 +126,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     error: RunError | None = None
     options: RunOptions = RunOptions()
     continues: RunId | None = None
-    """The parked run whose decision this run carries out."""
+    """The parked run that this run continues, after a decision."""
     turn: int | None = None
-    """The run's place in its thread's history, given when it begins. A run that carries out a decision has the turn of
+    """The run's place in its thread's history, given when it begins. A continuation has the turn of
     the run that asked."""
     dispatch: int = 0
     """Number of the newest dispatch; an older one can no longer claim the run."""

@@ -1,4 +1,4 @@
-"""Deciding tool calls that wait, and having the decisions carried out: the one entrance for people, clients and the
+"""Deciding tool calls that wait, and continuing the runs that waited: the one entrance for people, clients and the
 clock."""
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""What is arq's about a job: how it is described in Redis, looked up, started, given back or given up.
+"""What is arq's about a job: how it is described in Redis, looked up, started, released or finished.
 
 arq's polling, locks, abort, results, timeouts, tries, cron, health key and signals are not used; `queue_worker` finds
 jobs and holds them its own way.
@@ -21,13 +21,13 @@ NEVER_S = 10 * 365 * 24 * 3600
 UNLIMITED_TRIES = 1_000_000_000
 
 
-class GiveBack(Exception):
-    """The job is to be run again, by whoever claims it next."""
+class ReleaseJob(Exception):
+    """The job is to be run again, by the worker that claims it next."""
 
 
 class ArqJobs:
     """Runs jobs: `execute(job_id, run_id, dispatch)` for each, and then `finish(job_id, is_done)`. A job is done when
-    `execute` returns or raises anything but `GiveBack`. To be made on the running event loop."""
+    `execute` returns or raises anything but `ReleaseJob`. To be made on the running event loop."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ArqJobs:
         async def execute_job(ctx: dict[Any, Any], run_id: str, dispatch: int) -> None:
             try:
                 await execute(ctx["job_id"], RunId(run_id), dispatch)
-            except GiveBack as reason:
+            except ReleaseJob as reason:
                 raise RetryJob from reason
 
         self._worker = _Worker(

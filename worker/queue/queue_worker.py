@@ -17,7 +17,7 @@ from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import Redis
 from shared.redis.queue import JobLeases
-from worker.queue.arq_jobs import ArqJobs, GiveBack
+from worker.queue.arq_jobs import ArqJobs, ReleaseJob
 from worker.queue.leases import LeaseRenewer, LeaseState
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class QueueWorker:
 
     How `execute` ends decides about the job:
     - it returns, or raises anything else: the job is done and removed;
-    - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is given back, and claimed within milliseconds;
+    - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is released, and claimed within milliseconds;
     - `Unavailable`: the same, after a pause;
     - `LeaseLost`: somebody else has the job already, nothing is touched.
 
@@ -161,15 +161,15 @@ class QueueWorker:
 
     async def _execute_job(self, job_id: str, run_id: RunId, dispatch: int) -> None:
         if self._draining or self._is_lost(job_id):
-            raise GiveBack("too late to begin")
+            raise ReleaseJob("too late to begin")
         try:
             await self._execute(run_id, dispatch)
         except (ShutdownRequested, LeaseLost, MoreInput) as interruption:
-            raise GiveBack from interruption
+            raise ReleaseJob from interruption
         except Unavailable as error:
-            logger.warning("run %s is given back: %s", run_id, error)
+            logger.warning("run %s is released: %s", run_id, error)
             await asyncio.sleep(AGAIN_S)
-            raise GiveBack from error
+            raise ReleaseJob from error
 
     async def _finish_job(self, job_id: str, is_done: bool) -> None:
         if not self._renewer.release(job_id):

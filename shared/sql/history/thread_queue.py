@@ -41,7 +41,7 @@ async def lock_thread(connection: AsyncConnection, thread_id: ThreadId) -> None:
 def is_next_in_queue(run: Run) -> sa.ColumnElement[bool]:
     """Nothing on the run's thread comes before it: no run is running or parked, and none was submitted earlier.
 
-    A run that carries out a decision goes before those that were queued while the decision was waited for.
+    The continuation of a parked run goes before those that were queued while the decision was waited for.
     """
     other = runs.alias("other")
     earlier = other.c.number < run.number
@@ -81,8 +81,8 @@ def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
 
     A decision does; a user's message that came with it waits for the tools' results, which must come first.
     """
-    carries_out = run.continues is not None and given and isinstance(given[0].body, ApprovalResponse)
-    return given[:1] if carries_out else given
+    is_continuation = run.continues is not None and given and isinstance(given[0].body, ApprovalResponse)
+    return given[:1] if is_continuation else given
 
 
 async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:

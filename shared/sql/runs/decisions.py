@@ -1,5 +1,5 @@
 """Deciding approval requests: one by one, by people and by the clock, or all that wait of an answer in one message. The
-last decision of an answer closes the parked run and stores the run that carries the decisions out."""
+last decision of an answer closes the parked run and stores its continuation."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -34,14 +34,14 @@ class AskedBy(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A request as it was decided. `run` carries the decisions out; None while other calls of the answer wait."""
+    """A request as it was decided. `run` is the continuation; None while other calls of the answer wait."""
 
     approval: Approval
     run: Run | None
 
 
 class DecisionStore:
-    """Stores decisions, each once, and with the last one of an answer the run that carries them out."""
+    """Stores decisions, each once, and with the last one of an answer the continuation of the parked run."""
 
     def __init__(self, database: Database, ids: IdMaker) -> None:
         self._database = database
@@ -50,10 +50,10 @@ class DecisionStore:
     async def decide_all(
         self, run: Run, given: Sequence[NewMessage], *, keys: Sequence[str] = (), by: str, again: bool = False
     ) -> Submitted:
-        """Decides all calls that a thread waits for, and stores `run`, which carries the decisions out.
+        """Decides all calls that a thread waits for, and stores `run`, which continues the parked one.
 
         The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that nobody has
-        decided yet. Repeated while the carrying run is active, they give that run again; `again` is as in
+        decided yet. Repeated while the continuation is active, they give that run again; `again` is as in
         `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, or `Conflict` when somebody
         decided otherwise.
         """
@@ -65,7 +65,7 @@ class DecisionStore:
             asked_by = await _decide_waiting(connection, run, given, by)
             if asked_by.continued_by is not None:
                 return Submitted(await get_run(connection, asked_by.continued_by), is_new=False)
-            return Submitted(await _start_carrying(connection, run, given, asked_by, keys), is_new=True)
+            return Submitted(await _start_continuation(connection, run, given, asked_by, keys), is_new=True)
 
     async def decide(self, asked: Approval, decision: Decision, *, by: str, now: datetime) -> Decided:
         """Decides one request. The same decision again gives what came of the first.
@@ -86,10 +86,10 @@ class DecisionStore:
             if all(approval.decision is not None for approval in await requests_of(connection, parked.id)):
                 asked_by = AskedBy(parked.id, parked.fence)
                 response = NewMessage(id=self._ids.message(), created_at=now, body=ApprovalResponse([]))
-                run = await _start_carrying(connection, self._carrying_run(parked, now), [response], asked_by)
+                run = await _start_continuation(connection, self._continuation(parked, now), [response], asked_by)
             return Decided(await _get(connection, asked.id), run)
 
-    def _carrying_run(self, parked: Run, now: datetime) -> Run:
+    def _continuation(self, parked: Run, now: datetime) -> Run:
         """Nobody sends a request that this run answers, so it does what the parked one was asked to do."""
         return Run(
             id=self._ids.run(),
@@ -126,10 +126,10 @@ async def _decide_waiting(
     return AskedBy(waiting[0].run_id, fence.scalar_one())
 
 
-async def _start_carrying(
+async def _start_continuation(
     connection: AsyncConnection, run: Run, given: Sequence[NewMessage], asked_by: AskedBy, keys: Sequence[str] = ()
 ) -> Run:
-    """Closes a parked run of which every call is decided, and stores the run that carries the decisions out.
+    """Closes a parked run of which every call is decided, and stores its continuation.
 
     The `ApprovalResponse` that `given` begins with is made to hold all decisions on the answer: some of them may have
     come earlier, one by one.
@@ -139,8 +139,8 @@ async def _start_carrying(
     await connection.execute(sa.update(approvals).where(approvals.c.run_id == parked.id).values(continued_by=run.id))
     response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
     whole = msgspec.structs.replace(given[0], body=response)
-    carrying = msgspec.structs.replace(run, continues=parked.id, turn=parked.turn)
-    return await insert_run(connection, carrying, [whole, *given[1:]], keys)
+    continuation = msgspec.structs.replace(run, continues=parked.id, turn=parked.turn)
+    return await insert_run(connection, continuation, [whole, *given[1:]], keys)
 
 
 def _refuse_other_decision(decided: Approval, decision: Decision) -> None:
