@@ -1,4 +1,4 @@
-"""The sweeper dispatches for runs in nobody's hands, and leaves alone what a living worker holds."""
+"""The sweeper dispatches for unowned runs, and leaves alone what a living worker holds."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 

@@ -16,7 +16,7 @@ from shared.redis.connection import Redis
 from shared.redis.queue import EXECUTE_RUN, decode_job, encode_job
 
 NEVER_S = 10 * 365 * 24 * 3600
-"""arq insists on a timeout for jobs; the run's own is not arq's business."""
+"""arq demands a timeout for jobs; the run's own timeout is not arq's business."""
 
 UNLIMITED_TRIES = 1_000_000_000
 
