@@ -1,4 +1,4 @@
-"""Steps inside somebody's transaction, and reading them."""
+"""Steps: a writer inside a caller's transaction, and readers."""
 
 import sqlalchemy as sa
 
