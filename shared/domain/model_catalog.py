@@ -233,8 +233,8 @@ LONGEST_HANDLE = 300
 """Characters. Models on a server of one's own may be named after a path."""
 
 _CHANGES_A_PATH = re.compile(r"\.\.|(^|/)\.(/|$)|[\x00-\x1f\x7f\\?#%&]")
-"""Characters that a model's name may not have. Some wires put the name into the URL of the request, where these would
-lead the provider's key to another place."""
+"""What a model's name may not contain. Some wires put the name into the URL of the request, where this would lead the
+provider's key to another place."""
 
 _CREDENTIALS = re.compile(r"(?<=//)[^/]*@|[?#].*")
 

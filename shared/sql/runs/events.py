@@ -18,7 +18,7 @@ BLOCKS_AT_ONCE = 64
 
 SMALL_BLOCK = 100
 WORTH_MERGING = 8
-"""When a run ends with so many blocks of fewer entries, they are put together."""
+"""The end of a run puts its small blocks together when it has so many of them."""
 
 
 async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTail) -> None:

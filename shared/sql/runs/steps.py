@@ -1,4 +1,4 @@
-"""Steps: a writer inside a caller's transaction, and readers."""
+"""Steps, as clients read them: by id, by run or by agent."""
 
 import sqlalchemy as sa
 
