@@ -1,4 +1,4 @@
-"""Deciding one waiting tool call: checked against what was shown and against the tool, then stored and carried out."""
+"""Decisions on one waiting tool call: checked against what was shown and against the tool, then stored and followed."""
 
 import json
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from shared.tool_arguments import RefusedArguments, check_arguments
 
 @dataclass(frozen=True, kw_only=True)
 class ApprovalDecisions:
-    """Takes people's decisions."""
+    """Checks and stores people's decisions."""
 
     approvals: ApprovalStore
     tools: ToolStore
     approval_service: ApprovalService
 
     async def decide(self, project_id: ProjectId, approval_id: ApprovalId, request: DecisionIn) -> Decided:
-        """Decides one call; the last one of an answer starts the run that goes on.
+        """Decides one call. The decision on the last call of an answer starts the continuation of the run.
 
-        Raises `NotFound`, `InvalidRequest`, or `Conflict`: the arguments are not those that were shown, or somebody
-        decided otherwise before.
+        Raises `NotFound`, `InvalidRequest`, or `Conflict`: the arguments are not those that were shown, or another
+        caller decided otherwise before.
         """
         asked = await self.approvals.get(project_id, approval_id)
         if request.arguments_hash not in (None, asked.arguments_hash):

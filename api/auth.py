@@ -22,7 +22,7 @@ class ApiKeys:
         keys: dict[str, ProjectId] = {}
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
         if text and not entries:
-            # As two empty variables make it, `$KEY_A,$KEY_B`: whoever wrote it does not want an open door.
+            # Two empty variables make such a list, `$KEY_A,$KEY_B`. Its author does not want a server without keys.
             raise InvalidRequest("HOLDFAST_API_KEYS is set, but no key is in it: write it as project=key")
         for position, entry in enumerate(entries, start=1):
             project, key = (part.strip() for part in entry.partition("=")[::2])

@@ -111,7 +111,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
-    _refuse_open_door(settings, options.host, is_dev=True)
+    _refuse_list_without_keys(settings, options.host, is_dev=True)
     if settings.redis_url or settings.database_url:
         raise InvalidRequest(
             "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL and HOLDFAST_DATABASE_URL, or use "
@@ -121,16 +121,16 @@ async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
         settings = settings.model_copy(update={"builtin_models": True})
     with only_process(settings.data_dir):
         database = Database(f"sqlite:///{settings.data_dir / 'holdfast.db'}")
-        async with _parts(settings, database, connect_embedded(), is_embedded=True) as parts:
+        async with _process(settings, database, connect_embedded(), is_embedded=True) as process:
             await migrate(database)
-            async with working(parts, alone=True), serving(parts) as app:
+            async with working(process, alone=True), serving(process) as app:
                 await _serve(app, settings, options)
 
 
 async def _run_api(settings: Settings, options: argparse.Namespace) -> None:
-    _refuse_open_door(settings, options.host)
+    _refuse_list_without_keys(settings, options.host)
     database = await _production_database(settings)
-    async with _parts(settings, database, _production_redis(settings)) as parts, serving(parts) as app:
+    async with _process(settings, database, _production_redis(settings)) as process, serving(process) as app:
         await _serve(app, settings, options)
 
 
@@ -139,7 +139,7 @@ async def _run_worker(settings: Settings, _options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with _parts(settings, database, _production_redis(settings)) as parts, working(parts):
+    async with _process(settings, database, _production_redis(settings)) as process, working(process):
         print(f"holdfast worker: up to {settings.max_runs} runs at once", flush=True)
         await stop.wait()
 
@@ -154,7 +154,7 @@ async def _run_migrate(settings: Settings, _options: argparse.Namespace) -> None
 
 
 @asynccontextmanager
-async def _parts(
+async def _process(
     settings: Settings, database: Database, redis: Redis, *, is_embedded: bool = False
 ) -> AsyncGenerator[ProcessContext]:
     try:
@@ -209,7 +209,7 @@ def _production_redis(settings: Settings) -> Redis:
     return connect(settings.redis_url)
 
 
-def _refuse_open_door(settings: Settings, host: str, *, is_dev: bool = False) -> None:
+def _refuse_list_without_keys(settings: Settings, host: str, *, is_dev: bool = False) -> None:
     """Raises `InvalidRequest` for keys that are malformed, and where everybody would be let in by mistake."""
     if ApiKeys.parse(settings.api_keys.get_secret_value()).are_required:
         return

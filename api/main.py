@@ -88,49 +88,49 @@ def create_app(services: Services) -> FastAPI:
 
 
 @asynccontextmanager
-async def serving(parts: ProcessContext) -> AsyncGenerator[FastAPI]:
+async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     """The application, with its feed running and callbacks delivered for as long as the block lasts."""
-    feed = EventFeed(parts.redis)
-    async with feed.running(), callback_client() as client, _callbacks(parts, client).delivering():
-        yield create_app(_services(parts, feed))
+    feed = EventFeed(process.redis)
+    async with feed.running(), callback_client() as client, _callbacks(process, client).delivering():
+        yield create_app(_services(process, feed))
 
 
-def _callbacks(parts: ProcessContext, client: CallbackClient) -> CallbackDelivery:
+def _callbacks(process: ProcessContext, client: CallbackClient) -> CallbackDelivery:
     return CallbackDelivery(
-        outbox=CallbackStore(parts.database),
-        runs=RunStore(parts.database),
-        messages=MessageStore(parts.database),
+        outbox=CallbackStore(process.database),
+        runs=RunStore(process.database),
+        messages=MessageStore(process.database),
         client=client,
-        clock=parts.clock,
+        clock=process.clock,
         jitter=random,
-        key=signing_key(parts.settings.callback_secret.get_secret_value()),
-        allow_private=parts.settings.callback_allow_private,
-        intervals=IntervalLock(parts.redis),
+        key=signing_key(process.settings.callback_secret.get_secret_value()),
+        allow_private=process.settings.callback_allow_private,
+        intervals=IntervalLock(process.redis),
     )
 
 
-def _services(parts: ProcessContext, feed: EventFeed) -> Services:
-    settings, database, clock, ids = parts.settings, parts.database, parts.clock, parts.ids
+def _services(process: ProcessContext, feed: EventFeed) -> Services:
+    settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
     agent_store, conversation_store, message_store = (
         AgentEditor(database), ConversationStore(database), MessageStore(database)
     )  # fmt: skip
-    event_log, queue = EventLog(parts.redis, ttl_s=settings.stream_ttl_s), RunQueue(parts.redis)
-    unowned = _unowned(parts, run_store, event_log, queue)
-    canceller = _canceller(parts, unowned, feed)
-    decisions = _approval_service(parts, unowned, approval_store)
+    event_log, queue = EventLog(process.redis, ttl_s=settings.stream_ttl_s), RunQueue(process.redis)
+    unowned = _unowned(process, run_store, event_log, queue)
+    canceller = _canceller(process, unowned, feed)
+    decisions = _approval_service(process, unowned, approval_store)
     reader = RunReader(
         runs=run_store, events=EventStore(database), event_log=event_log, feed=feed, log_ends=LogEnds(run_store)
     )
     streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
-    submissions = _submissions(parts, canceller, decisions)
+    submissions = _submissions(process, canceller, decisions)
 
     return Services(
         settings=settings,
         clock=clock,
         ids=ids,
         keys=ApiKeys.parse(settings.api_keys.get_secret_value()),
-        environment=parts.environment,
+        environment=process.environment,
         agents=agent_store,
         tools=ToolStore(database),
         blocks=BlockStore(database),
@@ -151,73 +151,73 @@ def _services(parts: ProcessContext, feed: EventFeed) -> Services:
         ),
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
-        readiness=_readiness(parts),
+        readiness=_readiness(process),
     )
 
 
-def _submissions(parts: ProcessContext, canceller: RunCanceller, decisions: ApprovalService) -> SubmissionService:
+def _submissions(process: ProcessContext, canceller: RunCanceller, decisions: ApprovalService) -> SubmissionService:
     return SubmissionService(
         runs=canceller.runs,
-        listing=RunListing(parts.database),
+        listing=RunListing(process.database),
         approvals=decisions.approvals,
         decisions=decisions,
-        inbox=InboxStore(parts.database),
+        inbox=InboxStore(process.database),
         settlements=canceller.unowned.settlements,
         queue=canceller.queue,
         canceller=canceller,
-        clock=parts.clock,
-        ids=parts.ids,
+        clock=process.clock,
+        ids=process.ids,
     )
 
 
-def _readiness(parts: ProcessContext) -> Callable[[], Awaitable[Mapping[str, bool]]]:
-    presence = WorkerPresence(parts.redis)
+def _readiness(process: ProcessContext) -> Callable[[], Awaitable[Mapping[str, bool]]]:
+    presence = WorkerPresence(process.redis)
 
     async def readiness() -> Mapping[str, bool]:
-        is_there = await parts.database.is_reachable()
+        is_there = await process.database.is_reachable()
         return {
             "database": is_there,
-            "migrations": is_there and await is_current(parts.database),
-            "redis": await is_reachable(parts.redis),
+            "migrations": is_there and await is_current(process.database),
+            "redis": await is_reachable(process.redis),
             "worker": await presence.is_any_alive(),
         }
 
     return readiness
 
 
-def _canceller(parts: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:
+def _canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:
     return RunCanceller(
         runs=unowned.runs,
         unowned=unowned,
-        cancel_signal=CancelSignal(parts.redis),
+        cancel_signal=CancelSignal(process.redis),
         queue=unowned.queue,
         feed=feed,
         event_log=unowned.event_log,
-        clock=parts.clock,
-        wait_s=parts.settings.cancel_wait_s,
-        lease_s=parts.settings.lease_s,
+        clock=process.clock,
+        wait_s=process.settings.cancel_wait_s,
+        lease_s=process.settings.lease_s,
     )
 
 
-def _approval_service(parts: ProcessContext, unowned: UnownedRuns, approvals: ApprovalStore) -> ApprovalService:
+def _approval_service(process: ProcessContext, unowned: UnownedRuns, approvals: ApprovalStore) -> ApprovalService:
     return ApprovalService(
         approvals=approvals,
-        decisions=DecisionStore(parts.database, parts.ids),
+        decisions=DecisionStore(process.database, process.ids),
         runs=unowned.runs,
         unowned=unowned,
         queue=unowned.queue,
-        clock=parts.clock,
+        clock=process.clock,
     )
 
 
-def _unowned(parts: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
+def _unowned(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
     return UnownedRuns(
         runs=run_store,
-        checkpoints=CheckpointStore(parts.database),
-        settlements=SettlementStore(parts.database, parts.ids),
-        events=EventStore(parts.database),
+        checkpoints=CheckpointStore(process.database),
+        settlements=SettlementStore(process.database, process.ids),
+        events=EventStore(process.database),
         event_log=event_log,
         queue=queue,
-        clock=parts.clock,
-        ids=parts.ids,
+        clock=process.clock,
+        ids=process.ids,
     )

@@ -1,7 +1,7 @@
 """JSON Schema with a bound on its cost: a small schema and small arguments can take hours together.
 
-The schema may come from a tenant. So it has a size, it is checked once and not for every call, its regular expressions
-are never run, and each step of a validation is paid for from a budget. What costs more than the budget is refused.
+The schema may come from a tenant. So it has a size, it is checked once and not for every call, and its regular
+expressions are never run. Each step of a validation is paid for from a budget, and what costs more is refused.
 """
 
 import functools
@@ -24,14 +24,14 @@ MAX_COST = 100_000
 """A unit is about the time that the check of one keyword takes: 5 microseconds."""
 
 CHECKED_SCHEMAS = 128
-"""So many schemas are remembered as valid, or not."""
+"""The number of schemas that the process remembers as valid or not."""
 
 _PER_STEP = 64
-"""So many plain steps of a loop cost a unit."""
+"""Plain steps of a loop that cost a unit."""
 _COMPARISONS = 8
-"""So many comparisons of an `enum` do."""
+"""Comparisons of an `enum` that cost a unit."""
 _CHARACTERS = 500
-"""So many characters of an error's text do: it repeats the value that does not fit."""
+"""Characters of an error's text that cost a unit: the text repeats the value that does not fit."""
 
 _FOR_EACH_ITEM = ("items", "contains", "propertyNames", "additionalProperties")
 _NEVER_CHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
@@ -121,7 +121,8 @@ class _Budget:
         return each * len(cast("list[Any]", instance)) + 1
 
     def _length(self, value: Any) -> int:
-        """About how many characters a value has when it is written down. Kept, for it is asked again and again."""
+        """About how many characters a value has when it is written down. The answer is remembered, because several
+        keywords ask for it."""
         if not isinstance(value, (dict, list)):
             return len(value) if isinstance(value, str) else 8
         known = self._sizes.get(id(cast("object", value)))

@@ -1,4 +1,4 @@
-"""Time, as something that is handed in: tests own it, the product uses the system's."""
+"""The time, handed in to everything that needs it: tests own their clock, the product uses the system's."""
 
 import time
 from datetime import UTC, datetime

@@ -1,7 +1,7 @@
-"""The ways in which work goes on beside other work: for the length of a block, again and again, on a thread of its own.
+"""Work that runs beside other work: for the length of a block, again and again, or on a thread of its own.
 
-Feeds, lease renewal and watchers run while somebody needs them, never longer, and when one breaks, the block that
-relies on it must not go on as if nothing had happened.
+Feeds, lease renewal and watchers run for as long as a block needs them. When one of them breaks, its block is
+cancelled: it must not go on as if nothing had happened.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from shared.domain.errors import Unavailable
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGenerator[None]:
-    """Runs `work` beside the body and cancels it when the body ends. If `work` fails, the body is cancelled and the
-    failure raised. The exception comes out as itself, not in a group, because callers catch domain errors; when both
-    fail, it is the body's.
+    """Runs `work` beside the body and cancels it when the body ends.
+
+    If `work` fails, the body is cancelled and the failure is raised. If both fail, the body's failure is raised. It
+    comes out as itself and not in a group, because callers catch domain errors.
     """
     here = asyncio.current_task()
     cancelling_before = here.cancelling() if here is not None else 0
@@ -50,9 +51,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def repeating(action: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> AsyncGenerator[None]:
-    """Calls `action` now and then `every_s` seconds after each call has ended, until the block ends.
+    """Calls `action` at once, and again `every_s` seconds after each call has ended, until the block ends.
 
-    A call that is under way then is waited for, not torn.
+    When the block ends in the middle of a call, it waits for that call.
     """
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -80,7 +81,8 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
 async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
     """Runs `work` on an event loop in a thread of its own until it ends, fails, or this task is cancelled.
 
-    Its failure is raised here. A cancellation reaches `work` as one, and is waited for: nothing of it is left behind.
+    A failure of `work` is raised here. A cancellation of this task is passed on to `work` and waited for, so that
+    nothing of `work` remains.
     """
     began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -123,16 +125,16 @@ Result = TypeVar("Result")
 PAUSE_S = 0.2
 
 PATIENCE_S = 3.0
-"""How long a write that somebody waits for is tried again. Its commit may have gone through and only the answer been
-lost."""
+"""Seconds for which a write is repeated while a caller waits for it. Its commit may have gone through and only the
+answer been lost."""
 
 
 async def retry_while_unavailable(action: Callable[[bool], Awaitable[Result]], *, for_s: float, clock: Clock) -> Result:
-    """What `action(is_again)` gives, tried again while a service does not answer, at most for `for_s` seconds.
+    """Calls `action(is_again)` until a service answers, for `for_s` seconds at most; gives what `action` gave.
 
-    A step costs a model call, and tools that may not be called twice: a worker does not throw it away at the first
-    write that is refused. `is_again` says that an earlier try may have been stored although its answer was lost. Raises
-    what `action` raises, `Unavailable` when the time is over.
+    A step costs a model call, and tools that may not be called twice. So a worker does not throw a step away at the
+    first write that is refused. `is_again` says that an earlier try may have been stored although its answer was lost.
+    Raises what `action` raises, and `Unavailable` when the time is over.
     """
     deadline = clock.monotonic() + for_s
     is_again = False

@@ -1,9 +1,9 @@
-"""Where a test may have this process die, or lose an answer: around every durable write of a run's life.
+"""Points around every durable write of a run's life at which a test can end this process, or lose an answer.
 
-What must survive any crash is shown by crashing everywhere. `HOLDFAST_CRASH_AT=settle:after` ends the process, as `kill
--9` would, when it gets there; `settle:after:2` when it gets there for the second time. `settle:lost` lets the write
-happen and then loses its answer, as a connection does that breaks at that moment; `settle:lost:1:2` loses the first
-two. Without the setting nothing here does anything.
+Tests show that a run survives any crash by crashing at every point. `HOLDFAST_CRASH_AT=settle:after` ends the process
+there, as `kill -9` would; `settle:after:2` does it at the second pass. `settle:lost` lets the write happen and then
+loses its answer, as a connection does that breaks; `settle:lost:1:2` loses the first two. Without the setting nothing
+here does anything.
 """
 
 import logging
@@ -50,8 +50,8 @@ SIDES = ("before", "after", "lost")
 
 
 class _Armed:
-    """This process's point, the passes still to come before it acts, and how often it acts then. Of the process,
-    because a crash is."""
+    """The point of this process, how many passes come before it acts, and how often it acts then. A module-level value,
+    because a crash is the process's."""
 
     point: ClassVar[str] = ""
     passes: ClassVar[int] = 0
@@ -94,7 +94,7 @@ def _is_due(name: str) -> bool:
 
 @contextmanager
 def crash_point(point: CrashPoint) -> Generator[None]:
-    """Surrounds a write to Redis; those to SQL name theirs when they begin their transaction."""
+    """Surrounds a write to Redis. A write to SQL names its point when it begins its transaction."""
     reach(point, "before")
     yield
     reach(point, "after")

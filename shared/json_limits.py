@@ -1,7 +1,7 @@
-"""What a JSON value may be so that it can be stored, read by every part and shown again: one place for that check.
+"""The limits of a JSON value: within them, every part of the product can store it, read it and show it again.
 
-A value that passes has no text that a database refuses, no number that JSON or SQL cannot hold, and is neither so deep
-nor so wide that a program which walks through it stands still or breaks.
+A value that passes holds no text that a database refuses and no number that JSON or SQL cannot hold. It is neither so
+deep nor so wide that a program which walks through it stands still or breaks.
 """
 
 import json
@@ -13,7 +13,8 @@ MAX_DEPTH = 100
 """Lists and objects inside one another. The answer that shows a value puts it a few levels deeper."""
 
 MAX_VALUES = 100_000
-"""Values in one document, each list, object, text and number counted: so many are walked through in a moment."""
+"""Values in one document; each list, object, text and number counts. A process walks through so many in a few
+milliseconds."""
 
 MAX_INTEGER = 2**63 - 1
 
@@ -25,7 +26,7 @@ HAS_NUL = "Text contains a NUL character, which cannot be stored"
 HALF_CHARACTER = "Text contains half a surrogate pair, which is no character"
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
-"""A JSON string, or the rest of the text. It never fails behind its first character, so it never goes back."""
+"""A JSON string, or the rest of the text when the string does not end. The pattern never backtracks."""
 
 Place = tuple[str | int, ...]
 
@@ -46,9 +47,9 @@ class _Step(NamedTuple):
 
 
 def flaw_of_document(document: bytes) -> JsonFlaw | None:
-    """What is wrong with a JSON text. None also for what is no JSON: its reader says so better.
+    """What is wrong with a JSON text. None when nothing is, and when it is no JSON: the parser says that better.
 
-    The text is measured before it is parsed, because a short one can hold millions of lists.
+    The text is measured before it is parsed, because a short text can hold millions of lists.
     """
     try:
         text = document.decode(json.detect_encoding(document), "surrogatepass")
@@ -118,7 +119,7 @@ def _flaw_of_text(text: str) -> str | None:
 
 
 def _most_values(text: str) -> int:
-    """So many values the text has at most, were every comma and bracket one of JSON's."""
+    """The most values that the text can have: every comma and bracket is taken for one of JSON's."""
     return 1 + text.count(",") + text.count("[") + text.count("{")
 
 

@@ -1,7 +1,7 @@
-"""Checks the arguments of a tool call before anything starts: the model's in the worker, a person's edits in the API.
+"""Checks the arguments of a tool call before the tool starts: the model's in the worker, a person's edits in the API.
 
-The schema may come from a tenant. So the check runs beside the process's event loop, fetches no remote reference, runs
-no regular expression of the schema, and gives up on arguments and schemas that would take long together.
+The schema may come from a tenant. So the check runs beside the process's event loop, fetches no remote reference and
+runs no regular expression of the schema. It gives up on arguments and schemas that would take long together.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class RefusedArguments(msgspec.Struct, frozen=True):
 
 
 async def check_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
-    """As `read_arguments`, on a thread: what it costs is nobody's wait."""
+    """`read_arguments` on a thread, so that its cost delays nothing else in the process."""
     return await asyncio.to_thread(read_arguments, text, schema)
 
 

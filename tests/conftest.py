@@ -33,7 +33,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     except (OSError, SQLAlchemyError) as error:
         missing_service("Postgres", TEST_DATABASE, error)
     yield server
-    server.drop_given_back()
+    server.drop_free()
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A Postgres database, migrated, without rows."""
     url = postgres_server.lend_migrated()
     yield url
-    postgres_server.give_back(url)
+    postgres_server.release(url)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])

@@ -66,11 +66,11 @@ def wire_agent(
         "timezone": agent.timezone,
         "approval_expires_s": agent.approval_expires_s,
         "on_approval_expiry": agent.on_approval_expiry,
-        **_given_back(agent.extra),
+        **_echoed(agent.extra),
     }
 
 
-def _given_back(extra: Mapping[str, Any]) -> dict[str, Any]:
+def _echoed(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "project_id": None,
         "template_id": extra.get("template_id"),

@@ -74,7 +74,7 @@ def wire_approval(approval: Approval) -> dict[str, Any]:
 
 
 def wire_decided(approval: Approval, run: Run | None) -> dict[str, Any]:
-    """A decided call with the run that carries the decisions out; `run` is null while other calls wait."""
+    """A decided call with the continuation of its run; `run` is null while other calls wait."""
     return {**wire_approval(approval), "run": None if run is None else wire_run(run)}
 
 

@@ -56,7 +56,7 @@ async def set_tool_approval(
     body: Annotated[ApprovalSetting | None, Body()] = None,
     requires_approval: bool | None = None,
 ) -> None:
-    """Says whether the agent's calls of a tool wait for a person. The body wins over the query."""
+    """Sets whether the agent's calls of a tool wait for a person. The body wins over the query."""
     required = body.requires_approval if body is not None else requires_approval
     if required is None:
         raise InvalidRequest('requires_approval is missing: send {"requires_approval": true} or false')

@@ -96,7 +96,7 @@ async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project
 async def recompile_agent(
     agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, dry_run: bool = False
 ) -> str:
-    """Renders the agent's instructions anew; they are what the model is told. Stored unless it is a dry run."""
+    """Renders the agent's instructions anew, as the model gets them. Stores them unless it is a dry run."""
     agent = await services.agents.get(project_id, agent_id)
     if not dry_run:
         agent = await services.agents.update(project_id, agent_id, _as_it_is, services.clock.now())

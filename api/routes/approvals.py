@@ -1,4 +1,4 @@
-"""Approvals: what waits for a person, across all agents of a project, and deciding it."""
+"""Approvals: the tool calls of a project that wait for a person, across all its agents, and the decisions on them."""
 
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ async def list_approvals(
 async def retrieve_approval(
     approval_id: ApprovalIdPath, services: ServicesDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """One of them, waiting or decided."""
+    """One tool call that waits, or was decided."""
     return wire_approval(await services.approvals.get(project_id, approval_id))
 
 
@@ -39,6 +39,6 @@ async def retrieve_approval(
 async def decide_approval(
     approval_id: ApprovalIdPath, request: DecisionIn, services: ServicesDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Decides one tool call. The decision on the last call of an answer starts the run that goes on."""
+    """Decides one tool call. The decision on the last call of an answer starts the continuation of the run."""
     decided = await services.decisions.decide(project_id, approval_id, request)
     return wire_decided(decided.approval, decided.run)

@@ -1,4 +1,4 @@
-"""What a history's model is told: compacting it, copying it into a new conversation, looking at the instructions."""
+"""The context of a history: compact it, copy it into a new conversation, show the instructions."""
 
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ class RecompileRequest(BaseModel):
 async def compact_agent(
     agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CompactRequest | None = None
 ) -> Response:
-    """Puts a summary in the place of the agent's messages. Waits for the run that goes on, if there is one."""
+    """Replaces the agent's messages by a summary. Waits for the active run, if there is one."""
     thread = AgentThread(await services.agents.get(project_id, agent_id))
     return await services.compacting.compact(thread, request or CompactRequest(), refuse_if_busy=False)
 
@@ -40,7 +40,7 @@ async def compact_agent(
 async def compact_conversation(
     conversation_id: ThreadName, services: ServicesDep, project_id: ProjectDep, request: CompactRequest | None = None
 ) -> Response:
-    """Puts a summary in the place of the conversation's messages. Refused while one of its runs goes on."""
+    """Replaces the conversation's messages by a summary. Refused while one of its runs is active."""
     request = request or CompactRequest()
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
     return await services.compacting.compact(thread, request, refuse_if_busy=True)
@@ -55,7 +55,8 @@ async def fork_conversation(
     message_id: OptionalMessageIdQuery = None,
     hidden: bool = False,
 ) -> dict[str, Any]:
-    """Begins a conversation with copies of what another has in its context; up to `message_id`, if that is given."""
+    """Begins a conversation with copies of the messages in another one's context; up to `message_id`, if that is
+    given."""
     thread = await services.threads.find(project_id, conversation_id, agent_id)
     history = await services.messages.context(thread.id)
     now = services.clock.now()
@@ -79,7 +80,7 @@ async def fork_conversation(
 async def recompile_conversation(
     conversation_id: ThreadName, services: ServicesDep, project_id: ProjectDep, request: RecompileRequest | None = None
 ) -> str:
-    """The instructions as the model is given them. They are rendered anew for every call, so nothing is stored."""
+    """The instructions as the model gets them. They are rendered anew for every model call, and never stored."""
     named = None if request is None else request.agent_id
     thread = await services.threads.find(project_id, conversation_id, named)
     return render_system(thread.agent, await services.blocks.for_agent(thread.agent.id))

@@ -1,4 +1,4 @@
-"""Sending messages into conversations, reading them, resuming their streams, cancelling what they do."""
+"""Messages of conversations: send and list them, resume their streams, cancel their runs."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from shared.sql.runs.listing import RunFilter
 router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"])
 
 FAR_ENOUGH = 20
-"""How many of the newest runs are looked at for one whose stream can be resumed: all others are compactions."""
+"""Newest runs among which the one is looked for whose stream can be resumed; the others are compactions."""
 
 
 @router.post("/messages", response_model=None)
@@ -35,9 +35,10 @@ async def send_messages(
     if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
-    """Sends messages and streams the answer. One run goes on at a time; a second request is refused, or as it asks.
+    """Sends messages and streams the answer. While a run is active, a second request is refused, or handled as its
+    `if_busy` says.
 
-    The same otids again give the same run's stream.
+    The same otids give the same run's stream again.
     """
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
     submission = Submission(
@@ -50,7 +51,7 @@ async def send_messages(
         model_options=thread.model_options,
         status_events=status_events,
         idempotency_key=idempotency_key,
-        # Also the agent's default history is locked when it is addressed as a conversation.
+        # An agent's default history that is addressed as a conversation refuses a second run as well.
         if_busy=if_busy or request.if_busy or "reject",
     )
     return await services.sending.send(submission)
@@ -85,7 +86,7 @@ async def resume_stream(
     last_event_id: Annotated[str | None, Header()] = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
-    """The stream of the conversation's newest run, or of the one named, from any frame on."""
+    """The stream of the conversation's newest run, or of the named one, from any frame on."""
     request = request or ConversationStreamRequest()
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
     run = await _run_to_resume(services, project_id, thread, request)
@@ -100,7 +101,7 @@ async def cancel_runs(
     agent_id: OptionalAgentIdQuery = None,
     request: CancelRequestIn | None = None,
 ) -> dict[str, str]:
-    """Cancels the conversation's runs that are active or wait for approval. Says what became of each."""
+    """Cancels the conversation's runs that are active or wait for approval. The answer says what became of each."""
     thread = await services.threads.find(project_id, conversation_id, agent_id)
     return await services.cancels.cancel_runs(
         project_id, thread.agent.id, request or CancelRequestIn(), thread_id=thread.id

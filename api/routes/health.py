@@ -19,13 +19,13 @@ async def health() -> dict[str, str]:
 
 @router.get("/healthz")
 async def live() -> dict[str, str]:
-    """Liveness. Says nothing of the database or Redis: restarting this process would not mend those."""
+    """Liveness. It does not look at the database or Redis, because a restart of this process would not mend them."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", response_model=None)
 async def ready(services: ServicesDep) -> JSONResponse:
-    """Readiness: 503 while something that we need is away, with what it is."""
+    """Readiness: 503 while a service that the API needs is away; the body names it."""
     answers = await services.readiness()
     is_ready = all(answers.values())
     body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "services": dict(answers)}

@@ -1,4 +1,4 @@
-"""Sending messages to agents, reading and cutting their history, cancelling what they do."""
+"""Messages of agents: send and list them, empty the context, cancel runs."""
 
 from typing import Annotated, Any
 
@@ -31,7 +31,8 @@ async def send_messages(
     if_busy: IfBusyHeader = None,
     status_events: StatusEventsHeader = False,
 ) -> Response:
-    """Sends messages. The answer is whole, or a stream with `streaming`; with `background` the client may leave."""
+    """Sends messages. The server answers when the run has ended, or with a stream if `streaming` is set. With
+    `background` the client may leave, and resume the stream later."""
     submission = Submission(
         agent=await services.agents.get(project_id, agent_id),
         request=request,
@@ -69,7 +70,7 @@ async def send_messages_async(
     if_busy: IfBusyHeader = None,
     status_events: StatusEventsHeader = False,
 ) -> Response:
-    """Sends messages and answers at once with the run, to be polled, streamed or called back."""
+    """Sends messages and answers at once with the run. The client polls it, streams it, or is called back."""
     submission = Submission(
         agent=await services.agents.get(project_id, agent_id),
         request=request,
@@ -112,7 +113,8 @@ async def list_messages(
 async def cancel_messages(
     agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
 ) -> dict[str, str]:
-    """Cancels the named runs of the agent, or all that are active or wait for approval. Says what became of each."""
+    """Cancels the named runs of the agent, or all that are active or wait for approval. The answer says what became of
+    each."""
     await services.agents.get(project_id, agent_id)
     return await services.cancels.cancel_runs(project_id, agent_id, request or CancelRequestIn())
 

@@ -1,4 +1,4 @@
-"""Runs: finding them, reading what they did, resuming their streams, steering and cancelling them."""
+"""Runs: find them, read them, resume their streams, inject messages into them, cancel them."""
 
 from typing import Annotated, Any, Literal
 
@@ -51,7 +51,7 @@ async def list_runs(
     page: NewestFirst,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
-    """The project's runs. `after` goes on behind a run in the order asked for."""
+    """The project's runs. A page begins behind the run `after`, in the order asked for."""
     return [wire_run(run) for run in await services.listing.page(project_id, wanted, page)]
 
 
@@ -89,7 +89,7 @@ async def delete_run(run_id: RunIdPath, services: ServicesDep, project_id: Proje
 async def list_run_messages(
     run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: OldestFirst
 ) -> list[dict[str, Any]]:
-    """The messages that the run brought, its input included."""
+    """The messages that the run added, its input included."""
     await services.runs.get(project_id, run_id)
     shown = wire_messages(await services.messages.list_of_run(run_id))
     return _cut(shown, page)
@@ -113,7 +113,7 @@ async def retrieve_run_usage(run_id: RunIdPath, services: ServicesDep, project_i
 
 @router.get("/{run_id}/metrics")
 async def retrieve_run_metrics(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """How long the run took and what it called."""
+    """How long the run took, and which tools it called."""
     run = await services.runs.get(project_id, run_id)
     messages = await services.messages.list_of_run(run_id)
     returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
@@ -129,7 +129,8 @@ async def stream_run(
     last_event_id: Annotated[str | None, Header()] = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
-    """The run's stream from any frame on: live, or years later. The header `Last-Event-ID` does the same."""
+    """The run's stream from any frame on: live, or years later. The header `Last-Event-ID` works like
+    `starting_after`."""
     request = request or StreamRequest()
     run = await services.runs.get(project_id, run_id)
     return services.streaming.resume(run, request, last_event_id, status_events=status_events)
@@ -143,7 +144,7 @@ async def stream_run_for_browsers(
     starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The same for an EventSource, which can only GET and resumes by itself."""
+    """The stream for an EventSource, which can only GET, and resumes by itself."""
     request = StreamRequest(starting_after=starting_after)
     return await stream_run(run_id, services, project_id, request, last_event_id)
 
@@ -152,7 +153,7 @@ async def stream_run_for_browsers(
 async def cancel_run(
     run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
 ) -> dict[str, Any]:
-    """Cancels a run and gives the receipt: requested, acknowledged, stopped, or too late."""
+    """Cancels a run and answers with the receipt: requested, acknowledged, stopped, or too late."""
     return await services.cancels.cancel_one(project_id, run_id, request or CancelRequestIn())
 
 
@@ -164,9 +165,9 @@ async def inject_into_run(
     request: InjectRequest,
     idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
 ) -> dict[str, Any]:
-    """Gives a running run new messages: its next step sees them, in order, exactly once.
+    """Injects messages into a running run: its next step sees them, in order, exactly once.
 
-    Sent again with the same otids or Idempotency-Key, they are not given again: `is_new` says so.
+    A repetition with the same otids or Idempotency-Key injects nothing; `is_new` says so.
     """
     run = await services.runs.get(project_id, run_id)
     if run.options.compaction is not None:
@@ -181,7 +182,7 @@ async def inject_into_run(
 
 
 def _cut(items: list[dict[str, Any]], page: Page) -> list[dict[str, Any]]:
-    """A page of a short list that is held whole, oldest first; turned round for `desc`."""
+    """A page of a short list; the whole list is given, oldest first. `desc` turns it round."""
     if not page.ascending:
         items = items[::-1]
     ids = [item["id"] for item in items]

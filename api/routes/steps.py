@@ -20,7 +20,7 @@ async def list_steps(
     agent_id: str | None = None,
     run_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The project's steps, of one agent or one run if named."""
+    """The project's steps; those of one agent or one run if it is named."""
     steps = await services.steps.list_steps(
         project_id,
         run_id=None if run_id is None else RunId(run_id),
@@ -41,6 +41,6 @@ async def retrieve_step(step_id: StepIdPath, services: ServicesDep, project_id: 
 async def list_step_messages(
     step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
-    """What the step brought."""
+    """The messages that the step added."""
     await services.steps.get(project_id, step_id)
     return wire_messages(await services.messages.list_of_step(step_id))

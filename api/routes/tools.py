@@ -13,14 +13,14 @@ router = APIRouter(prefix="/v1/tools", tags=["tools"])
 
 @router.post("")
 async def create_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """Makes a tool. 409 when there is one of its name."""
+    """Makes a tool. 409 when the project has one of this name."""
     tool = new_tool(body, project_id, services.ids, services.clock.now())
     return wire_tool(await services.tools.create(tool))
 
 
 @router.put("")
 async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """Makes a tool or puts it in the place of the one of its name, which keeps its id."""
+    """Makes a tool, or replaces the tool of this name, which keeps its id."""
     tool = new_tool(body, project_id, services.ids, services.clock.now())
     return wire_tool(await services.tools.upsert(tool))
 

@@ -1,4 +1,4 @@
-"""Sending messages, whichever way: to an agent or into a conversation, answered whole, as a stream, or later."""
+"""Messages to an agent or into a conversation, answered whole, as a stream, or later."""
 
 import asyncio
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class AnswerService:
     messages: MessageStore
 
     async def send(self, submission: Submission) -> Response:
-        """Submits and answers as the request asks: a stream, or the whole answer when the run has ended.
+        """Submits, and answers as the request asks: a stream, or the whole answer when the run has ended.
 
-        The run goes on whether or not the client stays for it.
+        The run goes on when the client leaves.
         """
         request = submission.request
         refusal = _refusal(request)
@@ -48,7 +48,7 @@ class AnswerService:
         return await self._whole_answer(await self.runs.look_up(run.id))
 
     async def _ends(self, run: Run) -> bool:
-        """Waits for the run's end. False when this process is told to end before."""
+        """Waits for the run's end. False when this process ends before."""
         ending = self.streaming.ending
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(self.reader.wait_for_end(run), name=f"wait for {run.id}")
@@ -73,7 +73,8 @@ class AnswerService:
 
 
 def _elsewhere(run: Run) -> Response:
-    """The run goes on, its caller has to ask another process. A client that just sent it again would send it twice."""
+    """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
+    that sent the message again would send it twice."""
     said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its messages"
     headers = {"Retry-After": str(RETRY_AFTER_S), "x-should-retry": "false"}
     return JSONResponse({"detail": said, "run_id": run.id}, 503, headers)

@@ -1,4 +1,4 @@
-"""Cancelling runs: the fact first, the announcement second, and an answer that says what is true."""
+"""Cancels of runs: recorded first, announced second, and answered with what is true."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from shared.sql.runs.run_store import RunStore
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 0.5
-"""How long to trust the feed before SQL is asked whether the run has stopped, and Redis whether anybody holds it."""
+"""Seconds of silence after which the API asks SQL whether the run has stopped, and Redis whether a worker holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCanceller:
-    """Cancels runs for those who ask."""
+    """Cancels runs for clients."""
 
     runs: RunStore
     unowned: UnownedRuns
@@ -45,7 +45,7 @@ class RunCanceller:
     clock: Clock
     wait_s: float
     lease_s: float
-    """A worker renews three times in it, and takes again what Redis forgot."""
+    """Seconds of a lease. A worker renews three times in it, and takes a lease again that Redis forgot."""
 
     async def cancel(
         self,
@@ -56,9 +56,9 @@ class RunCanceller:
         mode: CancelMode = CancelMode.INTERRUPT,
         wait_s: float | None = None,
     ) -> Run:
-        """Asks for a cancel and waits for the run to stop, at most `wait_s`; the run as it is then.
+        """Records a cancel and waits for the run to stop, `wait_s` at most; the run as it is then.
 
-        A run that has ended is given back as it is. A run that nobody holds is settled here.
+        A run that has ended is returned as it is. This process settles a run that no worker holds.
         """
         if run.status in TERMINAL:
             return run
@@ -69,7 +69,7 @@ class RunCanceller:
             try:
                 return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
             except Unavailable as error:
-                # The cancel is recorded, so it comes to pass. That it has is not known yet.
+                # The cancel is recorded, so the run will stop. Whether it has is not known yet.
                 log.warning("cancel_outcome_unknown", run_id=run.id, reason=str(error))
                 return run
 
@@ -84,7 +84,7 @@ class RunCanceller:
         try:
             return await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
         except LifecycleError:
-            # A worker claimed it, or somebody else settled it, at this very moment.
+            # Meanwhile a worker claimed it, or another process settled it.
             return await self.runs.look_up(run.id)
 
     async def _stop_running(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
@@ -114,8 +114,9 @@ class RunCanceller:
         return True
 
     async def _is_held(self, run: Run, *, may_be_forgotten: bool) -> bool:
-        """Whether a worker holds the run. When Redis cannot say, we wait rather than take it from its worker; also when
-        it knows nothing of the run at all, as one that lost its data: a living worker takes its lease again."""
+        """Whether a worker holds the run. When Redis cannot say, the API waits rather than take the run from its
+        worker. It also waits when Redis, which may have lost data, does not know the run: a living worker takes its
+        lease again."""
         try:
             if await self.queue.is_leased(run.id, run.dispatch):
                 return True
@@ -141,19 +142,19 @@ class RunCanceller:
 
 
 CANCELS_AT_ONCE = 50
-"""So many runs of one request are stopped side by side."""
+"""Runs of one request that are stopped side by side."""
 
 ACTOR = "api"
-"""Who asked, as far as an API key tells."""
+"""The actor of a cancel; an API key says no more."""
 
 TOO_LATE = timedelta(seconds=5)
-"""A cancel that names no run means the one that its caller saw on the screen a moment ago. If its stream ended on the
-way, the answer is how it ended."""
+"""A cancel that names no run means the run that its caller saw on the screen. If that run's stream ended so recently,
+the answer says how it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CancelService:
-    """Finds the runs that are meant, cancels them and answers."""
+    """Finds the runs that a request means, cancels them and answers."""
 
     runs: RunStore
     listing: RunListing
@@ -167,10 +168,9 @@ class CancelService:
         request: CancelRequestIn,
         thread_id: ThreadId | None = None,
     ) -> dict[str, str]:
-        """What became of each run: its true status, `cancelling` when it has not stopped yet, `failed` when there is
-        no such run of this agent, or of the one thread of it that is meant. Raises `NothingToCancel` when none is
-        named, none is active and none was a moment ago.
-        """
+        """What became of each run: its true status, `cancelling` when it has not stopped yet, `failed` when this agent
+        (or the one thread of it that is meant) has no such run. Raises `NothingToCancel` when the request names none,
+        none is active and none has just ended."""
         if request.run_ids:
             named = {
                 run_id: await self._find(project_id, agent_id, thread_id, run_id)
@@ -205,7 +205,7 @@ class CancelService:
         return run if run.agent_id == agent_id and thread_id in (None, run.thread_id) else None
 
     async def _cancel_all(self, runs: Sequence[Run], request: CancelRequestIn) -> dict[str, str]:
-        """Side by side: many runs that stop slowly must not be waited for one after the other."""
+        """Cancels runs side by side: a client must not wait for one slow run after the other."""
         places = asyncio.Semaphore(CANCELS_AT_ONCE)
 
         async def cancel(run: Run) -> str:
@@ -213,7 +213,7 @@ class CancelService:
                 stopped = await self._ask(run, request)
             return stopped.status.value if stopped.status in TERMINAL else "cancelling"
 
-        # Should the database be away for one, the others are cancelled all the same.
+        # When the database does not answer for one, the others are cancelled all the same.
         outcomes = await asyncio.gather(*map(cancel, runs))
         return {run.id: outcome for run, outcome in zip(runs, outcomes, strict=True)}
 

@@ -1,4 +1,4 @@
-"""Compacting a history: the request becomes a run, which a worker executes in its thread's turn."""
+"""Compaction of a history: the request becomes a run, which a worker executes when the thread's queue comes to it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from shared.sql.runs.run_store import RunStore
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionService:
-    """Has histories compacted and says what that came to."""
+    """Has workers compact histories, and answers with the result."""
 
     submissions: SubmissionService
     reader: RunReader
@@ -32,7 +32,7 @@ class CompactionService:
     ids: IdMaker
 
     async def compact(self, thread: AgentThread, request: CompactRequest, *, refuse_if_busy: bool) -> JSONResponse:
-        """Compacts and answers when it is done; behind a run of the thread that goes on, unless that is refused.
+        """Compacts, and answers when it is done. It waits for the thread's active run, unless the request refuses that.
 
         Raises `PendingApproval`, `Busy`, or `Conflict` when the compaction was cancelled.
         """
@@ -51,7 +51,7 @@ class CompactionService:
             body = message.body
             if isinstance(body, Summary) and body.stats is not None:
                 return wire_compaction(body.text, body.stats.messages_before, body.stats.messages_after)
-        # Nothing but the instructions was there.
+        # The history had nothing but the instructions.
         return wire_compaction("", 1, 1)
 
     def _run(self, thread: AgentThread, settings: CompactionSettings) -> Run:

@@ -1,4 +1,5 @@
-"""Reading a run's log as one sequence: live from the feed, past from Redis, and from SQL what Redis no longer has."""
+"""The reader of a run's log: one sequence, live from the feed, older from Redis, and from SQL what Redis no longer
+has."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -21,13 +22,13 @@ from shared.sql.runs.events import EventStore
 from shared.sql.runs.run_store import RunStore
 
 DOUBT_S = 5.0
-"""After so much silence SQL is asked: an end that was published while nobody could hear it is there."""
+"""Seconds of silence after which a reader asks SQL: an end that was published while the feed was away is there."""
 
 AWAY_S = 0.5
-"""How long a reader leaves a service that does not answer alone."""
+"""Seconds before a reader asks a service again that did not answer."""
 
 GATHER_S = 0.25
-"""How long questions of readers wait for one another."""
+"""Seconds that the questions of readers wait for one another."""
 
 
 class LogEnd(NamedTuple):
@@ -39,7 +40,7 @@ class LogEnd(NamedTuple):
 
 @dataclass
 class _Question:
-    """What readers ask together."""
+    """A question that readers ask SQL together."""
 
     wanted: set[RunId] = field(default_factory=set[RunId])
     is_answered: bool = False
@@ -48,8 +49,8 @@ class _Question:
 
 
 class LogEnds:
-    """Answers readers that hear nothing. A thousand of them ask SQL one question, so that they leave the database's
-    connections to those who write."""
+    """Says where logs end, for readers that hear nothing. A thousand of them ask SQL one question together, so that
+    writers have the database's connections."""
 
     def __init__(self, runs: RunStore) -> None:
         self._runs = runs
@@ -57,10 +58,10 @@ class LogEnds:
         self._asking = asyncio.Lock()
 
     async def of(self, run_id: RunId) -> LogEnd | None:
-        """Where the run's log ends; a run that is gone has ended. None: the database does not say."""
+        """Where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
         question = self._next
         question.wanted.add(run_id)
-        # The first reader that comes in asks for all. Should it leave in the middle, the next one does.
+        # The first reader that comes asks for all. If it leaves meanwhile, the next one does.
         async with self._asking:
             if not question.is_answered:
                 await self._ask(question)
@@ -92,8 +93,8 @@ class RunReader:
     async def follow(self, run: Run, after: Seq, *, quiet_s: float) -> AsyncGenerator[Entries]:
         """Batches of entries after a cursor, up to the end of the log. An empty batch: nothing came for `quiet_s`.
 
-        Every reader from every cursor gets the same entries. A cursor at or behind the end of a run that has ended
-        gives nothing. Raises nothing of its own: a service that is away is waited for.
+        Every reader from every cursor gets the same entries. A cursor at or after the end of an ended run gives
+        nothing. A service that is away raises nothing: the reader waits for it.
         """
         last = after
         if last < FIRST_SEQ:
@@ -109,7 +110,7 @@ class RunReader:
             pass
 
     async def _stored(self, run: Run, last: Seq) -> AsyncGenerator[Entries]:
-        """A log that has ended: SQL has all of it. If it was pruned, its end is made anew."""
+        """The entries of a log that has ended; SQL has all of it. If it was pruned, its end is made anew."""
         while last < run.last_seq:
             try:
                 stored = await self.events.read(run.id, last)
@@ -147,7 +148,7 @@ class RunReader:
     async def _next(
         self, run: Run, subscription: Subscription, last: Seq, *, is_stored: bool, wait_s: float
     ) -> tuple[Entries, bool]:
-        """What follows `last`, as far as it is known, and whether there is silence. `is_stored`: SQL has it in any
+        """The entries that follow `last`, and whether the run is silent. `is_stored` says that SQL has them in any
         case."""
         try:
             entries = await self._read(run, subscription, last, is_stored=is_stored)
@@ -163,13 +164,13 @@ class RunReader:
         entries = await subscription.read(self.event_log, last)
         known = unbroken(last, entries)
         if len(known) < len(entries):
-            # Redis no longer has what is in between. What came is read again, behind what SQL has.
+            # Redis no longer has what is in between. The reader gets that from SQL, and then these entries again.
             subscription.fall_behind()
             return known or _next_of(last, await self.events.read(run.id, last) or entries)
         return known
 
     async def _ended(self, run: Run) -> Run | None:
-        """The run as it ended; one that is gone has shown everything. None: the database does not say."""
+        """The run as it ended; for a deleted run, every entry has been shown. None: the database does not answer."""
         try:
             return await self.runs.look_up(run.id)
         except NotFound:
@@ -179,7 +180,7 @@ class RunReader:
 
 
 def _next_of(last: Seq, entries: Entries) -> Entries:
-    """Those that follow `last`. What is truly gone is said: one entry stands for all that is missing."""
+    """The entries that follow `last`. One entry (`gap`) stands for all that no store has any more."""
     known = unbroken(last, entries)
     if known:
         return known

@@ -1,10 +1,10 @@
-"""Server-sent events. The only file that knows how a frame looks on the wire.
+"""Server-sent events. Only this module knows how a frame looks on the wire.
 
-A raw body sender: everything that is ready leaves in one send, the client's pace is the pace (a send waits for the
-socket), and a client that goes away is noticed at once. What a reader costs is its socket and one batch of entries.
+It sends bodies itself. Everything that is ready leaves in one send, each send waits for the client's socket, and a
+client that goes away is noticed at once. A reader costs its socket and one batch of entries.
 
-A comment is one line without the empty line that ends an event: after an event with an id, some clients (`letta-client`
-among them) take every empty line for another event, without data, and stumble over it.
+A comment is one line without the empty line that ends an event. After an event with an id, some clients (`letta-client`
+among them) take every empty line for another event, without data, and fail on it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ HEADERS = {
 }
 KEEP_ALIVE = b": keep-alive\n"
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
-"""The end of a stream that is not the end of its run. A browser comes back after so many ms, with `Last-Event-ID`."""
+"""The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -61,7 +61,7 @@ class EventStream(Response):
             leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
             ending = group.create_task(self._wait_for_the_end(), name="watch for the server's end")
             await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
-            # A cancelled send has handed its bytes over already: no frame is torn.
+            # A cancelled send has passed its bytes on already: no frame is cut.
             is_cut = ending.done() and not sending.done() and not leaving.done()
             for task in (sending, leaving, ending):
                 task.cancel()
@@ -91,7 +91,7 @@ class StreamService:
     clock: Clock
     keepalive_s: float
     ending: asyncio.Event
-    """Set when this process is told to end: its streams end too, and go on at another one."""
+    """Set when this process ends: its streams end too, and their clients resume at another process."""
 
     def stream(self, run: Run, after: Seq, options: FrameOptions) -> EventStream:
         """The response that shows a run from a cursor on."""
@@ -123,7 +123,7 @@ class StreamService:
             if shown:
                 yield shown
         if not has_ended:
-            # The cursor was at the end already: the client still waits for the word that there is nothing more.
+            # The cursor was at the end already: the client still needs the mark that the stream is over.
             yield [Frame(last, None)]
 
 

@@ -1,4 +1,4 @@
-"""Submitting: a request becomes a stored run that is dispatched. Every way of sending a message ends here."""
+"""Submissions: a request becomes a stored run that is dispatched. Every way of sending a message ends here."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from shared.sql.runs.settlement import Settlement, SettlementStore
 KEEP_ALIVE = (
     "<system-alert>Automated keep-alive ping. Ignore this message and continue from where you stopped.</system-alert>"
 )
-"""What the model is told when a decision is sent a second time: the wire's own text."""
+"""The message to the model when a client sends a decision a second time; the text is the wire's own."""
 
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is to be submitted, and how."""
+    """A request to submit: what, to which thread, and how."""
 
     agent: Agent
     request: MessagesRequest
@@ -50,7 +50,7 @@ class Submission:
     conversation_id: ConversationId | None = None
     status_events: bool = False
     model: str | None = None
-    """The conversation's own model, should it have one."""
+    """The conversation's own model, if it has one."""
     model_options: ModelOptions | None = None
     run_type: str = "send_message"
     idempotency_key: str | None = None
@@ -83,7 +83,7 @@ class SubmissionService:
     ids: IdMaker
 
     async def submit(self, submission: Submission) -> Run:
-        """Stores the run and dispatches it. The same keys give the same run, whatever has become of it.
+        """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
 
         Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls` or `InvalidRequest`.
         """
@@ -143,7 +143,7 @@ class SubmissionService:
         try:
             submitted = await self.decisions.decide_all(run, [decision, *said], keys=keys, by=submission.actor)
         except AlreadyDecided:
-            # A client that was cut off sends its decision again: the tools have run, the model is asked to go on.
+            # A client that was cut off sends its decision again. The tools have run, so the model is asked to go on.
             alive = NewMessage(id=self.ids.message(), created_at=now, body=UserMessage(content=KEEP_ALIVE))
             return await self.submit_run(run, [alive, *said], keys)
         return submitted.run
@@ -151,11 +151,11 @@ class SubmissionService:
     async def _make_room(
         self, submission: Submission, policy: IfBusy, messages: list[NewMessage], keys: Sequence[str]
     ) -> Run | None:
-        """Gives the busy thread what the caller chose; the run that took the messages in, if one did."""
+        """Does with a busy thread what the caller chose; the run that took the messages in, if one did."""
         agent = submission.agent
         active = await self.listing.active_of_agent(agent.project_id, agent.id, submission.thread_id)
-        # A retry must not cancel what the first try has started, nor say it twice. Asked for after the active runs: a
-        # first try that is among them has its keys stored.
+        # A retry must not cancel the run of the first try, nor inject its messages twice. The keys are read after the
+        # active runs, so that a first try which is among those has its keys stored.
         seen = await self.runs.of_keys(submission.thread_id, keys)
         if seen is not None:
             await self.queue.dispatch_stored(seen)

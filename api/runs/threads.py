@@ -1,4 +1,4 @@
-"""Which history of an agent a request means: one of its conversations, or its default one."""
+"""The history of an agent that a request means: one of its conversations, or its default one."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
 
 DEFAULT = "default"
-"""What a client calls an agent's default history where a conversation's id is wanted."""
+"""The name of an agent's default history where clients give a conversation's id."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AgentThread:
 
     @property
     def model_options(self) -> ModelOptions | None:
-        """How the conversation wants its model to be asked. None: as the agent does."""
+        """How the model is asked in this conversation. None: as the agent says."""
         conversation = self.conversation
         if conversation is None:
             return None

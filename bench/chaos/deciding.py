@@ -25,7 +25,7 @@ class Deciding:
     _number: int = 0
 
     async def decide(self, story: Story, parked: RunRecord) -> RunRecord | None:
-        """Decides all that a parked run waits for; the run that carries it out, if there is one."""
+        """Decides all that a parked run waits for; its continuation, if there is one."""
         await self._think()
         waiting = [one for one in await self._waiting(story) if one["run_id"] == parked.run_id]
         if not waiting:

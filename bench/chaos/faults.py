@@ -1,4 +1,4 @@
-"""Carries the faults out, each at its moment, side by side where they overlap; and makes everything whole again."""
+"""Causes the faults, each at its time, side by side where they overlap; and makes everything whole again."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ WATCH_CLOSELY_S = 0.005
 
 @dataclass
 class Happened:
-    """A fault as it was carried out; times are the monotonic clock's."""
+    """A fault as it was caused; times are the monotonic clock's."""
 
     fault: Fault
     began_at: float
@@ -58,7 +58,7 @@ class Faults:
                     await asyncio.wait(set(under_way), timeout=WAITS_S)
                     await asyncio.sleep(OVERLAP_S)
                     began_at += time.monotonic() - due_at  # those that come later keep their distance
-                task = group.create_task(self._carry_out(fault), name=f"fault {number}")
+                task = group.create_task(self._cause(fault), name=f"fault {number}")
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
 
@@ -73,7 +73,7 @@ class Faults:
                         self.ledger.broken(Column.DIED, "-", f"{self.ledger.elapsed_s:.1f} s: {slot.name}, log {where}")
                         await slot.start()
 
-    async def _carry_out(self, fault: Fault) -> None:
+    async def _cause(self, fault: Fault) -> None:
         acts: dict[FaultKind, Callable[[Fault], Awaitable[bool]]] = {
             FaultKind.KILL_WORKER: self._kill_worker,
             FaultKind.END_WORKER: self._end_worker,

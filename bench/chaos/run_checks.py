@@ -139,11 +139,11 @@ class RunChecks:
                 self.ledger.broken(Column.LOST, injection.run_id, detail)
 
     def _check_continuations(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
-        """One decision, one run that carries it out."""
+        """One decision, one continuation."""
         by_parked = Counter(str(row.continues) for row in rows.values() if row.continues is not None)
         for run_id, times in by_parked.items():
             if times > 1:
-                self.ledger.broken(Column.DUPLICATED, run_id, f"{times} runs carry its decision out")
+                self.ledger.broken(Column.DUPLICATED, run_id, f"{times} runs continue it")
 
 
 def check_tools(ledger: Ledger, starts: dict[str, list[Start]]) -> int:

@@ -78,7 +78,7 @@ class Stories:
         await self.submitting.whole(story, self.dice.choice([self.scripts.plain, self.scripts.tools])())
 
     async def approval(self, story: Story) -> None:
-        """A run that waits for a person, and the run that carries the decision out."""
+        """A run that waits for a person, and its continuation."""
         record = await self._streamed(story, self.scripts.approval())
         while record is not None and await self.submitting.until_parked_or_over(record.run_id):
             record = await self.deciding.decide(story, record)

@@ -66,7 +66,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
     extra: dict[str, Any] = {}
-    """Fields of the wire that Holdfast keeps and gives back but does not act on."""
+    """Fields of the wire that Holdfast stores and shows again, and does not act on."""
     last_stop_reason: str | None = None
     created_at: datetime
     updated_at: datetime
@@ -89,7 +89,7 @@ DEFAULT_SYSTEM = (
     "You are a capable assistant. Use the tools that you are given when they help, and keep going until the task is "
     "done or you need something from the user. Say so plainly when you do not know or cannot do a thing."
 )
-"""What an agent is told when its creator gave no instructions."""
+"""The instructions of an agent whose creator gave none."""
 
 
 def render_system(agent: Agent, blocks: Iterable[Block]) -> str:
@@ -119,10 +119,11 @@ def _render_block(block: Block) -> str:
 
 
 OVERRIDES = "approval_overrides"
-"""Two things can say that calls of a tool wait for a person: a `requires_approval` rule among the agent's tool rules,
-and an override that was set for one tool. The newest word wins, so that what a client set last is what holds.
+"""Key of `Agent.extra`: tool name to whether its calls wait for a person.
 
-Key of `Agent.extra`: tool name to whether its calls wait."""
+Two things can say that calls of a tool wait: a `requires_approval` rule among the agent's tool rules, and this override
+for one tool. The one that a client set last holds.
+"""
 
 
 def with_default_approvals(agent: Agent, tools: Iterable[Tool]) -> Agent:

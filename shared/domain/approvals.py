@@ -38,7 +38,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     decided_at: datetime | None = None
     decided_by: str | None = None
     continued_by: RunId | None = None
-    """The run that carries the decision out."""
+    """The continuation: the run that follows the decision."""
 
 
 def hash_of(arguments: str) -> str:

@@ -115,8 +115,7 @@ class MoreInput(HoldfastError):
 
 
 class MustRunAlone(HoldfastError):
-    """Workers were lost with the run before it finished a step: it is to be claimed by a worker that runs nothing
-    else."""
+    """Workers were lost with the run before it finished a step: only a worker that runs nothing else may claim it."""
 
 
 class LogClosed(HoldfastError):

@@ -1,12 +1,12 @@
-"""What a run's log says: one event per entry. `log_writer` says how they are numbered.
+"""The events of a run's log, one per entry. `log_writer` says how they are numbered.
 
-Dialect-free: the API turns events into a client's frames. An event carries everything that its frame needs, so that a
-reader may begin anywhere. `at` is Unix time in milliseconds: two readers of one event see the same bytes.
-The first event of every run is `RunCreated`; it is derived from the run itself and never stored.
+Events belong to no dialect: the API turns them into a client's frames. An event carries everything that its frame
+needs, so that a reader may begin anywhere. `at` is Unix time in milliseconds: two readers of one event see the same
+bytes. The first event of every run is `RunCreated`; it is derived from the run and never stored.
 
 Two releases write and read logs side by side during an upgrade. A field may be added when it has a default: readers
-pass over fields that they do not know. An event whose meaning changes gets a new type: readers take a type that they do
-not know for `Unknown`, and hand its bytes on as they are.
+ignore fields that they do not know. An event whose meaning changes gets a new type: readers decode a type that they do
+not know as `Unknown`, and pass its bytes on unchanged.
 """
 
 from typing import Literal
@@ -98,20 +98,20 @@ class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=Tru
 
 
 class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True):
-    """A worker goes on with a run that another one has begun, and its step begins again: what was streamed of these
-    messages is void. Always the first event of that worker."""
+    """A worker continues a run that another one began, and begins its step again: what was streamed of these messages
+    is void. Always the first event of that worker."""
 
     at: int
     attempt: int
     void_message_ids: list[MessageId] = []
     follows: Seq | None = None
-    """The number before this one that counts; what a reader has seen behind it is void. None in logs of releases in
+    """The last number before this one that counts; what a reader has seen after it is void. None in logs of releases in
     which numbers did not jump."""
 
 
 class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
-    """The log goes on under another fence, and no step begins again: the API ends a run whose worker is gone, or a
-    worker has used up the numbers of a fence. Always the first event under that fence."""
+    """The log continues under another fence, and no step begins again: a process ends a run whose worker is gone, or a
+    worker has used up the numbers of its fence. Always the first event under that fence."""
 
     at: int
     follows: Seq
@@ -162,7 +162,7 @@ class Ended(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """An event that a newer release has written, and of which this one knows nothing but its moment. Never written."""
+    """An event of a newer release. This release knows only its time, and never writes one."""
 
     at: int = 0
 
@@ -201,7 +201,8 @@ def encode(event: Event) -> bytes:
 
 
 def decode(entry: bytes) -> Event | Unknown:
-    """The event of a log entry. Raises nothing: one entry that nobody understands must not end a run, or a stream."""
+    """The event of a log entry. Raises nothing: an entry that this release cannot read must not end a run or a
+    stream."""
     for decoder in (_decoder, _unknown_decoder):
         try:
             return decoder.decode(entry)

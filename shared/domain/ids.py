@@ -52,7 +52,7 @@ class IdMaker:
         return BlockId(self._make("block"))
 
     def claim(self) -> str:
-        """For whoever claims a run: no other claim has it."""
+        """The part of an owner's name that no other claim has."""
         return self._make("claim")
 
     def conversation(self) -> ConversationId:

@@ -2,17 +2,17 @@
 
 Theory of operation
 -------------------
-A run is *created* by the API and *claimed* by a worker, which then runs its steps. Claiming a run that is already
-running is legal: its last owner died, was told to hand over, or lost its lease; the fence grows, and what the last
-owner still writes is refused. From `running` a run ends in exactly one of three ways (completed, failed, cancelled) or
-is *parked*: it waits for a person to decide a tool call, and no worker holds it. The decision closes the parked run
-as completed (its stream ended when it was parked) and starts a new run that carries the decision out.
+The API creates a run, and a worker claims it and runs its steps. A worker may also claim a run that is running already:
+its last owner died, handed it over, or lost its lease. Then the fence grows, and SQL and the log refuse what the last
+owner still writes. A run leaves `running` in exactly one of four ways. It is completed, failed or cancelled; or it is
+*parked*: it waits for a person to decide a tool call, and no worker has it. The decision closes the parked run as
+completed (its stream ended when it was parked) and starts its continuation, a new run.
 
-A request to cancel is not a status. It is a fact on the run (`cancel_requested_at`), recorded before anybody is told;
-CANCEL is applied once, by whoever owns the run at that moment.
+A request to cancel is not a status. It is a fact on the run (`cancel_requested_at`), recorded before it is announced.
+The run's owner at that time applies CANCEL, once.
 
-Terminal statuses have no way out. `run_store.apply` compiles this table into `WHERE status IN (…) AND fence = …`, so
-two owners cannot both win and a late one is told so (`StaleFence`, `IllegalTransition`).
+Terminal statuses have no way out. `run_store.apply` compiles this table into `WHERE status IN (…) AND fence = …`. So
+two owners cannot both win, and the late one gets an error that says why (`StaleFence`, `IllegalTransition`).
 """
 
 from enum import StrEnum
@@ -26,7 +26,7 @@ class RunStatus(StrEnum):
     CREATED = "created"
     """Accepted and stored; no worker has begun."""
     RUNNING = "running"
-    """A worker runs its steps, or the sweeper is about to find it a new one."""
+    """A worker runs its steps, or the sweeper is about to dispatch it again."""
     AWAITING_APPROVAL = "awaiting_approval"
     """Parked: a person must decide a tool call, or the client must run one."""
     COMPLETED = "completed"

@@ -1,8 +1,9 @@
 """What one owner of a run has emitted, and how much of it SQL and Redis have. No I/O, no clock, no lock.
 
 A number belongs to a fence: `(fence - 1) * 1_000_000 + n`. So two owners of a run can never give one number to two
-events, whatever Redis, a replica or a backup has forgotten, and nothing has to be reserved. A run that was never handed
-over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner says which number it follows.
+events, whatever Redis, a replica or a backup has forgotten, and no store has to remember which numbers were given. A
+run that was never handed over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner says
+which number it follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,10 @@ NUMBERS_PER_FENCE = 1_000_000
 """JSON numbers are exact up to 2^53: room for nine billion claims of one run."""
 
 KEPT_FREE = 10_000
-"""So many numbers before the last one of its fence, a writer wants a new fence."""
+"""A writer wants a new fence when fewer numbers than these are left to it."""
 
 KEPT_FOR_END = 1_000
-"""So many are left for the end of the log: results of open calls, and why the run has ended."""
+"""Numbers that only the end of the log may use: results of open calls, and why the run has ended."""
 
 Entries = list[tuple[Seq, bytes]]
 """Entries of a log with their numbers, in order."""
@@ -48,12 +49,12 @@ def first_seq_of(fence: Fence) -> Seq:
 
 
 def continues(last: Seq, seq: Seq, entry: bytes) -> bool:
-    """Whether an entry is what comes after number `last`: the next number, or the first one of an owner that goes on
-    from a number that the reader has. What the reader has seen behind that number is void."""
+    """Whether a reader that has `last` may deliver this entry next. It may when the entry has the next number, or is
+    the first one of an owner that continues from a number which the reader has. What the reader has seen after that
+    number is void."""
     if seq == last + 1:
         return True
-    # Only the first number of a fence may be a jump, but for the gaps of logs that were written before fences had
-    # numbers of their own.
+    # Only the first number of a fence jumps. In logs that were written before numbers belonged to fences, gaps do too.
     follows = follows_of(decode(entry))
     return follows is not None and follows <= last < seq
 
@@ -79,9 +80,9 @@ def consecutive(entries: Entries) -> Iterator[LogTail]:
 class LogWriter:
     """One owner's part of a log.
 
-    Events may be emitted before `begin`, which says what the log holds already; nothing is to be sent or stored until
-    then. `stores_first`: an entry is to be sent only when SQL has it. `kept_free`: the owner wants a new fence so many
-    numbers before the last one of its own.
+    The owner may emit events before `begin`, which says what the log holds already; until then there is nothing to send
+    or store. With `stores_first`, an entry may be sent only when SQL has it. `kept_free` says how many numbers before
+    its last one the owner wants a new fence.
     """
 
     def __init__(self, fence: Fence, *, stores_first: bool = False, kept_free: int = KEPT_FREE) -> None:
@@ -120,16 +121,16 @@ class LogWriter:
         return self.last > first_seq_of(Fence(self.fence + 1)) - self._kept_free
 
     def begin(self, follows: Seq, opening: bytes | None) -> None:
-        """The log holds everything up to `follows`. `opening` is the first entry of an owner after the first one, and
-        says the same to readers."""
+        """The log holds everything up to `follows`. Every owner but the first one gives an `opening` entry, which tells
+        readers that number."""
         self.follows = follows
         if self._opens and opening is not None:
             self._entries.insert(0, opening)
             self._first = Seq(self._first - 1)
 
     def emit(self, entry: bytes) -> None:
-        """Adds an entry. Raises `LogClosed` when the log's end is being stored, and when the fence has no numbers left
-        but those for an end."""
+        """Adds an entry. Raises `LogClosed` when the end of the log is being stored, and when the fence has only the
+        numbers for an end left."""
         if self._closed or self.last >= first_seq_of(Fence(self.fence + 1)) - KEPT_FOR_END:
             raise LogClosed
         self._entries.append(entry)
@@ -144,7 +145,7 @@ class LogWriter:
 
     def needed_before(self, tail: LogTail) -> Seq:
         """The number that Redis must have before `tail`, or readers would find a hole. 0: SQL has what is before."""
-        # What a former owner has left is in SQL before this one begins.
+        # SQL has all that earlier owners have shown before this one begins.
         is_stored = tail.first - 1 <= max(self._stored, first_seq_of(self.fence) - 1)
         return Seq(0) if is_stored else Seq(tail.first - 1)
 
@@ -154,7 +155,7 @@ class LogWriter:
         self._drop()
 
     def was_sent(self, up_to: Seq) -> None:
-        """Redis has every entry up to this number, or SQL has those that it lacks."""
+        """Redis has every entry up to this number; those that it lacks, SQL has."""
         self._sent = max(self._sent, up_to)
         self._drop()
 
@@ -167,14 +168,14 @@ class LogWriter:
         self._closed = True
 
     def end(self, tail: LogTail) -> None:
-        """SQL has numbered and stored these last entries itself: they are to be sent."""
+        """SQL has numbered and stored these last entries: they only have to be sent."""
         self._closed = True
         self._entries.extend(tail.behind(self.last).entries)
         self.was_stored(tail.last)
 
     def continue_under(self, fence: Fence, stored: Seq, at: int) -> None:
         """The owner has a new fence, and SQL has what was emitted up to `stored` under the old one. The next entry says
-        so; what was emitted since has not been shown yet, and gets new numbers."""
+        so. What was emitted since was never shown, and gets new numbers."""
         later = self._entries[stored + 1 - self._first :]
         self.follows = stored
         self.fence = fence
@@ -190,7 +191,7 @@ class LogWriter:
         return LogTail(Seq(seq + 1), self._entries[start : max(start, up_to + 1 - self._first)])
 
     def _drop(self) -> None:
-        """Forgets what both have."""
+        """Forgets what SQL and Redis both have."""
         both = min(self._stored, self._sent) + 1 - self._first
         if both > 0:
             del self._entries[:both]

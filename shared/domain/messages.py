@@ -1,4 +1,4 @@
-"""What a conversation is made of. Provider-neutral: `worker/models` turns these into a provider's request, and
+"""The messages of a conversation. They belong to no provider: `worker/models` turns them into a provider's request, and
 `api/letta` into the wire's messages.
 
 One answer of the model is one `AssistantMessage`, whatever it holds: reasoning, text, calls that may start and calls
@@ -101,7 +101,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     partial: bool = False
     """The answer was cut off: cancelled, failed, or its worker died. What is here is what was streamed."""
     cut_by: Literal["cancel", "error"] | None = None
-    """Why a partial answer ended; the model is told with the next turn."""
+    """Why a partial answer ended; the next turn tells the model."""
     model: str | None = None
     """Handle of the model that spoke."""
     provider_response: str | None = None

@@ -1,8 +1,8 @@
-"""Which model providers there are, how each is reached, and what is known of their models.
+"""The model providers, how each is reached, and what is known of their models.
 
-Data only. A model that is not listed here works as well: the lists feed `GET /v1/models` and the defaults. Figures are
-the providers' published limits; the windows of the GPT-5 family are those of the input. The API's lists and the
-worker's calls read the same tables.
+This module is data only. A model that is not listed works as well: the lists feed `GET /v1/models` and the defaults.
+Figures are the providers' published limits; the windows of the GPT-5 family are those of the input. The API's lists and
+the worker's calls read the same tables.
 """
 
 import re
@@ -31,8 +31,8 @@ class Provider(NamedTuple):
     """What Letta's wire calls this kind of provider."""
     wire: Wire
     addresses: tuple[Address, ...] = ()
-    """The first whose URL is set is used, or the first of all with the default URL. URL and key belong together, so
-    that a key is never sent to somebody else's server."""
+    """The first address whose URL is set counts, else the first of all with the default URL. URL and key belong
+    together, so that a key never goes to another server."""
     default_url: str | None = None
     needs_key: bool = False
     version: str = ""
@@ -82,7 +82,7 @@ class ModelFamily(NamedTuple):
     context_window: int
     """Tokens that the model can take in."""
     can_think: bool = True
-    """The model can reason before it answers, and show it. A model that is not known is taken to."""
+    """The model can reason before it answers, and show it. An unknown model counts as one that can."""
     uses_responses: bool = False
     """OpenAI serves the model over Responses."""
     takes_temperature: bool = True
@@ -233,13 +233,15 @@ LONGEST_HANDLE = 300
 """Characters. Models on a server of one's own may be named after a path."""
 
 _CHANGES_A_PATH = re.compile(r"\.\.|(^|/)\.(/|$)|[\x00-\x1f\x7f\\?#%&]")
-"""Some wires put the model's name into the URL of the request, where these would lead to another place with the key."""
+"""What a model's name may not contain. Some wires put the name into the URL of the request, where this would lead the
+provider's key to another place."""
 
 _CREDENTIALS = re.compile(r"(?<=//)[^/]*@|[?#].*")
 
 
 def split_handle(handle: str) -> tuple[str, str]:
-    """Provider and model of a handle. Raises `ValueError`, with what would be right, if it can be no model's."""
+    """Provider and model of a handle. Raises `ValueError`, which says what a handle looks like, when this can be
+    none."""
     provider, _, model = handle.partition("/")
     if provider not in PROVIDERS or not model:
         known = ", ".join(PROVIDERS)

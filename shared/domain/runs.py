@@ -19,10 +19,11 @@ Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "inte
 
 
 OTIDS = "otids:"
-"""A submission key that begins so holds the otids of all messages of a submission, sorted, with commas between."""
+"""The beginning of a submission key that holds the otids of all messages of a submission, sorted, with commas
+between."""
 
 MAX_OTIDS_CHARS = 600
-"""A longer list of otids is known by its hash: a database's index has no room for it."""
+"""Characters. A longer list of otids is known by its hash, because a database's index has no room for it."""
 
 
 def key_of_otids(otids: Iterable[str]) -> str:
@@ -34,12 +35,12 @@ def key_of_otids(otids: Iterable[str]) -> str:
 
 
 def has_otid(key: str, otid: str) -> bool:
-    """Whether a key is of a submission with this otid. Of a list that is known by its hash, nobody can say."""
+    """Whether a key is of a submission with this otid. False for a list that is known by its hash."""
     return quoted_otid(otid) in key.removeprefix(OTIDS).split(",")
 
 
 def quoted_otid(otid: str) -> str:
-    """The otid without a comma, which parts it from others, and without a `#`, which begins a hash."""
+    """The otid with its commas and its `#` quoted: a comma separates otids, and a `#` begins a hash."""
     return otid.replace("%", "%25").replace(",", "%2C").replace("#", "%23")
 
 
@@ -77,7 +78,7 @@ class RunError(msgspec.Struct, frozen=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
-    """That somebody asked for a cancel: a fact on the run, not a status."""
+    """The fact that a client asked for a cancel. It is no status."""
 
     requested_at: datetime
     actor: str
@@ -102,9 +103,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     override_model: str | None = None
     override_system: str | None = None
     model_options: ModelOptions | None = None
-    """How the model is asked, where the conversation says so itself. None: as the agent has it."""
+    """How the model is asked, when the conversation says so. None: as the agent says."""
     compaction: CompactionOptions | None = None
-    """The run answers nobody: it compacts its thread's context."""
+    """The run answers no message: it compacts its thread's context."""
     include_return_message_types: list[str] | None = None
     request_config: dict[str, Any] = {}
     """What the wire shows again as `request_config`."""
@@ -126,15 +127,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     error: RunError | None = None
     options: RunOptions = RunOptions()
     continues: RunId | None = None
-    """The parked run whose decision this run carries out."""
+    """The parked run that this run continues, after a decision."""
     turn: int | None = None
-    """The run's place in its thread's history, given when it begins. A run that carries out a decision has the turn of
+    """The run's place in its thread's history, given when it begins. A continuation has the turn of
     the run that asked."""
     dispatch: int = 0
     """Number of the newest dispatch; an older one can no longer claim the run."""
     fence: Fence = Fence(0)
     owner: str | None = None
-    """Who has claimed the run last: the worker's name and something that no other claim of it has."""
+    """The run's last owner: the worker's name and a part that no other claim has."""
     attempts_without_progress: int = 0
     """Claims since the last checkpoint."""
     cancel: CancelRequest | None = None
@@ -153,7 +154,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: datetime | None = None
     """When the run reached its terminal status, or was parked."""
     pruned_at: datetime | None = None
-    """When its log and all else that retention takes was deleted."""
+    """When retention deleted its log and what belongs to it."""
 
 
 StepStatus = Literal["pending", "success", "failed", "cancelled"]

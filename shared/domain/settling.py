@@ -1,7 +1,8 @@
-"""How a conversation is left when a run ends: no tool call without a result, nothing that was shown forgotten.
+"""The state in which the end of a run leaves its conversation: every tool call has a result, and what was shown is
+stored.
 
-Pure. The store calls it inside the transaction that settles, with the messages that the next turn will send, so that
-what is repaired is what will be read.
+Pure. The store calls it inside the transaction that settles the run, with the messages that the next turn will send. So
+what is repaired here is what the next turn reads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,7 @@ class OpenCalls(msgspec.Struct, frozen=True):
 
 
 def open_calls(history: Sequence[Message]) -> OpenCalls | None:
-    """The calls at the end of a history that still want results. None: every call has its own."""
+    """The calls at the end of a history that have no result yet. None: every call has its own."""
     decisions: list[Decision] | None = None
     for message in reversed(history):
         body = message.body
@@ -145,7 +146,7 @@ def _why_no_result(was_started: bool, why: Literal["cancel", "error", "denied"])
 class ShownStep:
     """What readers have been shown of the step in hand, folded from its events.
 
-    An answer that was cut off is stored as it was shown, and its tokens are counted by it. A worker that begins the
+    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. A worker that begins the
     step again says which messages are void.
     """
 
@@ -155,9 +156,9 @@ class ShownStep:
         self.input_ids: set[MessageId] = set()
         """Injected messages that were shown."""
         self.lost_calls = 0
-        """Model calls whose workers died over them, after they had shown something."""
+        """Model calls that had shown something when their workers died."""
         self.lost_text = ""
-        """What they had shown."""
+        """What those calls had shown."""
         self._begin()
         for event in events:
             self.take(event)
@@ -194,20 +195,20 @@ class ShownStep:
         self._begin()
 
     def forget_lost(self) -> None:
-        """What lost workers have shown has been counted."""
+        """The caller has counted what lost workers had shown."""
         self.lost_calls, self.lost_text = 0, ""
 
     @property
     def text(self) -> str:
-        """Everything that was shown of the answer, reasoning and calls included: to count its tokens by."""
+        """Everything that was shown of the answer, reasoning and calls included; its tokens are counted by it."""
         calls = [name + "".join(pieces) for name, pieces in self._calls.values()]
         return "".join([*self._thought, *self._text, *calls])
 
     def partial_answer(self, *, cut_by: Literal["cancel", "error"], model: str, now: datetime) -> NewMessage | None:
         """The answer that was being streamed when the run was cut off.
 
-        None when no text was shown: reasoning that was cut off cannot go back to any provider, and calls that were
-        still being written were never run. The run's log has them.
+        None when no text was shown: no provider takes reasoning back that was cut off, and calls that the model was
+        still writing never ran. The run's log has them.
         """
         if self._message_id is None or not self._text:
             return None
@@ -250,7 +251,7 @@ def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ends, or how it comes to wait for a person, which ends its stream as well."""
+    """How a run ends, or is parked: parking ends its stream as well."""
 
     trigger: Literal[RunTrigger.COMPLETE, RunTrigger.FAIL, RunTrigger.CANCEL, RunTrigger.PARK]
     stop_reason: str
@@ -265,10 +266,10 @@ def end_events(
     end: RunEnd, *, at: int, status: RunStatus, usage: Usage, step_count: int, status_events: bool
 ) -> list[Event]:
     """The last events of a run's log: why it stopped, what it used, what went wrong, and the end itself, once. `at` is
-    Unix time in milliseconds, `status` what the run has now.
+    Unix time in milliseconds, `status` is the run's status from now on.
 
-    A cancelled stream says what it used before it says that it was cancelled: on Letta's wire `stop_reason` is the last
-    message of a cancelled stream, and programs look for it there.
+    The stream of a cancelled run says what it used before it says that it was cancelled: on Letta's wire `stop_reason`
+    is the last message of such a stream, and programs look for it there.
     """
     stopped = Stopped(at=at, reason=end.stop_reason)
     used = UsageReported(

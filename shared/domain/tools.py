@@ -1,4 +1,4 @@
-"""Tools, as stored. A tool's source is text: it is parsed by the API, run only in the worker's sandbox."""
+"""Tools, as stored. A tool's source is text: the API parses it, and only the worker's sandbox runs it."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -26,7 +26,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     enable_parallel_execution: bool = False
     """The tool may run at the same time as other calls of the same answer."""
     idempotent: bool = False
-    """The tool may be started again after a crash. False: a crash in the middle is told as "outcome unknown"."""
+    """The tool may be started again after a crash. False: the model is told of such a call that its outcome is
+    unknown."""
     return_char_limit: int = DEFAULT_RETURN_CHAR_LIMIT
     source_type: str = "python"
     tool_type: str = "custom"

@@ -1,1 +1,1 @@
-"""What a process is: its settings, its logs, its version and the parts that it is built from."""
+"""What a process is: its settings, its logs, its version and what it is built from."""

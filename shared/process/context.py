@@ -1,6 +1,8 @@
-"""What both processes are built from: made once by the command line, handed to the composition roots.
+"""The things that every process is built from; the command line makes them once and hands them to the composition
+roots.
 
-The embedded Redis lives in its process, so there is a lock: a second process would not see the first.
+The embedded Redis lives in its process. So there is a lock on the data directory: a second process would not see the
+first.
 """
 
 import fcntl
@@ -19,7 +21,7 @@ from shared.sql.engine import Database
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessContext:
-    """The parts of one process."""
+    """The settings, connections and sources of time and ids of one process."""
 
     settings: Settings
     database: Database

@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one line per event, the run's id bound by whoever works on a run."""
+"""Structured logs on standard error: one line per event. A worker binds the id of the run that it works on."""
 
 import logging
 import sys

@@ -35,10 +35,14 @@ class Settings(BaseSettings):
     max_runs: int = Field(default=100, ge=1, description="Runs that one worker executes at once.")
     lease_s: float = Field(default=6.0, gt=0.2, description="Seconds for which a claim holds without renewal.")
     database_patience: float = Field(
-        default=60.0, ge=0, description="Seconds that a run holds on to its step while the database is away."
+        default=60.0, ge=0, description="Seconds that a worker repeats a write of a run while the database is away."
     )
-    sweep_s: float = Field(default=5.0, gt=0, description="Seconds between two looks for stranded runs.")
-    max_attempts: int = Field(default=3, ge=1, description="Claims without a checkpoint after which a run fails.")
+    sweep_s: float = Field(default=5.0, gt=0, description="Seconds between two looks for unowned runs.")
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="Workers that may be lost with a run before it stores a step; the last one had it alone.",
+    )
     stream_ttl_s: int = Field(default=3600, ge=1, description="Seconds that Redis keeps a log after its last event.")
     drain_s: float = Field(default=0.0, ge=0, description="Seconds that SIGTERM lets runs finish. 0: handed over now.")
 

@@ -1,7 +1,7 @@
-"""Tells the workers that somebody wants a run cancelled.
+"""Tells the workers that a run is to be cancelled.
 
-The request is already recorded in SQL when it is announced here. The publish makes it quick (a millisecond); the flag
-makes it certain, because a worker looks at the flags of its runs whenever it may have missed a publish.
+SQL has the request already when the API announces it here. The publish makes it quick (a millisecond). The flag makes
+it certain: a worker looks at the flags of its runs whenever it may have missed a publish.
 """
 
 import asyncio
@@ -21,13 +21,12 @@ from shared.redis.connection import Redis, redis_answers
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_WAITING = 1000
-"""Announcements that may wait for the worker before it is told to look at the flags instead."""
+"""Announcements that may wait for the worker. If there are more, the worker is told to look at the flags instead."""
 
 
 class Announcements:
-    """What a worker hears, in order: run and mode of a cancel, or None when announcements may have been missed and the
-    flags of all runs in hand have to be looked at (`raised`). An async iterator without an end.
-    """
+    """What a worker hears, in order: the run and the mode of a cancel; or None when it may have missed announcements,
+    and has to look at the flags of all its runs (`raised`). An async iterator without an end."""
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         self._waiting: asyncio.Queue[tuple[RunId, CancelMode] | None] = asyncio.Queue(max_waiting)
@@ -48,7 +47,8 @@ class Announcements:
 
 
 class CancelSignal:
-    """Announces cancels and hears them. Raises `Unavailable` when Redis does not answer; listening goes on trying."""
+    """Announces cancels and hears them. Raises `Unavailable` when Redis does not answer; a listener tries again by
+    itself."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -73,8 +73,8 @@ class CancelSignal:
 
     @asynccontextmanager
     async def listen(self) -> AsyncGenerator[Announcements]:
-        """Listens while the body runs. The first is None, as after every reconnect, and after an announcement of a
-        newer release that this one does not understand."""
+        """Listens while the body runs. The first item is None. So is the one after every reconnect, and the one for an
+        announcement of a newer release that this release cannot read."""
         heard = Announcements()
 
         def on_message(_channel: bytes, payload: bytes) -> None:

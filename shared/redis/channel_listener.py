@@ -1,8 +1,8 @@
 """One pub/sub connection that stays subscribed.
 
-Pub/sub forgets: what is published while the connection is away is never seen. So the listener tells when it is
-subscribed, at first and after every reconnect; whoever needs certainty looks at the lasting state at that moment. The
-feed of events, the cancels and the workers' wake channel are all built like this.
+Pub/sub forgets: what is published while the connection is away is never seen. So the listener says when it is
+subscribed, at first and after every reconnect, and its user then looks at the lasting state. The feed of events, the
+cancels and the workers' wake channel use it.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ LAST_RETRY_S = 1.0
 
 
 class ChannelListener:
-    """Hands each message of the channels that are wanted to `on_message(channel, payload)`.
+    """Calls `on_message(channel, payload)` for each message of the wanted channels.
 
-    `on_subscribed(channel)` says that messages flow from here on and that those before may have been missed. Both are
-    called on the event loop, in the order in which Redis sent them; they must be quick. A message that they stumble
-    over is logged and passed over.
+    `on_subscribed(channel)` says that messages flow from here on and that earlier ones may have been missed. Both are
+    called on the event loop, in the order in which Redis sent the messages; they must be quick. When one of them fails,
+    the listener logs it and goes on with the next message.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class ChannelListener:
             await connection.disconnect(nowait=True)
 
     async def _subscribe(self, connection: Connection) -> None:
-        """Brings the connection's subscriptions to what is wanted, again and again. Changes of one moment go together,
-        and a channel that left and came back meanwhile costs nothing."""
+        """Brings the connection's subscriptions to what is wanted, again and again. Changes that come together are sent
+        together, and a channel that was removed and added again meanwhile costs nothing."""
         subscribed: set[str] = set()
         while True:
             self._changed.clear()
@@ -122,5 +122,5 @@ class ChannelListener:
             elif kind == b"subscribe":
                 self._on_subscribed(channel)
         except Exception:
-            # The background-loop boundary: what somebody has published must not end those who listen.
+            # The background-loop boundary: one message must not end the listener.
             logger.exception("%s could not take what came on %r", self._name, channel)

@@ -1,6 +1,6 @@
-"""How Holdfast connects to Redis, and the one place where Redis' errors become ours.
+"""The connections to Redis, and the one place where errors of Redis become ours.
 
-`connect` and `embedded.connect_embedded` give the same client, so nothing else knows which one it has. Clients are
+`connect` and `embedded.connect_embedded` give the same client, so no other module knows which one it has. Clients are
 lazy: the first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
 """
 
@@ -23,10 +23,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from shared.domain.errors import Unavailable
 
 Redis = ArqRedis
-"""The client that the rest of the product is handed; what is behind it is known here only."""
+"""The client that the rest of the product is handed. Only this module knows what is behind it."""
 
 MAX_CONNECTIONS = 64
-"""Commands of one process that are under way at once; more of them wait for a free connection."""
+"""Commands that one process has under way at once; more of them wait for a free connection."""
 
 ANSWER_S = 5.0
 """After so many seconds without an answer, Redis counts as gone."""
@@ -65,7 +65,7 @@ def connect(url: str) -> Redis:
 
 @asynccontextmanager
 async def own_client(redis: Redis) -> AsyncGenerator[Redis]:
-    """For the block, another client of the server of `redis`, for an event loop of its own."""
+    """Another client of the same server, for the block: an event loop needs a client of its own."""
     pool = cast("Any", redis.connection_pool)
     settings: dict[str, Any] = {**pool.connection_kwargs, "connection_class": pool.connection_class}
     client = client_of(cast("Any", BlockingConnectionPool)(max_connections=2, timeout=ANSWER_S, **settings))
@@ -76,7 +76,8 @@ async def own_client(redis: Redis) -> AsyncGenerator[Redis]:
 
 
 def dedicated_connection(redis: Redis) -> Connection:
-    """A connection to the server of `redis`, not yet open. It never reconnects by itself: its owner has to know."""
+    """A connection to the server of `redis`, not yet open. It never reconnects by itself: its owner has to know of a
+    break."""
     pool = cast("Any", redis.connection_pool)
     settings: dict[str, Any] = {**pool.connection_kwargs, "socket_timeout": None, "retry": None, "retry_on_error": []}
     return cast("Connection", pool.connection_class(**settings))
@@ -84,7 +85,7 @@ def dedicated_connection(redis: Redis) -> Connection:
 
 @asynccontextmanager
 async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
-    """Maps every way in which Redis can fail to `Unavailable`, silence for `within` seconds included."""
+    """Turns every failure of Redis into `Unavailable`; so does silence for `within` seconds."""
     try:
         async with asyncio.timeout(within):
             yield
@@ -98,7 +99,8 @@ def client_of(pool: ConnectionPool) -> Redis:
 
 
 def _keepalive_options() -> dict[int, int]:
-    """Notice within half a minute that the other machine is gone, also on a connection that only listens."""
+    """Socket options by which a process notices within half a minute that the other machine is gone, also on a
+    connection that only listens."""
     if sys.platform != "linux":
         return {}
     return {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
@@ -117,7 +119,7 @@ async def is_reachable(redis: Redis) -> bool:
 class LuaScript:
     """A Lua script of this package. Each `.lua` file begins with its keys, its arguments and its answer.
 
-    Sends the script's hash; the text only to a server that does not know it yet.
+    The client sends the script's hash, and its text only to a server that does not know it yet.
     """
 
     def __init__(self, redis: Redis, name: str) -> None:

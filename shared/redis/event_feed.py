@@ -1,9 +1,9 @@
 """Live events: one connection per process, however many readers.
 
-The feed is quick but forgetful, the log is complete. A `Subscription` joins them: as long as it has seen everything, it
-hands on what was published; whenever something may be missing (at the start, after a lost connection, when the reader
-was too slow for its buffer, when there is a hole in the sequence) it is `behind`, and the reader continues from the
-log at its own pace. So a reader gets every event once, in order, with bounded memory. Its loop is:
+The feed is quick but forgets; the log is complete. A `Subscription` joins them. While it has seen everything, it
+delivers what was published. It is `behind` when something may be missing: at the start, after a lost connection, when
+the reader was too slow for its buffer, or when a number is missing. Then the reader continues from the log at its own
+pace. So a reader gets every event once, in order, with bounded memory. Its loop is:
 
     async with feed.subscribe(run_id) as subscription:
         while ...:
@@ -27,7 +27,7 @@ from shared.redis.event_log import EventLog
 MAX_ENTRIES = 1000
 MAX_BYTES = 1 << 20
 PAGE = 1000
-"""Entries that a reader who is behind gets from the log at once."""
+"""Entries that a reader which is behind gets from the log at once."""
 
 
 class Subscription:
@@ -78,7 +78,7 @@ class Subscription:
         return True
 
     def _take(self, after: Seq) -> list[tuple[Seq, bytes]]:
-        """The live events that directly follow `after`. Falls behind where one is missing."""
+        """The live events that directly follow `after`. When one is missing, the subscription falls behind."""
         taken: list[tuple[Seq, bytes]] = []
         expected = after + 1
         while self._batches:
@@ -93,19 +93,19 @@ class Subscription:
         return taken
 
     def _catch_up(self) -> None:
-        """From here on live events are kept again. Before the log is read, not after: what is published in between
-        would be missed."""
+        """Collects live events again. To be called before the log is read: called afterwards, it would miss what is
+        published in between."""
         self._behind = False
         self._forget()
 
     def fall_behind(self) -> None:
-        """Something may be missing: drops what is kept; the reader has to look into the log."""
+        """Notes that something may be missing: drops the collected events, so that the reader looks into the log."""
         self._forget()
         self._behind = True
         self._news.set()
 
     def offer(self, first: Seq, entries: list[bytes], size: int) -> None:
-        """Keeps published events for the reader, or falls behind when there are too many. For the feed."""
+        """Collects published events for the reader, or falls behind when there are too many. The feed calls it."""
         if self._behind:
             return
         if self._entries + len(entries) > self._max_entries or self._bytes + size > self._max_bytes:
@@ -126,7 +126,7 @@ class Subscription:
 class EventFeed:
     """Delivers what is published on the channels of runs to the readers of this process.
 
-    `max_entries` and `max_bytes` bound what waits for one reader before it has to catch up from the log.
+    `max_entries` and `max_bytes` limit what waits for one reader; beyond that, the reader continues from the log.
     """
 
     def __init__(self, redis: Redis, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
@@ -143,7 +143,8 @@ class EventFeed:
 
     @asynccontextmanager
     async def subscribe(self, run_id: RunId) -> AsyncGenerator[Subscription]:
-        """A subscription for the body, behind at first. It can be read at once; nothing waits for Redis here."""
+        """A subscription for the body, behind at first. The reader can read it at once; it does not wait for Redis
+        here."""
         channel = keys.feed(run_id)
         subscription = Subscription(run_id, max_entries=self._max_entries, max_bytes=self._max_bytes)
         readers = self._subscriptions.setdefault(channel.encode(), [])
@@ -160,7 +161,7 @@ class EventFeed:
     def _deliver(self, channel: bytes, payload: bytes) -> None:
         first, _, body = payload.partition(b" ")
         if not first.isdigit():
-            # Of a release that publishes in another way. The log has what was published.
+            # Another release published this, in another form. The log has it.
             self._look_again(channel)
             return
         entries = body.split(b"\n")

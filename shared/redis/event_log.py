@@ -1,9 +1,9 @@
 """The log of a run's events in Redis: numbered, fenced, and a cache of what SQL will hold.
 
-Whoever claims a run opens its log first, which shuts out all owners before it, and then appends. An entry's id in the
+The owner of a run opens the log first, which shuts out all owners before it, and then appends. An entry's id in the
 stream is its number, so Redis itself refuses what an old owner would append behind a newer one's first entry. Readers
-need no permission. Redis may lose all of this at any moment: the owner is told so by `RedisLostData`, and a reader sees
-that the first entry which it gets does not continue the last one that it had.
+need no permission. Redis may lose all of this at any time: the owner learns it from `RedisLostData`, and a reader from
+a first entry that does not continue its last one.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from shared.redis.connection import LuaScript, Redis, redis_answers
 
 
 class RedisLostData(HoldfastError):
-    """Redis has lost a part of the log: its owner opens it again, and appends again what SQL does not have."""
+    """Redis has lost a part of the log: its owner opens it again, and appends again what SQL lacks."""
 
     def __init__(self, last: Seq) -> None:
         super().__init__(f"the log in Redis ends at {last}")
@@ -28,11 +28,11 @@ class RedisLostData(HoldfastError):
 class EventLog:
     """The logs of all runs.
 
-    `ttl_s` is how long a log stays after its end. `owner` names this process among those that might hold the same
-    fence after a database was set back; by default it is made up.
+    `ttl_s` is how long a log stays after its end. `owner` names this process among those that may have the same fence
+    after a database was set back; by default a new name is made up.
 
-    Every method raises `Unavailable` when Redis does not answer. An append that ended like that may have been written:
-    repeat it as it was.
+    Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it as it
+    was.
     """
 
     def __init__(self, redis: Redis, *, ttl_s: int, owner: str | None = None) -> None:
@@ -56,12 +56,12 @@ class EventLog:
         return Seq(last)
 
     async def append(self, run_id: RunId, fence: Fence, tail: LogTail, *, needs: Seq) -> None:
-        """Appends entries, each without a line break, and publishes them. Entries that are there already are left
-        alone, so a repetition is harmless.
+        """Appends entries, each without a line break, and publishes them. Entries that the log has already stay as they
+        are, so a repetition does no harm.
 
-        `needs`: the log must reach to this number, or readers would find a hole; 0 when SQL has all that is before.
-        Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early, or Redis
-        does not know its owner.
+        `needs` is the number that the log must reach, or readers would find a hole; 0 when SQL has all that is before.
+        Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early or Redis does
+        not know its owner.
         """
         async with redis_answers():
             with crash_point(CrashPoint.APPEND):
@@ -75,24 +75,25 @@ class EventLog:
             raise RedisLostData(Seq(last))
 
     async def read(self, run_id: RunId, after: Seq, limit: int | None = 1000) -> Entries:
-        """The first `limit` entries after `after` (None: all). They need not continue it: Redis may have lost some."""
+        """The first `limit` entries after `after` (None: all). They may not continue it, because Redis may have lost
+        some."""
         async with redis_answers():
             found: Any = await self._redis.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
         return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
 
     async def trim(self, run_id: RunId, stored: Seq) -> None:
-        """Drops the entries before `stored`: SQL has them, and readers get them there. That entry itself stays, so that
-        the stream still says how far it reaches."""
+        """Drops the entries before `stored`: SQL has them, and readers get them there. The entry `stored` itself stays,
+        so that the stream still says how far it reaches."""
         async with redis_answers():
             await self._redis.xtrim(keys.events(run_id), minid=f"{stored}-0", approximate=False)
 
     async def drop(self, run_id: RunId) -> None:
-        """Drops the stream, which does not continue what SQL has. For the log's owner."""
+        """Drops a stream that does not continue what SQL has. For the log's owner."""
         async with redis_answers():
             await self._redis.delete(keys.events(run_id))
 
     async def expire(self, run_id: RunId) -> None:
-        """Lets the log go, `ttl_s` from now, and takes the run's cancel flag down. Call it after the end was
+        """Lets the log expire, `ttl_s` from now, and takes the run's cancel flag down. To be called after the end was
         appended."""
         async with redis_answers(), self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.events(run_id), self._ended_ms)

@@ -25,8 +25,8 @@ A job that waits has the millisecond of its dispatch as score; one that is lease
 the future by `SCORE_SLACK_MS`, so that leased jobs are out of the claim's sight."""
 
 SCORE_SLACK_MS = 60_000
-"""By how much the clock that scored a waiting job may run ahead before the job is found late: that of a Redis which a
-failover has replaced, or of an API process of the release that scored by its own."""
+"""By how many ms the clock that scored a waiting job may run ahead before workers find the job late. It is the clock of
+a Redis that a failover has replaced, or of an API process of the release that scored by its own."""
 
 WAKE_CHANNEL = "holdfast:wake"
 """Published by `dispatch` and by a release, heard by every worker: there may be a job to claim. The payload is empty.
@@ -44,8 +44,8 @@ JOB_PREFIX = job_key_prefix
 
 
 def interval(name: str) -> str:
-    """String, empty: somebody does this work in the present interval. Written by whoever is first. Lives for the
-    interval."""
+    """String, empty: some process does this work in the present interval. Written by the first process that comes.
+    Lives for the interval."""
     return f"holdfast:interval:{name}"
 
 

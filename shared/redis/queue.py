@@ -1,7 +1,7 @@
 """The queue through which workers find runs: a sorted set of jobs, each of which one worker leases for a while.
 
-A job is one dispatch of a run. It carries the run's id and nothing else: everything that a worker needs is in SQL. A
-job that Redis has lost does no harm, because the sweeper dispatches runs again that no worker has.
+A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
+worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches unowned runs again.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -31,7 +31,7 @@ EXECUTE_RUN = "execute_run"
 
 
 def encode_job(job: dict[str, Any]) -> bytes:
-    """arq's job as JSON. Never pickle: who can write to Redis must not be able to run code in a worker."""
+    """arq's job as JSON. Never pickle: a process that can write to Redis must not be able to run code in a worker."""
     return msgspec.json.encode(job, enc_hook=repr)
 
 
@@ -41,16 +41,16 @@ def decode_job(data: bytes) -> dict[str, Any]:
 
 
 class RunQueue:
-    """Dispatches runs to the workers. Raises `Unavailable` when Redis does not answer: nobody knows then whether a run
-    was dispatched."""
+    """Dispatches runs to the workers. Raises `Unavailable` when Redis does not answer: the run may or may not have been
+    dispatched then."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._dispatch = LuaScript(redis, "dispatch")
 
     async def dispatch(self, *dispatches: tuple[RunId, int]) -> None:
-        """Puts runs into the queue, each with the number of its dispatch, and wakes the workers. Repeating a number
-        that is still in the queue or at work changes nothing."""
+        """Puts runs into the queue, each with the number of its dispatch, and wakes the workers. A number that is in
+        the queue already, or at work, is left as it is."""
         jobs = [keys.job_id(run_id, number) for run_id, number in dispatches]
         described = [part for job_id in jobs for part in (job_id, _described(job_id))]
         async with redis_answers():
@@ -61,8 +61,8 @@ class RunQueue:
                 )
 
     async def dispatch_stored(self, run: Run) -> None:
-        """Dispatches a run that was stored, unless a worker has it or it is over. When Redis does not answer, the
-        sweeper dispatches it later: that it was stored is what was promised."""
+        """Dispatches a run that was stored, unless a worker has it or it has ended. When Redis does not answer, the
+        sweeper dispatches it later: the API promised that the run is stored, not that it has begun."""
         if run.status is not RunStatus.CREATED:
             return
         try:
@@ -71,7 +71,7 @@ class RunQueue:
             log.warning("dispatch_left_to_sweeper", run_id=run.id, reason=str(error))
 
     async def queued_among(self, dispatches: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
-        """Those of `dispatches` that still are in the queue, waiting or at work."""
+        """Those of `dispatches` that are still in the queue, waiting or at work."""
         if not dispatches:
             return set()
         async with redis_answers():
@@ -98,7 +98,7 @@ class Renewal(Enum):
     TAKEN = 0
     """Another worker has the job."""
     FORGOTTEN = -1
-    """Nobody has it: the lease ended unnoticed, or Redis lost it."""
+    """No worker has it: the lease ended unnoticed, or Redis lost it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,14 @@ class Claimed:
 
 
 class JobLeases:
-    """The leases of one worker: for a while, it alone is to run a job.
+    """The leases of one worker: while a lease lasts, this worker alone is to run the job.
 
-    A lease is a key that names its worker and expires; the job's score in the queue says when that will be. All times
-    are Redis' own, so that no two machines have to agree. The lease decides who *should* run a job. Whose writes count
-    is decided by the fence in SQL.
+    A lease is a key that names its worker and expires; the job's score in the queue says when. All times are Redis'
+    own, so that no two machines have to agree. The lease decides who *should* run a job; the fence in SQL decides whose
+    writes count.
 
-    Every method raises `Unavailable` when Redis does not answer."""
+    Every method raises `Unavailable` when Redis does not answer.
+    """
 
     def __init__(self, redis: Redis, *, worker: str, lease_s: float) -> None:
         self._worker = worker
@@ -140,7 +141,7 @@ class JobLeases:
         )
 
     async def renew(self, job_ids: Sequence[str]) -> dict[str, Renewal]:
-        """Lets the leases begin anew, as far as they still are this worker's."""
+        """Renews the leases that are still this worker's."""
         async with redis_answers():
             states = await self._renew(
                 keys=[keys.QUEUE],
@@ -165,7 +166,7 @@ class JobLeases:
         return bool(taken)
 
     async def release(self, job_id: str) -> bool:
-        """Gives the job back and wakes the workers; False when it was no longer this worker's."""
+        """Releases the job and wakes the workers. False when it was no longer this worker's."""
         async with redis_answers():
             released = await self._release(
                 keys=[keys.QUEUE, keys.lease(job_id)], args=[job_id, self._worker, keys.WAKE_CHANNEL]
@@ -184,8 +185,8 @@ class JobLeases:
 
 
 class WorkerPresence:
-    """Whether any worker lives, which readiness asks before it says that runs will be executed: one key that every
-    living worker refreshes, and that is gone a lease after the last one has died."""
+    """Whether any worker lives; readiness asks it before it says that runs will be executed. Every living worker
+    refreshes one key, which expires a lease after the last worker has died."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -196,7 +197,7 @@ class WorkerPresence:
             await cast("Any", self._redis).set(keys.WORKER_ALIVE, worker, px=round(for_s * 1000))
 
     async def is_any_alive(self) -> bool:
-        """Whether some worker has shown itself of late. False as well when Redis does not answer."""
+        """Whether some worker has shown itself within a lease. False as well when Redis does not answer."""
         try:
             async with redis_answers():
                 return bool(await self._redis.exists(keys.WORKER_ALIVE))
@@ -205,7 +206,7 @@ class WorkerPresence:
 
 
 class IntervalLock:
-    """Lets one process of the fleet do what has to be done once per interval, whoever comes first. Two that do it at
+    """Lets one process of the fleet, the first that comes, do what has to be done once per interval. Two that do it at
     once must do no harm."""
 
     def __init__(self, redis: Redis) -> None:
@@ -214,7 +215,7 @@ class IntervalLock:
     def repeating(
         self, work: Callable[[], Awaitable[object]], *, every_s: float, name: str
     ) -> AbstractAsyncContextManager[None]:
-        """Does the work again and again, as `concurrency.repeating`, when this process is the first in an interval."""
+        """Repeats the work, as `concurrency.repeating`, in those intervals in which this process comes first."""
 
         async def work_if_first() -> None:
             if await self._is_first(name, every_s):
@@ -223,7 +224,7 @@ class IntervalLock:
         return repeating(work_if_first, every_s=every_s, name=name)
 
     async def _is_first(self, name: str, every_s: float) -> bool:
-        # Nobody gives the lock back: it ends by itself, a little before its owner comes again.
+        # No process releases the lock: it expires a little before its owner comes again.
         lock_ms = round(every_s * 900)
         try:
             async with redis_answers():

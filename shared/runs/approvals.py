@@ -1,5 +1,5 @@
-"""Deciding tool calls that wait, and having the decisions carried out: the one entrance for people, clients and the
-clock."""
+"""Decisions on waiting tool calls, and the continuation of the runs that waited. People, clients and the clock decide
+through this one service."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from shared.sql.runs.run_store import RunStore, Submitted
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 EXPIRY = "expiry"
-"""Who is said to have decided what nobody decided in time."""
+"""The name under which the clock decides."""
 
 Result = TypeVar("Result")
 
@@ -55,7 +55,7 @@ class ApprovalService:
 
     async def expire_due(self) -> None:
         """Decides what nobody decided in time, as the tool or its agent says: denies the call, or cancels the run that
-        waits. What people decide at the same moment goes before it, or comes too late and is told so."""
+        waits. When a person decides at the same time, one of the two decisions is stored, and the other is refused."""
         for asked in await self.approvals.expired(self.clock.now()):
             try:
                 await self._expire(asked)
@@ -69,7 +69,7 @@ class ApprovalService:
         else:
             run = await self.runs.look_up(asked.run_id)
             if run.cancel is not None:
-                return  # whoever asked for it was first, and it ends as theirs
+                return  # a client has asked for a cancel before, and the run ends by that
             await self.unowned.cancel(
                 run, cause="approval_expired", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_EXPIRY
             )

@@ -1,4 +1,4 @@
-"""Taking a run's log over from whoever wrote it before."""
+"""The adoption of a run's log by its next owner."""
 
 from datetime import datetime
 
@@ -10,10 +10,10 @@ from shared.sql.runs.checkpoints import CheckpointStore
 
 
 async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime) -> Seq:
-    """Shuts former owners out of a run's log and stores what they have shown and SQL lacks. Gives the number that the
-    first event of `run`'s owner follows: what readers may have seen behind it is void.
+    """Shuts earlier owners out of a run's log, and stores what they have shown and SQL lacks. Gives the number that the
+    first event of `run`'s owner follows: what readers may have seen after it is void.
 
-    Repeated, it does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
+    A repetition does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
     `Unavailable`.
     """
     last = await event_log.open(run.id, run.fence)
@@ -22,7 +22,7 @@ async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore,
     entries = await event_log.read(run.id, run.last_seq, limit=None)
     shown = unbroken(run.last_seq, entries)
     if len(shown) < len(entries):
-        # A part of the log is gone from Redis and was never in SQL. What comes after it would mislead readers.
+        # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
         await event_log.drop(run.id)
     if shown:
         await checkpoints.adopt(run, shown, now)

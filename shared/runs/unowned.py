@@ -1,7 +1,7 @@
-"""Cancelling a run that no worker has: one that never began, one that waits for a person, one whose worker is gone.
+"""Cancels of unowned runs: one that never began, one that waits for a person, one whose worker is gone.
 
-The API does it for a cancel, the sweeper and the expiry of approvals for what nobody came to end. The same guarded
-settle decides: if a worker claims the run at the same moment, one of the two is refused.
+The API cancels them for its clients; the sweeper and the expiry of approvals cancel those that no API process came to
+end. All use the same guarded settle: if a worker claims the run at the same time, one of the two is refused.
 """
 
 from collections.abc import Awaitable, Callable
@@ -47,9 +47,9 @@ class UnownedRuns:
     ids: IdMaker
 
     async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
-        """Settles the run as cancelled and gives it as it is then.
+        """Settles the run as cancelled; the run as it is then.
 
-        Raises `StaleFence` or `IllegalTransition` when somebody else was faster: look at the run again.
+        Raises `StaleFence` or `IllegalTransition` when another process was faster: look at the run again.
         """
         shown, tail = ShownStep(), LogTail(first_seq_of(Fence(1)), ())
         if run.status is RunStatus.RUNNING:
@@ -76,8 +76,8 @@ class UnownedRuns:
         return settled.run
 
     async def _adopt(self, run: Run) -> Seq:
-        """What the log goes on from. While Redis is away nobody knows what the lost worker has shown and not stored: it
-        is void, and the log goes on from what SQL has."""
+        """The number from which the log continues. While Redis is away, no process knows what the lost worker has shown
+        and not stored. So that is void, and the log continues from what SQL has."""
         try:
             return await adopt_log(run, self.event_log, self.checkpoints, self.clock.now())
         except LeaseLost as error:
@@ -93,7 +93,8 @@ class UnownedRuns:
         return writer.to_store()
 
     async def _announce(self, settled: Settled) -> None:
-        """Tells live readers and the next run in the queue. SQL has the truth, so Redis may miss it."""
+        """Sends the end to live readers, and dispatches the thread's next run. Redis may be away, because SQL has
+        both."""
         run, tail = settled.run, settled.tail
         try:
             if tail.entries:

@@ -1,4 +1,4 @@
-"""Domain structs to column values and back. What Postgres could not give back is refused before it is stored."""
+"""Domain structs as column values, and back. A value that Postgres could not return is refused before it is stored."""
 
 from typing import Any, TypeVar
 

@@ -21,18 +21,19 @@ from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 
 DATABASE_ERRORS = (DBAPIError, PoolTimeout, ConnectionError, TimeoutError, UnicodeEncodeError)
-"""What a statement may raise. A connection that cannot be made is a child of OSError: the driver does not wrap it."""
+"""The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it."""
 
 _AWAY = ("08", "40", "53", "57")
-"""Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All pass."""
+"""Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All of them pass."""
 _DATA = "22"
 """The class of values that cannot be stored, such as a NUL in a text."""
 
 
 def as_ours(error: BaseException) -> HoldfastError | None:
-    """The error of the domain that a database's error means; None where it means that the code is wrong.
+    """The domain error that a database's error means; None when the error means that the code is wrong.
 
-    The database's own text may hold statements and values: it goes to the log with the cause, never into ours.
+    The database's own text may hold statements and values. So it goes to the log with the cause, never into our
+    message.
     """
     if isinstance(error, UnicodeEncodeError):
         return _unstorable()
@@ -47,7 +48,7 @@ def as_ours(error: BaseException) -> HoldfastError | None:
 
 @asynccontextmanager
 async def database_answers() -> AsyncGenerator[None]:
-    """Raises the errors of the database as ours."""
+    """Turns the errors of the database into domain errors."""
     try:
         yield
     except DATABASE_ERRORS as error:
@@ -69,16 +70,16 @@ _PRAGMAS = (
 )
 
 MIGRATION_LOCK = 4_819_203_311
-"""Any number that no other program on the database locks by."""
+"""The number of our advisory lock; no other program on the database uses it."""
 
 WAIT_S = 3.0
-"""Seconds to wait for a connection: for a new one, or for one of the pool when all are in use. Then it is a 503."""
+"""Seconds to wait for a connection, a new one or one of the pool. After them a request is a 503."""
 
 ANSWER_S = 10.0
 """After so many seconds without an answer to a statement, the database counts as gone."""
 
 TRUSTED_S = 1.0
-"""A connection that was used so short a time ago is taken to work."""
+"""Seconds. A connection that was used so recently counts as working."""
 
 _USED_AT = "holdfast_used_at"
 
@@ -104,14 +105,14 @@ def database_url(text: str) -> URL:
 class Database:
     """One process's way to its database.
 
-    SQLite has one writer at a time: a lock keeps the writers of this process from meeting in SQLite's busy handler,
-    which sleeps, and `BEGIN IMMEDIATE` takes the write lock before anything is read, so that a transaction never has
-    to be repeated.
+    SQLite has one writer at a time. A lock keeps the writers of this process from meeting in SQLite's busy handler,
+    which sleeps. `BEGIN IMMEDIATE` takes the write lock before anything is read, so that no transaction has to be
+    repeated.
 
-    `connections` is the most that it opens, each kept once it was needed, and `wait_s` is how long to wait for one when
-    all are in use. `answer_s` is how long a statement may take before the database counts as gone; None for work that
-    takes its time. A connection of Postgres that was not used for `trusted_s` is asked whether it works: the pool's own
-    way asks before every use, which costs a busy process a round trip per transaction.
+    `connections` is the most that the pool opens; it keeps each of them. `wait_s` is how long a caller waits for one
+    when all are in use. `answer_s` is how long a statement may take before the database counts as gone; None for work
+    that takes its time. Before a connection of Postgres is used that was idle for `trusted_s`, the pool asks it whether
+    it works. The pool's own check would ask before every use, which costs a busy process a round trip per transaction.
     """
 
     def __init__(
@@ -140,8 +141,8 @@ class Database:
             hide_parameters=True,
             **({"isolation_level": "AUTOCOMMIT"} if self.is_sqlite else {"connect_args": waits}),
         )
-        # On SQLite, setting the level on each checkout would wait for the driver's thread, and a task that is
-        # cancelled there leaves its connection to the garbage collector. So the whole engine has it; `write` begins.
+        # The whole engine has this level. To set it on each checkout would wait for SQLite's driver thread, and a task
+        # that is cancelled there leaves its connection to the garbage collector. `write` begins a transaction itself.
         self._reading = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._one_writer = asyncio.Lock()
         if self.is_sqlite:

@@ -1,4 +1,5 @@
-"""Bringing a database to the shape of `tables.py`, with alembic. `holdfast migrate` and `holdfast dev` call it."""
+"""Migrations, with alembic: they bring a database to the shape of `tables.py`. `holdfast migrate` and `holdfast dev`
+call it."""
 
 from pathlib import Path
 

@@ -29,11 +29,11 @@ async def rows_of_page(
     *conditions: sa.ColumnElement[bool],
     columns: Sequence[sa.Column[Any]] | None = None,
 ) -> list[RowMapping]:
-    """The page of the project's rows that meet the conditions, with all columns or those that are named. The table has
-    `id`, `project_id` and `number`.
+    """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`,
+    `project_id` and `number`.
 
-    A cursor need not meet the conditions: a row that changed meanwhile still marks its place. Raises `NotFound` for a
-    cursor that the project does not have, instead of ending the list early.
+    The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place. Raises
+    `NotFound` for a cursor that the project does not have, instead of ending the list early.
     """
     number = table.c.number
     query = sa.select(*(columns or table.c)).where(table.c.project_id == project_id, *conditions).limit(page.limit)

@@ -1,4 +1,4 @@
-"""The tables of runs and of what hangs on them."""
+"""The tables of runs and of everything that belongs to a run."""
 
 from collections.abc import Collection
 from typing import Any
@@ -18,7 +18,7 @@ def _one_of(statuses: Collection[RunStatus]) -> str:
 
 
 def has_one_of(table: sa.FromClause, statuses: Collection[RunStatus]) -> sa.ColumnElement[bool]:
-    """The same as a condition on `runs` or an alias of it. A database uses a partial index only for a condition that
+    """The index's condition, for `runs` or an alias of it. A database uses a partial index only for a condition that
     says literally what the index says."""
     wanted = [sa.literal(status.value, literal_execute=True) for status in RunStatus if status in statuses]
     return table.c.status.in_(wanted)
@@ -56,8 +56,8 @@ runs = sa.Table(
     sa.Column("step_count", sa.Integer, nullable=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False),
     sa.Column("checkpoint_seq", sa.BigInteger, nullable=False),
-    # The release in which numbers did not belong to a fence looks here for those that may have been shown, and goes on
-    # behind them. The next release drops both columns.
+    # A worker of the release before looks here for the numbers that may have been shown, and continues behind them. The
+    # next release drops both columns.
     sa.Column("reserved_seq", sa.BigInteger, nullable=False),
     sa.Column("reserved_log", sa.Text),
     sa.Column("callback_url", sa.Text),
@@ -75,8 +75,8 @@ runs = sa.Table(
     sa.Index("ix_runs_thread_id_number", "thread_id", "number"),
     sa.Index("ix_runs_status_updated_at", "status", "updated_at"),
     sa.Index("ix_runs_thread_id_turn", "thread_id", "turn"),
-    # What a thread's queue and a project's active runs are asked costs the same with ten earlier runs and with a
-    # hundred thousand.
+    # Queries for a thread's queue and a project's active runs cost the same with ten earlier runs and with a hundred
+    # thousand.
     sa.Index("ix_runs_active_project", "project_id", "number", **_where(_one_of(ACTIVE))),
     sa.Index("ix_runs_active_thread", "thread_id", "number", **_where(_one_of(ACTIVE))),
     sa.Index(
@@ -85,7 +85,7 @@ runs = sa.Table(
         **_where("cancel_requested_at IS NOT NULL AND status IN ('created', 'awaiting_approval')"),
     ),
     sa.Index("ix_runs_not_pruned", "completed_at", **_where("pruned_at IS NULL")),
-    # One run at a time per thread, whatever a claim has overlooked.
+    # One run at a time per thread, also if a claim has overlooked one.
     sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
 )
 
@@ -161,7 +161,7 @@ approvals = sa.Table(
     sa.Column("decided_by", sa.Text),
     sa.Column("continued_by", sa.Text),
     sa.Index("ix_approvals_project_id_decided_at", "project_id", "decided_at"),
-    # Every few seconds somebody asks what has expired, and nearly all rows are decided.
+    # A worker asks every few seconds what has expired, and nearly all rows are decided.
     sa.Index("ix_approvals_expires_at", "expires_at", **_where("decided_at IS NULL")),
     sa.Index("ix_approvals_open_thread", "thread_id", **_where("decided_at IS NULL")),
 )

@@ -10,6 +10,7 @@ from tests.architecture.test_comments import notes, silenced_types, unexplained_
 from tests.architecture.test_commits import own_transactions
 from tests.architecture.test_constructors import environment_at_import, module_instances, settings_elsewhere
 from tests.architecture.test_corridors import lonely_modules, walls_broken
+from tests.architecture.test_glossary import retired_names, retired_texts
 from tests.architecture.test_imports import cycles, late_imports, strangers, wrong_directions
 from tests.architecture.test_keys import keys_in_lua, spelled_keys
 from tests.architecture.test_names import gerunds, vague_names
@@ -67,6 +68,10 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (walls_broken, "api/x.py", "from api.routes import runs"),
     (walls_broken, "shared/domain/x.py", "from shared.clock import Clock"),
     (gerunds, "api/x.py", "class Sending:\n    pass"),
+    (retired_names, "worker/x.py", "def give_back(job):\n    pass"),
+    (retired_names, "worker/x.py", "log.info('run_given_back', run_id=1)"),
+    (retired_names, "worker/x.py", "class LeaseKeeper:\n    pass"),
+    (retired_names, "worker/lanes.py", "A = 1"),
     (gerunds, "worker/x.py", "class RunSettling:\n    pass"),
     (late_imports, "api/x.py", "def f():\n    import json"),
     (late_imports, "worker/models/x.py", "def f():\n    from shared.redis import keys"),
@@ -137,6 +142,8 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (walls_broken, "worker/main.py", "from worker.queue import leases"),
     (walls_broken, "worker/run/x.py", "import asyncio"),
     (gerunds, "api/x.py", "class RunListing:\n    pass"),
+    (retired_names, "worker/x.py", "# It gives the job back to the one next door.\nrelease(moment)"),
+    (retired_names, "shared/sql/run_tables.py", "reserved_seq = 1"),
     (gerunds, "api/x.py", "class WaitingMessages:\n    pass"),
     (
         late_imports,
@@ -236,3 +243,20 @@ def test_a_small_module_of_one_other_is_found() -> None:
     assert not list(lonely_modules([small, first, second], elsewhere))
     assert not list(lonely_modules([Source.parse("api/small.py", "A = 1\n" * 40), first], elsewhere))
     assert not list(lonely_modules([small, first], elsewhere | {"api/small.py": "a reason"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "renew_ring(run)",
+        "stalledClaims = 2",
+        "A bell for workers.",
+        "the run that carries the decision out",
+        "a take-over",
+    ],
+)
+def test_a_retired_word_is_found_in_a_text(text: str) -> None:
+    """In every form of it, in code and in prose; not in a longer word, and not where it is allowed."""
+    assert list(retired_texts("docs/x.md", text))
+    assert not list(retired_texts("docs/x.md", "Installing during a spring; a run is taken over, and its log adopted."))
+    assert not list(retired_texts("shared/sql/run_tables.py", 'sa.Column("ring"), sa.Column("stalled_claims")'))

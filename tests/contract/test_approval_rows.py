@@ -41,16 +41,16 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
         yield stores
 
 
-async def test_a_decision_closes_the_parked_run_and_starts_the_one_that_carries_it_out(stores: Stores) -> None:
+async def test_a_decision_closes_the_parked_run_and_starts_the_one_that_continues_it(stores: Stores) -> None:
     parked = await stores.parked(A, B)
     denial = Decision(tool_call_id="b", reason="too dear")
-    carrying = await stores.decide(denial, approve("a"))
+    continuation = await stores.decide(denial, approve("a"))
     closed = await stores.runs.look_up(parked.id)
     assert (closed.status, closed.stop_reason) == (RunStatus.COMPLETED, "requires_approval")
-    assert (carrying.status, carrying.continues) == (RunStatus.CREATED, parked.id)
+    assert (continuation.status, continuation.continues) == (RunStatus.CREATED, parked.id)
     asked = await stores.asked(parked)
     assert [(one.tool_call_id, one.decision) for one in asked] == [("a", approve("a")), ("b", denial)]
-    assert {(one.decided_by, one.decided_at, one.continued_by) for one in asked} == {("ada", NOW, carrying.id)}
+    assert {(one.decided_by, one.decided_at, one.continued_by) for one in asked} == {("ada", NOW, continuation.id)}
     assert await stores.approvals.waiting_on_thread(THREAD) == []
 
 
@@ -76,27 +76,27 @@ async def test_without_a_question_there_is_nothing_to_decide(stores: Stores) -> 
         await stores.decisions.decide_all(some_run(thread_id=ThreadId("conv-2")), [], by="ada")
 
 
-async def test_a_repeat_gives_the_carrying_run_while_it_is_active(stores: Stores) -> None:
+async def test_a_repeat_gives_the_continuation_while_it_is_active(stores: Stores) -> None:
     await stores.parked(A)
-    carrying = await stores.decide(approve("a"))
-    assert (await stores.decide(approve("a"))).id == carrying.id
-    await stores.claim(carrying)
+    continuation = await stores.decide(approve("a"))
+    assert (await stores.decide(approve("a"))).id == continuation.id
+    await stores.claim(continuation)
     repeated = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], by="bob")
-    assert (repeated.run.id, repeated.is_new) == (carrying.id, False)
+    assert (repeated.run.id, repeated.is_new) == (continuation.id, False)
 
 
 async def test_another_decision_than_the_first_is_refused_for_ever(stores: Stores) -> None:
     await stores.parked(A)
-    carrying = await stores.decide(approve("a"))
+    continuation = await stores.decide(approve("a"))
     with pytest.raises(Conflict, match="was approved by ada"):
         await stores.decide(Decision(tool_call_id="a", reason="no"))
-    run = await stores.claim(carrying)
+    run = await stores.claim(continuation)
     await stores.settle(await stores.recorded(run, results(found("a"))))
     with pytest.raises(Conflict, match="was approved by ada"):
         await stores.decide(Decision(tool_call_id="a", reason="no"))
 
 
-async def test_a_repeat_after_the_carrying_run_says_that_it_was_decided(stores: Stores) -> None:
+async def test_a_repeat_after_the_continuation_says_that_it_was_decided(stores: Stores) -> None:
     await stores.parked(A)
     run = await stores.claim(await stores.decide(approve("a")))
     await stores.settle(await stores.recorded(run, results(found("a"))))
@@ -111,7 +111,7 @@ async def test_a_repeat_with_other_calls_beside_is_no_repeat(stores: Stores) -> 
         await stores.decide(approve("a"), approve("x"))
 
 
-async def test_a_repeat_with_its_key_gives_the_carrying_run_for_ever(stores: Stores) -> None:
+async def test_a_repeat_with_its_key_gives_the_continuation_for_ever(stores: Stores) -> None:
     await stores.parked(A)
     first = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], keys=["key:1"], by="ada")
     await stores.settle(await stores.claim(first.run))
@@ -138,11 +138,11 @@ async def test_two_people_decide_at_the_same_instant(stores: Stores) -> None:
             answers = await asyncio.gather(
                 stores.decide(yes, thread_id=thread), other.decide(no, thread_id=thread), return_exceptions=True
             )
-        [carrying] = [result for result in answers if isinstance(result, Run)]
+        [continuation] = [result for result in answers if isinstance(result, Run)]
         [refused] = [result for result in answers if isinstance(result, BaseException)]
         assert isinstance(refused, Conflict)
         [asked] = await stores.asked(parked)
-        assert (asked.decision, asked.continued_by) == (yes if answers[0] is carrying else no, carrying.id)
+        assert (asked.decision, asked.continued_by) == (yes if answers[0] is continuation else no, continuation.id)
 
 
 async def test_a_cancelled_question_cannot_be_decided(stores: Stores) -> None:
@@ -173,8 +173,8 @@ async def test_a_cancel_and_a_decision_at_the_same_instant_have_one_winner(store
                 return None
 
         async with second_process(stores) as other:
-            carrying, cancelled = await asyncio.gather(decide(), other.runs.request_cancel(parked.id, CANCEL))
-        assert (carrying is None) == (cancelled.cancel is not None)
+            continuation, cancelled = await asyncio.gather(decide(), other.runs.request_cancel(parked.id, CANCEL))
+        assert (continuation is None) == (cancelled.cancel is not None)
 
 
 async def test_one_decision_is_written_once(stores: Stores) -> None:

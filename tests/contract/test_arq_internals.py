@@ -13,7 +13,7 @@ from arq.worker import RetryJob, Worker, func
 from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.queue import RunQueue, decode_job, encode_job
-from worker.queue.arq_jobs import ArqJobs, GiveBack
+from worker.queue.arq_jobs import ArqJobs, ReleaseJob
 
 JOB = "run-1:7"
 
@@ -134,8 +134,10 @@ class RecordedJobs:
         self.happened.append((job_id, is_done))
 
 
-@pytest.mark.parametrize(("outcome", "is_done"), [(None, True), (ValueError("boom"), True), (GiveBack("later"), False)])
-async def test_a_job_is_done_unless_it_is_given_back(
+@pytest.mark.parametrize(
+    ("outcome", "is_done"), [(None, True), (ValueError("boom"), True), (ReleaseJob("later"), False)]
+)
+async def test_a_job_is_done_unless_it_is_released(
     redis: ArqRedis, outcome: BaseException | None, is_done: bool
 ) -> None:
     await dispatch(redis)
@@ -144,7 +146,7 @@ async def test_a_job_is_done_unless_it_is_given_back(
     assert recorded.happened == [(JOB, "run-1", 7), (JOB, is_done)]
 
 
-async def test_a_job_that_is_cancelled_is_given_back(redis: ArqRedis) -> None:
+async def test_a_job_that_is_cancelled_is_released(redis: ArqRedis) -> None:
     await dispatch(redis)
     recorded = RecordedJobs(redis, asyncio.CancelledError())
     running = asyncio.ensure_future(recorded.jobs.run(JOB))

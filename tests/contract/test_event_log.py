@@ -98,7 +98,7 @@ async def test_fences_are_compared_as_numbers(log: EventLog, run_id: RunId) -> N
         await append(log, run_id, 1, 1, fence=Fence(9))
 
 
-async def test_the_same_fence_in_other_hands_is_refused(redis_service: RedisService, run_id: RunId) -> None:
+async def test_the_same_fence_of_another_owner_is_refused(redis_service: RedisService, run_id: RunId) -> None:
     """A database that was set back can give out a fence twice."""
     mine = EventLog(redis_service.client(), ttl_s=TTL_S)
     theirs = EventLog(redis_service.client(), ttl_s=TTL_S)

@@ -119,9 +119,9 @@ async def test_nothing_comes_between_a_question_and_its_decision(stores: Stores)
     run = await stores.claimed()
     await stores.inbox.inject(run.id, [said("later")], "next")
     await stores.park(run, WAITS)
-    carrying = await stores.claim(await stores.decide(approve("a")))
+    continuation = await stores.claim(await stores.decide(approve("a")))
     assert "later" not in await history(stores)
-    await stores.settle(carrying, RunTrigger.CANCEL)
+    await stores.settle(continuation, RunTrigger.CANCEL)
     await stores.claimed(said("next"))
     assert (await history(stores))[-2:] == ["later", "next"]
 

@@ -147,7 +147,7 @@ async def test_a_worker_that_renews_shows_that_it_lives(redis: ArqRedis) -> None
 
 
 @pytest.mark.parametrize("when", ["while SQL is asked", "when SQL is asked again"])
-async def test_a_job_that_ends_while_its_lease_is_taken_again_is_given_back(
+async def test_a_job_that_ends_while_its_lease_is_taken_again_is_released(
     when: str, theirs: JobLeases, job_id: str, redis: ArqRedis
 ) -> None:
     """The race between a hand-over and a renewal that found the lease gone."""
@@ -166,11 +166,11 @@ async def test_a_job_that_ends_while_its_lease_is_taken_again_is_given_back(
     renewer.hold(job_id, asked_at=time.monotonic())
     await leases.release(job_id)
 
-    async def given_back() -> bool:
+    async def released() -> bool:
         return asked != [] and renewer.leases.to_renew() == () and await holder(redis, job_id) is None
 
     async with renewer.renewing():
-        await wait_until(given_back, description="the job to be given back")
+        await wait_until(released, description="the job to be released")
     assert asked == ([None] if when == "while SQL is asked" else [None, b"mine"])
     assert (await theirs.claim(1)).job_ids == [job_id]
     assert lost == []

@@ -166,7 +166,7 @@ async def test_a_replica_that_lacks_the_last_entries_makes_no_number_be_given_tw
         assert given.setdefault(seq, entry) == entry, f"{seq} was given twice"
 
 
-async def test_a_log_is_not_taken_over_by_whoever_was_replaced(stores: Stores, log: EventLog) -> None:
+async def test_a_log_is_not_adopted_by_an_owner_that_was_replaced(stores: Stores, log: EventLog) -> None:
     run = await shown(stores, log, 3)
     newer = await stores.claim(run)
     with pytest.raises(StaleFence):

@@ -226,8 +226,8 @@ async def one_decision(stores: Stores) -> Write:
 
 async def all_decisions(stores: Stores) -> Write:
     await stores.parked(WAITS)
-    carrying, given = some_run(), [decided(approve("a")), said("and then?")]
-    return lambda: stores.decisions.decide_all(carrying, given, by="ada", again=True)
+    continuation, given = some_run(), [decided(approve("a")), said("and then?")]
+    return lambda: stores.decisions.decide_all(continuation, given, by="ada", again=True)
 
 
 async def outcome_of_a_callback(stores: Stores) -> Write:

@@ -126,7 +126,7 @@ async def test_a_reset_empties_the_context_and_not_the_list(stores: Stores) -> N
     assert texts_of(await stores.messages.page(thread, limit=9)) == ["q1", "a1"]
 
 
-async def test_a_reset_waits_for_whoever_goes_on(stores: Stores) -> None:
+async def test_a_reset_waits_for_a_parked_run(stores: Stores) -> None:
     await stores.parked(call("a", needs_approval=True))
     before = await stores.context()
     with pytest.raises(Conflict, match="has not ended"):

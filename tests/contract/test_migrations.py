@@ -271,9 +271,9 @@ async def test_a_question_is_still_answered_after_the_upgrade(old: OldRelease, i
         settled = await stores.settle(parked, RunTrigger.CANCEL, denial_reason="no")
         assert (settled.run.status, settled.run.last_seq) == (RunStatus.CANCELLED, parked.last_seq)
         return
-    carrying = await stores.claim(await stores.decide(approve("a"), thread_id=ThreadId(thread)))
-    assert (carrying.fence, carrying.continues, next_seq(carrying)) == (1, run_id, 2)
-    await stores.settle(carrying)
+    continuation = await stores.claim(await stores.decide(approve("a"), thread_id=ThreadId(thread)))
+    assert (continuation.fence, continuation.continues, next_seq(continuation)) == (1, run_id, 2)
+    await stores.settle(continuation)
     assert await stores.status_of(parked) is RunStatus.COMPLETED
 
 

@@ -152,8 +152,8 @@ async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(
     assert [decode(entry) for _, entry in await stored(stores, run)] == said
 
 
-async def test_what_is_said_before_the_log_was_taken_over_follows_it(stores: Stores, redis: ArqRedis) -> None:
-    """A cancel that came during the take-over gave its event a number that the log had given before."""
+async def test_what_is_said_before_the_log_was_adopted_follows_it(stores: Stores, redis: ArqRedis) -> None:
+    """A cancel that came before the log was adopted gave its event a number that the log had given before."""
     run = await stores.claimed()
     first = publisher_of(run, stores, redis)
     async with first.publishing():

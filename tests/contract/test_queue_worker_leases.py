@@ -74,7 +74,7 @@ async def test_a_lease_is_renewed_for_as_long_as_the_run_lasts(
     assert idle_runs.started == []
 
 
-async def test_a_lease_in_other_hands_is_noticed_and_their_job_left_alone(
+async def test_a_lease_of_another_worker_is_noticed_and_its_job_left_alone(
     redis: ArqRedis, queue: RunQueue, run_id: RunId
 ) -> None:
     runs = WaitingRuns()

@@ -1,4 +1,4 @@
-"""The sweeper dispatches for runs in nobody's hands, and leaves alone what a living worker holds."""
+"""The sweeper dispatches for unowned runs, and leaves alone what a living worker holds."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
@@ -59,7 +59,7 @@ def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
     )
 
 
-async def test_a_run_in_nobodys_hands_is_dispatched_again(stores: Stores, redis: ArqRedis) -> None:
+async def test_an_unowned_run_is_dispatched_again(stores: Stores, redis: ArqRedis) -> None:
     waiting, running = await stores.submitted(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
     queue = RunQueue(redis)
     assert await sweeper_of(stores, redis, queue).sweep() == 2

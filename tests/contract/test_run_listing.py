@@ -130,14 +130,14 @@ async def test_a_sweeper_goes_through_more_runs_than_one_page_holds(stores: Stor
     assert sorted(run.run_id for run in seen) == sorted(run.id for run in submitted)
 
 
-async def test_a_sweeper_finds_the_carrier_of_a_decision(stores: Stores) -> None:
+async def test_a_sweeper_finds_the_continuation_of_a_parked_run(stores: Stores) -> None:
     await stores.parked(WAITS)
-    carrying = await stores.decide(approve("a"))
+    continuation = await stores.decide(approve("a"))
     later = NOW + timedelta(seconds=1)
-    assert [run.run_id for run in await stores.listing.quiet(later, later)] == [carrying.id]
+    assert [run.run_id for run in await stores.listing.quiet(later, later)] == [continuation.id]
 
 
-async def test_a_cancel_that_nobody_carried_out_is_found(stores: Stores) -> None:
+async def test_a_cancel_that_nobody_settled_is_found(stores: Stores) -> None:
     parked = await stores.parked(WAITS)
     created = await stores.submitted(thread_id=ThreadId("conv-2"))
     running = await stores.claimed(thread_id=ThreadId("conv-3"))

@@ -174,11 +174,11 @@ async def test_a_decision_goes_before_what_was_queued_and_has_the_turn_of_its_qu
     first = await stores.submitted()
     queued = await stores.submitted(said("queued"))
     waiting = await stores.park(await stores.claim(first), WAITS)
-    carrying = await stores.decide(approve("a"))
-    assert (carrying.continues, carrying.turn, waiting.turn) == (waiting.id, 1, 1)
+    continuation = await stores.decide(approve("a"))
+    assert (continuation.continues, continuation.turn, waiting.turn) == (waiting.id, 1, 1)
     assert await stores.runs.claim(queued.id, queued.dispatch, IDS.claim(), NOW) is None
-    assert (await stores.claim(carrying)).turn == 1
-    settled = await stores.settle(await stores.runs.look_up(carrying.id))
+    assert (await stores.claim(continuation)).turn == 1
+    settled = await stores.settle(await stores.runs.look_up(continuation.id))
     assert settled.next is not None
     assert settled.next.run_id == queued.id
     assert (await stores.claim(queued)).turn == 2
@@ -312,8 +312,8 @@ async def test_an_end_and_a_cancel_on_one_thread_do_not_lock_each_other_out(stor
 
 async def test_a_decision_is_not_placed_twice(stores: Stores) -> None:
     await stores.parked(WAITS)
-    carrying = await stores.claim(await stores.decide(approve("a")))
-    await stores.claim(carrying)
+    continuation = await stores.claim(await stores.decide(approve("a")))
+    await stores.claim(continuation)
     context = await stores.context()
     assert [type(body).__name__ for body in context] == ["UserMessage", "AssistantMessage", "ApprovalResponse"]
     assert not any(isinstance(body, ToolReturns) for body in context)
@@ -321,9 +321,9 @@ async def test_a_decision_is_not_placed_twice(stores: Stores) -> None:
 
 async def test_what_came_with_a_decision_waits_for_the_results(stores: Stores) -> None:
     await stores.parked(WAITS)
-    carrying = await stores.decide(approve("a"), more=[said("and then?")])
-    await stores.claim(carrying)
-    assert "and then?" not in texts_of(await stores.messages.context(carrying.thread_id))
+    continuation = await stores.decide(approve("a"), more=[said("and then?")])
+    await stores.claim(continuation)
+    assert "and then?" not in texts_of(await stores.messages.context(continuation.thread_id))
 
 
 async def test_a_run_that_was_claimed_meanwhile_is_not_dispatched_again(stores: Stores) -> None:

@@ -111,17 +111,17 @@ async def test_a_decision_and_a_cancel_of_one_parked_run_meet(stores: Stores) ->
         thread = ThreadId(f"conv-{number}")
         run = await stores.parked(WAITS, thread_id=thread)
         async with second_process(stores) as other:
-            carrying, end = await asyncio.gather(
+            continuation, end = await asyncio.gather(
                 stores.decide(approve("a"), thread_id=thread),
                 other.settle(run, RunTrigger.CANCEL),
                 return_exceptions=True,
             )
         [asked] = await stores.asked(run)
         assert asked.decision is not None
-        assert asked.decision.approve is isinstance(carrying, Run)
+        assert asked.decision.approve is isinstance(continuation, Run)
         assert isinstance(end, Settled)
         assert end.run == await stores.runs.look_up(run.id)
-        assert end.run.status is (RunStatus.COMPLETED if isinstance(carrying, Run) else RunStatus.CANCELLED)
+        assert end.run.status is (RunStatus.COMPLETED if isinstance(continuation, Run) else RunStatus.CANCELLED)
 
 
 async def test_an_old_owner_settles_nothing(stores: Stores) -> None:
@@ -296,8 +296,8 @@ async def test_a_refused_submission_is_stored_with_its_end_and_never_runs(stores
     assert [due.run_id for due in await stores.callbacks.claim_due(NOW)] == [run.id]
     assert "me too" not in texts_of(await stores.messages.context(THREAD))
     assert await stores.status_of(parked) is RunStatus.AWAITING_APPROVAL
-    carrying = await stores.claim(await stores.decide(approve("a")))
-    assert (await stores.settle(carrying)).next is None
+    continuation = await stores.claim(await stores.decide(approve("a")))
+    assert (await stores.settle(continuation)).next is None
     assert await stores.runs.claim(run.id, run.dispatch, IDS.claim(), NOW) is None
     later = NOW + timedelta(days=1)
     assert await stores.listing.quiet(later, later) == []

@@ -200,7 +200,7 @@ def test_an_entry_that_is_not_understood_is_no_error(entry: bytes) -> None:
     assert not is_end(entry)
 
 
-async def test_an_event_of_a_newer_release_broke_a_take_over(
+async def test_an_event_of_a_newer_release_broke_an_adoption(
     stores: Stores, redis: ArqRedis, event_log: EventLog
 ) -> None:
     """The old worker could not begin the run, whoever of its kind tried it. Now it stores what it does not understand

@@ -77,7 +77,7 @@ async def test_a_cancel_mode_of_a_newer_release_stays_as_it_was_asked_for(stores
 
 
 async def test_events_of_a_newer_release_are_kept_and_passed_over(stores: Stores) -> None:
-    """A take-over decoded the whole log, and failed on the first word that it did not know: the run could neither go on
+    """An adoption decoded the whole log, and failed on the first word that it did not know: the run could neither go on
     nor end."""
     first = await stores.claimed()
     shown = encode(TextChunk(4, StepId("step-1"), MessageId("message-1"), "known"))

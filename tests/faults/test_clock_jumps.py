@@ -50,7 +50,7 @@ async def product(
 @asynccontextmanager
 async def worker_by(clock: Clock, product: Product, redis: PrivateRedis) -> AsyncGenerator[None]:
     """A worker whose time is this clock's."""
-    async with working(replace(product.parts, clock=clock, redis=redis.client())):
+    async with working(replace(product.context, clock=clock, redis=redis.client())):
         yield
 
 
@@ -63,7 +63,7 @@ async def submit(product: Product, agent_id: str | None = None) -> str:
     return answer.json()["id"]
 
 
-async def stranded(product: Product, *, created_at: datetime) -> RunId:
+async def unowned_run(product: Product, *, created_at: datetime) -> RunId:
     """A run that was stored, and whose dispatch was lost."""
     agent = await product.agent()
     run = some_run(
@@ -72,18 +72,18 @@ async def stranded(product: Product, *, created_at: datetime) -> RunId:
         thread_id=ThreadId(agent.id),
         created_at=created_at,
     )
-    await RunStore(product.parts.database).submit(run, [said("hi")])
+    await RunStore(product.context.database).submit(run, [said("hi")])
     return run.id
 
 
 async def swept(product: Product) -> None:
     """Returns when a sweeper has made a whole round: it has found what only sweepers find."""
-    run_id = await stranded(product, created_at=datetime.now(UTC) - timedelta(days=1))
+    run_id = await unowned_run(product, created_at=datetime.now(UTC) - timedelta(days=1))
     await product.ended(run_id)
 
 
 async def fence_of(product: Product, run_id: str) -> int:
-    return (await RunStore(product.parts.database).look_up(RunId(run_id))).fence
+    return (await RunStore(product.context.database).look_up(RunId(run_id))).fence
 
 
 async def assert_one_owner(product: Product, run_id: str) -> None:
@@ -96,7 +96,7 @@ async def assert_one_owner(product: Product, run_id: str) -> None:
 
 
 @JUMPS
-async def test_a_run_stays_in_the_hands_of_its_worker_whose_clock_jumps(
+async def test_a_run_stays_with_its_worker_whose_clock_jumps(
     product: Product, private_redis: PrivateRedis, models: ModelServer, clock: SettableClock, hours: int
 ) -> None:
     models.play(Turn(text="word " * 300, pace=0.01))
@@ -176,12 +176,12 @@ async def test_a_run_of_a_dead_worker_is_taken_up_by_one_whose_clock_has_jumped(
 
 
 @JUMPS
-async def test_a_run_whose_ring_was_lost_before_the_clock_jumped_is_found(
+async def test_a_run_whose_dispatch_was_lost_before_the_clock_jumped_is_found(
     product: Product, private_redis: PrivateRedis, models: ModelServer, clock: SettableClock, hours: int
 ) -> None:
     """After a jump back, what happened just before it is in the future."""
     models.say("Here I am.")
-    run_id = await stranded(product, created_at=clock.now() - timedelta(seconds=10))
+    run_id = await unowned_run(product, created_at=clock.now() - timedelta(seconds=10))
     clock.advance(hours=hours)
     async with worker_by(clock, product, private_redis):
         assert (await product.ended(run_id))["status"] == "completed"
@@ -263,8 +263,8 @@ async def test_a_call_does_not_expire_because_the_clock_went_back_and_forth(
         models.say("It flies.")
         status, decided = await asked.decide()
         assert (status, decided["status"]) == (200, "approved")
-        (carrying,) = await wait_until(asked.carrying_runs, description="the run that carries it out")
-        await product.ended(carrying["id"])
+        (continuation,) = await wait_until(asked.continuations, description="the continuation")
+        await product.ended(continuation["id"])
         assert await asked.results() == ["moon"]
 
 

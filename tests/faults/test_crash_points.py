@@ -5,7 +5,7 @@ has happened, and its author is told that it may not have. Then the author has t
 sweeper comes by.
 
 One run's life passes nearly all points: a message is injected, a tool is called, another one waits for a person, the
-decision is carried out, and the model answers. The others have a short story of their own.
+decision is followed, and the model answers. The others have a short story of their own.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from shared.redis.queue import RunQueue
 from tests.faults.conftest import LEASE_S, LONG_LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
-from tests.kit.product.careful_client import ask, deciding, insist
+from tests.kit.product.careful_client import ask, ask_until_answered, deciding
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
@@ -123,10 +123,10 @@ async def assert_nothing_was_lost(
     product: Product, models: ModelServer, agent_id: str, log: Path, *, behind: str | None = None
 ) -> None:
     """The story had one end, whoever died in it. `behind`: what was said to the run that was queued behind it."""
-    asked, *queued, carried = await all_ended(product.http, agent_id, runs=2 if behind is None else 3)
+    asked, *queued, continuation = await all_ended(product.http, agent_id, runs=2 if behind is None else 3)
     assert [(run["status"], run["stop_reason"]) for run in queued] == [("completed", "end_turn")] * len(queued)
     assert (asked["status"], asked["stop_reason"]) == ("completed", "requires_approval")
-    assert (carried["status"], carried["stop_reason"]) == ("completed", "end_turn")
+    assert (continuation["status"], continuation["stop_reason"]) == ("completed", "end_turn")
     words = words_in(log)
     assert len(words) == len(set(words)), "a tool was started twice"
 
@@ -141,7 +141,7 @@ async def assert_nothing_was_lost(
     assert history[-1]["content"] == "All is noted."
     assert [rule for request in models.requests for rule in broken_rules(request)] == []
     shown: list[str] = []
-    for run in (asked, *queued, carried):
+    for run in (asked, *queued, continuation):
         whole = await read_whole(product.http, run["id"])
         whole.assert_complete()
         assert (await read_whole(product.http, run["id"])).raw == whole.raw
@@ -157,9 +157,11 @@ def test_every_durable_write_is_walked() -> None:
 async def begin_story(product: Product, agent_id: str) -> None:
     """A run, a message that is injected into it, and a run behind it."""
     path = f"/v1/agents/{agent_id}/messages/async"
-    run = await insist(product.http, path, {"input": "Note it."})
-    await insist(product.http, f"/v1/runs/{run['id']}/inject", {"messages": [{"role": "user", "content": "And this."}]})
-    await insist(product.http, path, {"input": "And then?"})
+    run = await ask_until_answered(product.http, path, {"input": "Note it."})
+    await ask_until_answered(
+        product.http, f"/v1/runs/{run['id']}/inject", {"messages": [{"role": "user", "content": "And this."}]}
+    )
+    await ask_until_answered(product.http, path, {"input": "And then?"})
 
 
 @pytest.mark.parametrize("side", DIES)
@@ -171,7 +173,7 @@ async def test_a_worker_that_dies_there(
     agent_id = await agent_of(product, models, log)
     await begin_story(product, agent_id)
     if write is CrashPoint.DISPATCH_AGAIN:
-        await cast("Any", product.parts.redis).flushdb()  # only the sweeper can find the run now
+        await cast("Any", product.context.redis).flushdb()  # only the sweeper can find the run now
     async with deciding(product.http):
         dying = await processes.worker(crash_at=f"{write}:{side}")
         assert await dying.ended(within_s=LONG_S) == -9
@@ -205,8 +207,8 @@ async def begin_answer(product: Product, write: CrashPoint, models: ModelServer)
     models.answer_with(lambda _: Turn(text="All of it."))
     agent = await product.agent()
     path = f"/v1/agents/{agent.id}/messages/async"
-    run = await insist(product.http, path, {"input": "Hello", "stream_tokens": True})
-    await insist(product.http, path, {"input": "And then?"})
+    run = await ask_until_answered(product.http, path, {"input": "Hello", "stream_tokens": True})
+    await ask_until_answered(product.http, path, {"input": "And then?"})
     return agent.id, run["id"]
 
 
@@ -278,11 +280,11 @@ async def test_an_api_that_dies_there_or_loses_the_answer(
     injected = {"messages": [{"role": "user", "content": "And this.", "otid": str(uuid4())}]}
 
     async def client(http: httpx.AsyncClient) -> None:
-        run = await insist(http, f"/v1/agents/{agent_id}/messages/async", said)
-        await insist(http, f"/v1/runs/{run['id']}/inject", injected)
+        run = await ask_until_answered(http, f"/v1/agents/{agent_id}/messages/async", said)
+        await ask_until_answered(http, f"/v1/runs/{run['id']}/inject", injected)
         await processes.worker()
 
-    async with api_at(port) as http, deciding(http), background(client(http), name="a client that insists"):
+    async with api_at(port) as http, deciding(http), background(client(http), name="a client that asks again"):
         if side in DIES:
             assert await dying.ended(within_s=LONG_S) == -9
             await processes.api(port)
@@ -299,7 +301,7 @@ async def test_an_api_that_dies_over_a_cancel(
     agent = await product.agent()
     port = free_port()
     dying, _ = await asyncio.gather(processes.api(port, crash_at=f"{write}:{side}"), processes.worker())
-    run = await insist(product.http, f"/v1/agents/{agent.id}/messages/async", {"input": "Hello"})
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent.id}/messages/async", {"input": "Hello"})
     await wait_until(lambda: models.requests, description="the model to be asked")
 
     async with api_at(port) as http:
@@ -307,7 +309,7 @@ async def test_an_api_that_dies_over_a_cancel(
         assert await dying.ended() == -9
         if (write, side) == (CrashPoint.CANCEL, "before"):
             await processes.api(port)  # nothing was recorded: the client has to ask again
-            receipt = await insist(http, f"/v1/runs/{run['id']}/cancel", {})
+            receipt = await ask_until_answered(http, f"/v1/runs/{run['id']}/cancel", {})
             assert receipt["status"] == "cancelled"
 
     assert (await product.ended(run["id"]))["status"] == "cancelled"
@@ -328,12 +330,12 @@ async def test_an_api_that_dies_over_a_run_whose_worker_is_gone(
         processes.api(port, crash_at=f"{CrashPoint.TAKE_OVER}:{side}"), processes.worker(sweep_s=NEVER_S)
     )
     path = f"/v1/agents/{agent.id}/messages/async"
-    run = await insist(product.http, path, {"input": "Hello", "stream_tokens": True})
+    run = await ask_until_answered(product.http, path, {"input": "Hello", "stream_tokens": True})
     await shown(product.http, run["id"], 4)
     await worker.kill()
 
     async def lease_is_over() -> bool:
-        return not await RunQueue(product.parts.redis).is_leased(RunId(run["id"]), 1)
+        return not await RunQueue(product.context.redis).is_leased(RunId(run["id"]), 1)
 
     await wait_until(lease_is_over, description="the lease of the dead worker to end")
     async with api_at(port) as http:
@@ -362,7 +364,7 @@ async def test_a_submission_that_was_refused_is_not_executed_later(
     models.answer_with(lambda _: Turn(text="All is noted."))
     agent = await product.agent(tools=[await product.tool(ASKED_NOTES, default_requires_approval=True)])
     path = f"/v1/agents/{agent.id}/messages/async"
-    await insist(product.http, path, {"input": "Note it."})
+    await ask_until_answered(product.http, path, {"input": "Note it."})
     await processes.worker()
 
     async def is_asked() -> bool:

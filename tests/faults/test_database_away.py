@@ -91,7 +91,7 @@ async def assert_one_end(product: Product, reader: FrameReader) -> None:
     assert (await read_whole(product.http, reader.run_id)).raw == reader.raw
     said = [m["content"] for m in await product.history(run["agent_id"]) if m["message_type"] == "assistant_message"]
     assert said[-1] == "Done."
-    await assert_nothing_is_half_written(product.parts.database, reader.run_id)
+    await assert_nothing_is_half_written(product.context.database, reader.run_id)
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
@@ -130,7 +130,7 @@ async def test_requests_are_refused_in_time_when_no_connection_is_free(
 
 @pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("turns", [(CALLS, Turn(text="Done.")), (Turn(text="Done.", pace=1.0),)], ids=["step", "end"])
-async def test_a_worker_holds_on_to_a_step_until_the_database_is_back(
+async def test_a_worker_retries_the_writes_of_a_step_until_the_database_is_back(
     start: Start, models: ModelServer, turns: tuple[Turn, ...], outage: Outage
 ) -> None:
     models.play(*turns)
@@ -163,7 +163,7 @@ async def test_a_run_ends_once_when_the_database_was_away_for_longer_than_its_wo
         await reader.reach(10)
         async with unavailable(running.database_proxy, outage):
             await out_of_patience(models, outage)
-            await assert_nothing_is_half_written(running.product.parts.database, run_id)
+            await assert_nothing_is_half_written(running.product.context.database, run_id)
         await reader.end(30)
 
         assert len(reader.notes("step_restarted")) == 1
@@ -183,7 +183,7 @@ async def test_connections_that_are_cut_again_and_again_leave_nothing_half_writt
             for number in range(len(steps)):
                 await asked(models, number + 1)
                 running.database_proxy.cut()
-                await assert_nothing_is_half_written(running.product.parts.database, run_id)
+                await assert_nothing_is_half_written(running.product.context.database, run_id)
             await reader.end(30)
 
         await assert_one_end(running.product, reader)

@@ -47,7 +47,7 @@ async def test_a_step_whose_checkpoint_the_database_refused_is_taken_again(worki
     tool = await working_product.tool('def look() -> str:\n    """Looks."""\n    return "seen"\n')
     agent = await working_product.agent(model="builtin/scripted", tools=[tool])
     script = {"turns": [{"text": "one two three", "calls": [{"name": "look"}]}, {"text": "Done."}]}
-    async with refusing_checkpoints(working_product.parts.database):
+    async with refusing_checkpoints(working_product.context.database):
         answer = await working_product.http.post(
             f"/v1/agents/{agent.id}/messages/async", json={"input": json.dumps(script), "stream_tokens": True}
         )
@@ -55,7 +55,7 @@ async def test_a_step_whose_checkpoint_the_database_refused_is_taken_again(worki
         async with reading(working_product.http, run_id) as shown:
             await wait_until(lambda: shown.of_type("tool_call_message"), description="the step to be shown")
 
-        await after(3 * LEASE_S)  # longer than a worker holds on
+        await after(3 * LEASE_S)  # longer than a worker waits
 
     whole = await read_whole(working_product.http, run_id)
 

@@ -15,7 +15,7 @@ from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 
-async def test_a_run_whose_ring_never_happened_is_found(working_product: Product, models: ModelServer) -> None:
+async def test_a_run_whose_dispatch_never_happened_is_found(working_product: Product, models: ModelServer) -> None:
     agent = await working_product.agent()
     submitted = some_run(
         project_id=ProjectId("default"),
@@ -25,7 +25,7 @@ async def test_a_run_whose_ring_never_happened_is_found(working_product: Product
     )
     models.say("Here I am.")
 
-    await RunStore(working_product.parts.database).submit(submitted, [said("hi")])
+    await RunStore(working_product.context.database).submit(submitted, [said("hi")])
 
     assert (await working_product.ended(submitted.id))["status"] == "completed"
     (await read_whole(working_product.http, submitted.id)).assert_complete()

@@ -17,7 +17,7 @@ async def test_a_message_that_is_taken_in_while_its_run_ends_is_answered(
     agent = await product.agent()
     run = await product.client.agents.messages.create_async(agent_id=agent.id, input="First")
     await wait_until(lambda: models.requests, description="the model to be asked")
-    url = product.parts.database.url.render_as_string(hide_password=False)
+    url = product.context.database.url.render_as_string(hide_password=False)
 
     async with thread_locked(url, ThreadId(agent.id)) as somebody_waits:
         await wait_until(somebody_waits, description="the worker to end the run")

@@ -34,11 +34,11 @@ async def product(
         yield running
 
 
-async def carried_out(asked: WaitingCalls) -> str:
-    """Waits for the run that carries the decision out; its id."""
-    runs = await wait_until(asked.carrying_runs, description="a run that carries the decision out")
+async def continuation_ended(asked: WaitingCalls) -> str:
+    """Waits for the end of the parked run's continuation; its id."""
+    runs = await wait_until(asked.continuations, description="the continuation")
     await asked.product.ended(runs[0]["id"])
-    assert [run["id"] for run in await asked.carrying_runs()] == [runs[0]["id"]]
+    assert [run["id"] for run in await asked.continuations()] == [runs[0]["id"]]
     return runs[0]["id"]
 
 
@@ -52,7 +52,7 @@ async def test_a_call_is_denied_when_its_time_is_over_and_the_model_goes_on(
 
     clock.advance(minutes=1)
 
-    await carried_out(asked)
+    await continuation_ended(asked)
     assert await asked.results() == [DENIED]
     decided = (await product.http.get(f"/v1/approvals/{asked.ids[0]}")).json()
     assert (decided["status"], decided["decided_by"]) == ("denied", "expiry")
@@ -71,7 +71,7 @@ async def test_a_run_is_cancelled_when_the_time_of_its_call_is_over(product: Pro
     run = await product.run(asked.run_id)
     assert (run["stop_reason"], run["metadata"]["cause"]) == ("cancelled", "approval_expired")
     assert await asked.results() == [DENIED]
-    assert (await asked.carrying_runs(), await waiting(product)) == ([], [])
+    assert (await asked.continuations(), await waiting(product)) == ([], [])
     answer = await product.client.agents.messages.create(agent_id=asked.agent_id, input="Still there?")
     assert answer.stop_reason.stop_reason == "end_turn"
 
@@ -82,7 +82,7 @@ async def test_a_call_that_is_kept_waits_for_ever(product: Product, clock: Setta
     # A call that expires later and is seen to be denied: what was to happen to the first one has happened.
     denied = await waiting_calls(product, "mars", approval_expires_s=60, on_approval_expiry="deny")
     clock.advance(minutes=1)
-    await carried_out(denied)
+    await continuation_ended(denied)
 
     assert await waiting(product) == kept.approvals
     status, answer = await kept.decide()
@@ -111,7 +111,7 @@ async def test_one_expired_call_leaves_the_others_to_their_people(product: Produ
 
     clock.advance(minutes=1)
 
-    await carried_out(asked)
+    await continuation_ended(asked)
     assert sorted(await asked.results()) == [DENIED, "moon"]
 
 
@@ -124,15 +124,15 @@ async def test_a_decision_and_the_clock_at_once_have_one_winner(product: Product
 
         (status, _), _ = await asyncio.gather(asked.decide(), pass_time())
 
-        await carried_out(asked)
+        await continuation_ended(asked)
         assert await asked.results() == [target if status == 200 else DENIED]
 
 
 async def test_two_workers_expire_a_call_once(product: Product, clock: SettableClock) -> None:
-    async with working(product.parts):
+    async with working(product.context):
         asked = await waiting_calls(product, "moon", "mars", approval_expires_s=60, on_approval_expiry="deny")
 
         clock.advance(minutes=1)
 
-        await carried_out(asked)
+        await continuation_ended(asked)
         assert await asked.results() == [DENIED, DENIED]

@@ -1,4 +1,4 @@
-"""Approvals: a tool call waits for a person, for as long as it takes, and is carried out as the person decided."""
+"""Approvals: a tool call waits for a person, for as long as it takes, and then goes as the person decided."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ async def test_a_decision_is_used_once(product: Product) -> None:
     assert status == 409
     assert f"was approved by ada at {first['decided_at'][:19]}" in other["detail"]
 
-    assert len(await asked.carrying_runs()) == 1
+    assert len(await asked.continuations()) == 1
     assert await asked.results() == ["moon"]
 
 
@@ -167,7 +167,7 @@ async def test_two_people_who_decide_the_last_two_calls_at_once_start_one_run(pr
     assert [status for status, _ in answers] == [200, 200]
     [run] = [answer["run"] for _, answer in answers if answer["run"] is not None]
     await product.ended(run["id"])
-    assert [one["id"] for one in await asked.carrying_runs()] == [run["id"]]
+    assert [one["id"] for one in await asked.continuations()] == [run["id"]]
     assert sorted(await asked.results()) == ["mars", "moon"]
 
 
@@ -181,7 +181,7 @@ async def test_a_message_covers_the_calls_that_are_not_decided_yet(product: Prod
 
     assert (status, answer["stop_reason"]["stop_reason"]) == (200, "end_turn")
     assert sorted(await asked.results()) == ["Error: request to call tool denied. User reason: too windy", "mars"]
-    assert len(await asked.carrying_runs()) == 1
+    assert len(await asked.continuations()) == 1
 
 
 async def test_a_message_and_a_person_who_decide_otherwise_at_once_have_one_winner(product: Product) -> None:
@@ -192,7 +192,7 @@ async def test_a_message_and_a_person_who_decide_otherwise_at_once_have_one_winn
     )
 
     assert sorted([by_person, by_message]) == [200, 409]
-    [run] = await asked.carrying_runs()
+    [run] = await asked.continuations()
     await product.ended(run["id"])
     denied = "Error: request to call tool denied. User reason: no"
     assert await asked.results() == [denied if by_person == 200 else "moon"]
@@ -263,7 +263,7 @@ async def test_a_cancelled_question_is_no_longer_decided(product: Product) -> No
     assert status == 409
     assert "was denied by user" in answer["detail"]
     assert await waiting(product) == []
-    assert await asked.carrying_runs() == []
+    assert await asked.continuations() == []
 
 
 async def test_an_unknown_approval_is_not_found(product: Product) -> None:

@@ -221,7 +221,7 @@ async def test_what_is_no_url_is_refused_by_name(product: Product, url: str) -> 
 
 
 async def test_two_api_processes_deliver_once(product: Product, receiver: CallbackReceiver) -> None:
-    async with serving(product.parts):
+    async with serving(product.context):
         runs = [await submitted(product, receiver.url) for _ in range(5)]
 
         await receiver.called(5)

@@ -92,7 +92,7 @@ async def _cancel(case: CancelCase, mode: CancelMode, logged: LogEvents) -> dict
 
     product, body = case.product, {"mode": mode.value, "wait": 10}
     if case.announce_first:
-        await CancelSignal(product.parts.redis).announce(RunId(case.run_id), mode)
+        await CancelSignal(product.context.redis).announce(RunId(case.run_id), mode)
         if not case.may_come_too_late:
             await wait_until(has_reached_the_run, description="the cancel to reach the run")
     for release in case.release:

@@ -38,7 +38,7 @@ def test_a_malformed_list_is_refused_without_showing_a_key(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [",", " ", " , ,", "\n"])
-def test_a_list_without_a_key_in_it_is_no_open_door(text: str) -> None:
+def test_a_list_without_a_key_in_it_does_not_admit_everybody(text: str) -> None:
     """Everybody was let in, on any address: `$KEY_A,$KEY_B` with both of them empty."""
     with pytest.raises(InvalidRequest, match="HOLDFAST_API_KEYS is set, but no key is in it"):
         ApiKeys.parse(text)

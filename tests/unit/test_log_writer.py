@@ -91,7 +91,7 @@ def test_the_first_event_of_a_later_owner_names_what_it_follows() -> None:
 
 
 def test_the_opening_comes_first_also_when_others_were_emitted_before_it() -> None:
-    """A cancel was announced while the log was being taken over."""
+    """A cancel was announced while the log was being adopted."""
     writer = LogWriter(SECOND)
     assert emitted(writer, A) == MILLION + 2
     assert (list(writer.to_send().entries), list(writer.to_store().entries)) == ([], [])

@@ -17,7 +17,7 @@ from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
 
 DEFAULT_MAX_TOKENS = 16_384
-"""This API insists on a limit."""
+"""This API demands a limit."""
 
 DEFAULT_THINKING_TOKENS = 8_192
 LEAST_THINKING_TOKENS = 1_024

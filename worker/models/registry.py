@@ -24,7 +24,7 @@ from worker.models.connections import Connections
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
 
 NO_KEY = "none"
-"""Sent where a server asks for no key; the SDKs insist on one."""
+"""Sent where a server asks for no key; the SDKs demand one."""
 
 
 def route_for(handle: str, environment: Mapping[str, str]) -> Route:

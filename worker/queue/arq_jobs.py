@@ -1,7 +1,7 @@
-"""What is arq's about a job: how it is described in Redis, looked up, started, given back or given up.
+"""The part of a job that is arq's: how it is described in Redis, looked up, started, released or finished.
 
-arq's polling, locks, abort, results, timeouts, tries, cron, health key and signals are not used; `queue_worker` finds
-jobs and holds them its own way.
+`queue_worker` finds and leases the jobs. arq's polling, locks, abort, results, timeouts, tries, cron, health key and
+signals are not used.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,18 +16,18 @@ from shared.redis.connection import Redis
 from shared.redis.queue import EXECUTE_RUN, decode_job, encode_job
 
 NEVER_S = 10 * 365 * 24 * 3600
-"""arq insists on a timeout for jobs; the run's own is not arq's business."""
+"""arq demands a timeout for jobs; the run's own timeout is not arq's business."""
 
 UNLIMITED_TRIES = 1_000_000_000
 
 
-class GiveBack(Exception):
-    """The job is to be run again, by whoever claims it next."""
+class ReleaseJob(Exception):
+    """The job is to be released: the worker that claims it next runs it again."""
 
 
 class ArqJobs:
-    """Runs jobs: `execute(job_id, run_id, dispatch)` for each, and then `finish(job_id, is_done)`. A job is done when
-    `execute` returns or raises anything but `GiveBack`. To be made on the running event loop."""
+    """Runs jobs: it calls `execute(job_id, run_id, dispatch)` for each, and then `finish(job_id, is_done)`. A job is
+    done when `execute` returns, or raises anything but `ReleaseJob`. To be made on the running event loop."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ArqJobs:
         async def execute_job(ctx: dict[Any, Any], run_id: str, dispatch: int) -> None:
             try:
                 await execute(ctx["job_id"], RunId(run_id), dispatch)
-            except GiveBack as reason:
+            except ReleaseJob as reason:
                 raise RetryJob from reason
 
         self._worker = _Worker(
@@ -62,7 +62,7 @@ class ArqJobs:
 
 
 class _Worker(Worker):
-    """arq's worker, whose jobs end our way."""
+    """arq's worker; our code ends its jobs."""
 
     finish: Callable[[str, bool], Awaitable[None]]
 
@@ -76,11 +76,11 @@ class _Worker(Worker):
         incr_score: int | None = None,
         keep_in_progress: float | None = None,
     ) -> None:
-        """Called by arq when a job's function has ended: for good, or (`finish` false) to be run again. The rest is
-        about results, delays and cron, which are not used."""
+        """arq calls it when a job's function has ended, for good or (`finish` false) to be run again. The other
+        arguments are about results, delays and cron, which are not used."""
         await self.finish(job_id, finish)
 
     async def finish_failed_job(self, job_id: str, result_data: bytes | None) -> None:
-        """Called by arq for a job that it cannot run, mostly because Redis forgot what it was. The sweeper dispatches
-        the run again."""
+        """arq calls it for a job that it cannot run, mostly because Redis forgot the job's description. The sweeper
+        dispatches the run again."""
         await self.finish(job_id, True)

@@ -1,17 +1,16 @@
 """The leases of the jobs that run here: which hold, which are in doubt, which are lost.
 
-All leases of the process are renewed in one call, three times per lease, on a thread of its own: a run that keeps the
-process's event loop busy does not cost the others their leases. The thread only renews and reports. What becomes of a
-lease is decided on the process's loop, by `Leases`, which is a table without I/O, clock or thread:
+A thread of its own renews all leases of the process in one call, three times per lease. So a run that keeps the
+process's event loop busy does not cost the others their leases. The thread only renews and reports; on the process's
+loop, `Leases` decides what happens to a lease. It is a table without I/O, clock or thread:
 
     HELD ──renewed──> HELD                        Redis says that it is ours
     HELD ──forgotten──> UNSURE                    Redis knows of no lease: it has lost data, or we were late
     UNSURE ──retaken──> HELD                      SQL says that the run is still ours, and Redis has the lease again
     HELD, UNSURE ──taken, refused, overdue──> LOST    another worker has the job, or may have it soon
-    HELD, UNSURE ──release──> RELEASING           the job's code has returned; its lease is being given up
+    HELD, UNSURE ──release──> RELEASING           the job's code has returned; its lease is being released
 
-A lost job is told so once, and stops. What it writes before it hears of that is not trusted to the lease anyway: SQL
-and the event log refuse an old fence.
+A lost job is interrupted once. What it writes until then does no harm: SQL and the log refuse an old fence.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from shared.redis.queue import JobLeases, Renewal, WorkerPresence
 logger = logging.getLogger(__name__)
 
 STANDSTILL_LEASES = 10
-"""A loop that has been busy for so many leases is taken for dead: its jobs are left to other workers."""
+"""When the loop has been busy for so many leases, the thread renews no more: other workers get the jobs."""
 
 
 class LeaseState(Enum):
@@ -44,7 +43,7 @@ class LeaseState(Enum):
 
 
 class Report(NamedTuple):
-    """What Redis has answered to a renewal that was sent at `asked_at`; nothing, when it did not answer."""
+    """The answers of Redis to a renewal that was sent at `asked_at`; empty when it did not answer."""
 
     answers: Mapping[str, Renewal]
     asked_at: float
@@ -53,7 +52,7 @@ class Report(NamedTuple):
 @dataclass(slots=True)
 class _Lease:
     valid_until: float
-    """Never later than what Redis thinks, as it counts from before the request."""
+    """Never later than in Redis, because it counts from before the request."""
     state: LeaseState = LeaseState.HELD
 
 
@@ -61,8 +60,8 @@ _LIVING = (LeaseState.HELD, LeaseState.UNSURE)
 
 
 class Leases:
-    """The table. Times are seconds of a clock that never goes back, `lease_s` is the length of a lease; a job is
-    stopped a sixth of it before its lease ends."""
+    """The table. Times are seconds of a clock that never goes back; `lease_s` is the length of a lease. A job is
+    stopped a sixth of a lease before its lease ends."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -75,7 +74,7 @@ class Leases:
         self._leases.setdefault(job_id, _Lease(valid_until)).valid_until = valid_until
 
     def state(self, job_id: str) -> LeaseState | None:
-        """None: the job is not here."""
+        """The state of a job's lease; None when the job is not here."""
         lease = self._leases.get(job_id)
         return None if lease is None else lease.state
 
@@ -88,8 +87,8 @@ class Leases:
         return [job_id for job_id, lease in self._leases.items() if lease.state is LeaseState.UNSURE]
 
     def catch_up(self, reports: Iterable[Report], *, now: float) -> dict[str, str]:
-        """Takes note of all reports, oldest first, and only then of what is overdue: after a standstill of the loop the
-        first report is old, and the last one says which leases hold. The jobs that must stop, and why."""
+        """Notes all reports, oldest first, and then what is overdue: after a standstill of the loop only the last
+        report says which leases hold. Gives the jobs that must stop, and why."""
         lost: dict[str, str] = {}
         for report in reports:
             lost |= dict.fromkeys(self.renewed(report.answers, asked_at=report.asked_at), "another worker has it")
@@ -119,7 +118,7 @@ class Leases:
         return late
 
     def retaken(self, job_id: str, *, asked_at: float) -> bool:
-        """A forgotten lease was taken again. False when nobody wants it any more: it has to be given up."""
+        """A forgotten lease was taken again. False when it has to be released, because its job has ended."""
         lease = self._living(job_id)
         if lease is None:
             return False
@@ -127,7 +126,7 @@ class Leases:
         return True
 
     def refused(self, job_id: str) -> bool:
-        """A forgotten lease was not to be had again. False when that is no news."""
+        """A forgotten lease could not be taken again. False when the job was stopped before."""
         lease = self._living(job_id)
         if lease is None:
             return False
@@ -135,7 +134,7 @@ class Leases:
         return True
 
     def release(self, job_id: str) -> bool:
-        """The job is over, and its lease must not be taken again. False when there is none to be given up."""
+        """The job has ended, and its lease must not be taken again. False when there is no lease to release."""
         lease = self._leases.get(job_id)
         if lease is None or lease.state is LeaseState.LOST:
             return False
@@ -152,11 +151,11 @@ class Leases:
 
 
 class LeaseRenewer:
-    """Renews what the table holds, and keeps the table true.
+    """Renews the leases in the table, and keeps the table up to date.
 
-    `on_lost(job_id)` is called once for a job that must stop at once. `still_ours(job_id)` tells whether SQL says that
-    no other worker has claimed the job's run, nor may; it may raise `Unavailable`. Everything but `_renew_for_ever`
-    happens on the process's loop.
+    `on_lost(job_id)` is called once for a job that must stop at once. `still_ours(job_id)` asks SQL whether the job's
+    run is this worker's, and not dispatched for another one; it may raise `Unavailable`. Everything but
+    `_renew_for_ever` happens on the process's loop.
     """
 
     def __init__(
@@ -190,8 +189,8 @@ class LeaseRenewer:
 
     @asynccontextmanager
     async def renewing(self) -> AsyncGenerator[None]:
-        """Renews for as long as the block lasts. An embedded Redis lives on the process's loop and is nobody else's:
-        there is nobody who could take a lease meanwhile, and no thread."""
+        """Renews while the block lasts. An embedded Redis lives on the process's loop and has no other client, so no
+        other worker can take a lease meanwhile, and no thread is needed."""
         renewing = (
             self._renew_for_ever(self._redis) if self._is_embedded else on_own_thread(self._renew_there, name="leases")
         )
@@ -208,7 +207,7 @@ class LeaseRenewer:
         self._to_renew = self.leases.to_renew()
 
     def release(self, job_id: str) -> bool:
-        """The job is over. False when there is no lease to be given up."""
+        """The job has ended. False when there is no lease to release."""
         is_ours = self.leases.release(job_id)
         self._to_renew = self.leases.to_renew()
         return is_ours
@@ -273,8 +272,9 @@ class LeaseRenewer:
             self._hurries = bool(self.leases.unsure())
 
     async def _retake(self, job_id: str) -> None:
-        """Asks SQL before and after: the sweeper, which takes a forgotten job for a lost one, first renews the dispatch
-        in SQL and then looks whether the lease is there again. So one of the two sees the other."""
+        """Takes a forgotten lease again. It asks SQL before and after, because the sweeper, which takes such a job for
+        a lost one, first stores a new dispatch in SQL and then looks whether the lease is back. So one of the two sees
+        the other."""
         if not await self._still_ours(job_id):
             self._refuse(job_id, "the run was claimed or dispatched again")
             return

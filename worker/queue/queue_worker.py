@@ -1,7 +1,7 @@
-"""The worker's side of the queue: finds jobs, runs them, and gives them back when the worker ends.
+"""The worker's side of the queue: it finds jobs, runs them, and releases them when the worker ends.
 
-Jobs are found through a wake channel and one claim in Redis, and held by a lease that is renewed for as long as they
-run. The loop here survives Redis being away, and no job can bring it down.
+A wake channel and one claim in Redis find jobs; a lease, which is renewed while the job runs, keeps other workers from
+it. The loop here survives Redis being away, and no job can end it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import Redis
 from shared.redis.queue import JobLeases
-from worker.queue.arq_jobs import ArqJobs, GiveBack
+from worker.queue.arq_jobs import ArqJobs, ReleaseJob
 from worker.queue.leases import LeaseRenewer, LeaseState
 
 logger = logging.getLogger(__name__)
@@ -25,31 +25,32 @@ logger = logging.getLogger(__name__)
 Execute = Callable[[RunId, int], Awaitable[None]]
 
 IDLE_S = 1.0
-"""The safety net: a look at the queue when nothing woke us for so long."""
+"""Seconds after which the worker looks at the queue when nothing woke it."""
 
 RETRY_S = 0.2
-"""Pause after a claim that Redis did not answer."""
+"""Seconds of pause after a claim that Redis did not answer."""
 
 AGAIN_S = 1.0
-"""Pause before a run goes back into the queue that a service which is away kept from running."""
+"""Seconds before a run goes back into the queue that could not run because a service is away."""
 
 UNWIND_S = 1.0
-"""What a job gets to unwind after it was cancelled at the end of a drain."""
+"""Seconds for a job to unwind after it was cancelled at the end of a drain."""
 
 
 class QueueWorker:
-    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once, and claims no more while
+    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once. It claims no more while
     `takes_more()` says no.
 
     How `execute` ends decides about the job:
+
     - it returns, or raises anything else: the job is done and removed;
-    - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is given back, and claimed within milliseconds;
+    - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is released, and claimed within milliseconds;
     - `Unavailable`: the same, after a pause;
-    - `LeaseLost`: somebody else has the job already, nothing is touched.
+    - `LeaseLost`: another worker has the job already, nothing is touched.
 
     `on_lease_lost(job_id)` must interrupt that run with `LeaseLost`; `on_shutdown()` must interrupt all runs with
     `ShutdownRequested`, also one that has only just begun. `still_ours(job_id)` asks SQL whether the run's fence is
-    still the one that this worker claimed; it may raise `Unavailable`. Beyond that, callbacks must not raise.
+    still the one that this worker claimed; it may raise `Unavailable`. Other callbacks must not raise.
     `keys.parse_job_id` turns a job id into run id and dispatch. To be made on the running event loop.
     """
 
@@ -100,13 +101,13 @@ class QueueWorker:
                 await self._sleep(pause)
 
     def stop(self) -> None:
-        """Claims nothing more; what runs may end undisturbed."""
+        """Claims nothing more; the jobs that run may end undisturbed."""
         self._stopping = True
         self._wake.set()
 
     async def drain(self, finish_s: float, *, hand_over_s: float) -> None:
-        """Claims nothing more. Runs may finish for `finish_s`; then they are interrupted, to be handed over, and those
-        that have not ended after `hand_over_s` more are cancelled."""
+        """Claims nothing more. Runs may finish for `finish_s` seconds. Then they are interrupted, so that they are
+        handed over, and after `hand_over_s` more the remaining ones are cancelled."""
         self._draining = True
         self.stop()
         if self._running and finish_s:
@@ -123,7 +124,7 @@ class QueueWorker:
             await asyncio.wait(pending, timeout=UNWIND_S)
 
     async def _claim_free(self, group: asyncio.TaskGroup) -> float:
-        """Claims jobs for the free places and starts them. Returns after how many seconds to look again."""
+        """Claims jobs for the free places and starts them; the seconds until the next look."""
         free = self._max_runs - len(self._running)
         if free <= 0 or not self._takes_more():
             return IDLE_S
@@ -144,7 +145,7 @@ class QueueWorker:
 
     def _start(self, group: asyncio.TaskGroup, job_id: str, asked_at: float) -> None:
         if self._is_lost(job_id):
-            return  # it still unwinds here; whoever finds it when this new lease ends runs it
+            return  # it still unwinds here; another claim finds it when this new lease ends
         self._renewer.hold(job_id, asked_at=asked_at)
         if job_id not in self._running:
             self._running[job_id] = group.create_task(self._run(job_id), name=f"job {job_id}")
@@ -161,15 +162,15 @@ class QueueWorker:
 
     async def _execute_job(self, job_id: str, run_id: RunId, dispatch: int) -> None:
         if self._draining or self._is_lost(job_id):
-            raise GiveBack("too late to begin")
+            raise ReleaseJob("too late to begin")
         try:
             await self._execute(run_id, dispatch)
         except (ShutdownRequested, LeaseLost, MoreInput) as interruption:
-            raise GiveBack from interruption
+            raise ReleaseJob from interruption
         except Unavailable as error:
-            logger.warning("run %s is given back: %s", run_id, error)
+            logger.warning("run %s is released: %s", run_id, error)
             await asyncio.sleep(AGAIN_S)
-            raise GiveBack from error
+            raise ReleaseJob from error
 
     async def _finish_job(self, job_id: str, is_done: bool) -> None:
         if not self._renewer.release(job_id):
@@ -187,7 +188,7 @@ class QueueWorker:
             async with asyncio.timeout(pause):
                 await self._wake.wait()
         except TimeoutError:
-            pass  # nobody called: look anyway
+            pass  # nothing woke the worker: it looks anyway
 
     def _wake_up(self, *_: bytes) -> None:
         self._wake.set()

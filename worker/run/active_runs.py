@@ -1,7 +1,7 @@
-"""The runs that this worker has, and the way into them for cancels, lost leases and the end of the worker.
+"""The runs that this worker has, and how cancels, lost leases and the end of the worker reach them.
 
-A cancel is announced twice, by publish and by flag, and was recorded in SQL before: the publish makes it fast, the
-flag finds those who were not listening, the record finds the rest.
+SQL has a cancel before the API announces it, by publish and by flag. The publish makes it fast, the flag reaches a
+worker that was not listening, and the record in SQL reaches it when the API died before the announcement.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from worker.run.publisher import Publisher
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NEIGHBOURS_S = 10.0
-"""How long the steps of other runs may take before a run begins that is to be alone."""
+"""Seconds that the steps of other runs may still take before a run begins alone."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class ActiveRun:
 
 @dataclass(kw_only=True)
 class ActiveRuns:
-    """Interrupts runs."""
+    """Tracks the runs of this worker, and interrupts them."""
 
     signal: CancelSignal
     runs: RunStore
@@ -52,7 +52,8 @@ class ActiveRuns:
 
     @property
     def takes_more(self) -> bool:
-        """Whether this worker may begin more runs: not while one runs alone here that has not finished a step."""
+        """Whether this worker may begin more runs. It may not while a run is executed alone here that has not finished
+        a step."""
         alone = self._alone
         return alone is None or (alone.publisher is not None and alone.publisher.has_saved)
 
@@ -74,8 +75,8 @@ class ActiveRuns:
 
     @contextmanager
     def alone(self, active: ActiveRun) -> Generator[None]:
-        """Begins no other run in this block until this one has finished a step. Raises `ShutdownRequested` when
-        another one runs alone here."""
+        """Lets no other run begin in this block until `active` has finished a step. Raises `ShutdownRequested` when
+        another run is executed alone here already."""
         if not self.takes_more:
             raise ShutdownRequested
         self._alone = active
@@ -86,7 +87,7 @@ class ActiveRuns:
                 self._alone = None
 
     async def others_left(self, active: ActiveRun) -> None:
-        """Hands over all other runs: after their steps, and in the middle of a step that takes long. Raises what has
+        """Hands over all other runs: after their steps, and after `NEIGHBOURS_S` in the middle of them. Raises what has
         interrupted `active` meanwhile."""
         others = [other for other in self._active.values() if other is not active]
         for other in others:
@@ -123,14 +124,14 @@ class ActiveRuns:
             active.interruption.interrupt(LeaseLost())
 
     def shut_down(self) -> None:
-        """Stops every run, to be handed over; also those that are claimed from now on."""
+        """Stops every run, so that it is handed over; also those that are claimed from now on."""
         self._shutting_down = True
         for active in list(self._active.values()):
             active.interruption.interrupt(ShutdownRequested())
 
     async def still_owned(self, run_id: RunId, dispatch: int) -> bool:
-        """Whether SQL says that a run of this worker is still its own by this dispatch, and is to be nobody else's.
-        Raises `Unavailable`."""
+        """Whether SQL says that a run of this worker is still its own by this dispatch, and was not dispatched for
+        another one. Raises `Unavailable`."""
         active = self._active.get(run_id)
         if active is None or active.publisher is None:
             return False
@@ -164,7 +165,7 @@ class ActiveRuns:
             await self._deliver(run_id, mode)
 
     async def _look_at_records(self) -> None:
-        """Finds the cancels whose API process was lost between the record and the announcement."""
+        """Finds the cancels whose API process died between the record and the announcement."""
         if not self._active:
             return
         try:

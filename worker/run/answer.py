@@ -1,4 +1,4 @@
-"""Taking one answer from the model: its pieces become events as they come, its whole becomes a message."""
+"""Takes one answer from the model: its pieces become events as they come, the whole of it becomes a message."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
-    """Asks the model once. Raises `ModelError`; what was shown until then is in the publisher's `shown`."""
+    """Asks the model once. Raises `ModelError`; the publisher's `shown` then has what was shown."""
     asked = context.system + _as_text(history)
     shown = context.publisher.shown
     context.progress.count_lost(shown.lost_calls, asked, shown.lost_text)

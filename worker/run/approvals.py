@@ -1,4 +1,4 @@
-"""Parking a run whose answer asks for something that a person must decide, or that the client must run."""
+"""Parks a run whose answer asks for something that a person must decide, or that the client must run."""
 
 from datetime import timedelta
 from typing import Literal
@@ -10,9 +10,9 @@ from worker.run.context import Parked, RunContext
 
 
 async def ask_for_approval(context: RunContext, answer: Answer) -> Parked:
-    """Stores the answer with its requests and parks the run. No worker waits for a person.
+    """Stores the answer with its requests and parks the run, so that no worker waits for a person.
 
-    The calls of the same answer that need nobody's approval wait with the others: their results belong together.
+    Calls of the same answer that need no approval wait with the others: their results belong together.
     """
     context.stop_if_asked()
     asked = [_request(context, answer, call) for call in answer.calls if call.needs_approval]

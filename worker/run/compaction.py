@@ -1,6 +1,7 @@
-"""Executing a run that compacts its thread: one model call that shows nothing, and one change when the run is settled.
+"""Executes a run that compacts its thread: one model call that shows nothing, and one change when the run is settled.
 
-Until then the history is as it was, so a compaction that fails, is cancelled or loses its worker has changed nothing.
+The history stays as it was until then. So a compaction that fails, is cancelled or loses its worker has changed
+nothing.
 """
 
 from collections.abc import Sequence
@@ -33,16 +34,16 @@ from worker.run.context import Outcome, RunContext
 
 
 def transcript(history: Sequence[Message], *, longest_message: int, longest: int) -> str:
-    """Who said what, a paragraph per message.
+    """The history as text: who said what, a paragraph per message.
 
-    Limits are in characters. What is longer loses its middle: how something began and how it ended says most.
+    Limits are in characters. A longer text loses its middle: its beginning and its end say most.
     """
     paragraphs = [without_middle(text, longest_message) for message in history if (text := as_text(message.body))]
     return without_middle("\n\n".join(paragraphs), longest)
 
 
 def as_text(body: MessageBody) -> str:
-    """One message as text; empty for what the model is not told."""
+    """One message as text; empty for a message that the model does not see."""
     match body:
         case UserMessage(content=content, role=role):
             return f"{role}: {text_of(content) or '[an image]'}"
@@ -68,13 +69,13 @@ def without_middle(text: str, longest: int) -> str:
 def messages_to_summarise(
     history: Sequence[Message], options: CompactionOptions, context_window: int
 ) -> Sequence[Message]:
-    """Which messages a compaction summarises. What stays begins with a user's message that begins a turn or follows an
-    answer: calls and their results are never separated, and no provider refuses what is left.
+    """The messages that a compaction summarises: the oldest part of the history, without its system message.
 
-    Gives the oldest part of the history, its system message left out. `context_window` is in tokens.
+    What stays begins with a user's message that begins a turn or follows an answer. So calls are never separated from
+    their results, and every provider accepts what is left. `context_window` is in tokens.
 
     A sliding window keeps as many of the newest turns as fit into its share of the context, and at least the last one
-    if that alone does not take up the share. When nothing can be kept, everything is summarised.
+    unless that alone takes up the share. When nothing can stay, everything is summarised.
     """
     spoken = [message for message in history if not isinstance(message.body, SystemMessage)]
     if options.mode == "all":
@@ -108,10 +109,10 @@ Leave out pleasantries and detours. Do not answer the conversation and do not go
 QUESTION = "Summarize this conversation:\n\n"
 
 SHARE_FOR_TRANSCRIPT = 0.6
-"""How much of the model's window the transcript may fill: what is estimated must fit with room for the answer."""
+"""The share of the model's window that the transcript may fill: its size is an estimate, and the answer needs room."""
 
 LONGEST_MESSAGE = 20_000
-"""Characters of one message that the model is shown. A longer one is mostly a tool's output."""
+"""Characters that the model is shown of one message. A longer message is mostly a tool's output."""
 
 COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn")
 
@@ -156,7 +157,7 @@ async def _summary_of(context: RunContext, gone: Sequence[Message], options: Com
 
 
 async def _ask(context: RunContext, call: ModelCall) -> str:
-    """The model's whole text. Nothing of it is shown in the run's stream: it is not an answer to anybody."""
+    """The model's whole text. The run's stream shows nothing of it, because it answers no message."""
     in_hand = context.progress.begin_step(context.new_step(), asked=call.system)
     pieces: list[str] = []
     async with aclosing(context.services.models.stream(call)) as events:

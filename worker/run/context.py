@@ -1,4 +1,4 @@
-"""What the step loop works with: one claimed run, what it needs, and what it has come to so far."""
+"""The step loop's surroundings: one claimed run, the services that it needs, and its progress."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,16 +36,16 @@ Result = TypeVar("Result")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the step loop ended a run, with what is not stored yet."""
+    """How the step loop ended a run, and what is not stored yet."""
 
     end: RunEnd
     messages: list[NewMessage] = []
     """The final answer."""
     mode: CancelMode | None = None
     compaction: Compaction | None = None
-    """What the run changes in its thread, if it was there to compact it."""
+    """The change of the thread, when the run compacts it."""
     is_answer: bool = False
-    """The model has answered everything that it was told: a message that comes meanwhile wants one more step."""
+    """The model has answered every message that it was sent. A message that comes meanwhile wants one more step."""
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -74,11 +74,11 @@ class RunServices:
     """Whether events go to SQL before they are shown (see `Publisher`)."""
     tool_timeout_s: float
     patience_s: float
-    """How long a run waits for a database that is away."""
+    """Seconds that a run repeats a write while the database is away."""
     token_budget: int
 
     def publisher(self, run: Run, interruption: Interruption) -> Publisher:
-        """The publisher of a run that was just claimed; it stops the run when the log has a newer owner."""
+        """The publisher of a run that was just claimed. It stops the run when the log has a newer owner."""
         return Publisher(
             run,
             event_log=self.event_log,
@@ -96,12 +96,12 @@ class StepInHand:
 
     step: Step
     asked: str
-    """What the call has asked, as text: for counting its tokens should it be cut off."""
+    """What the call asked, as text; its tokens are counted by it when the call is cut off."""
     returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results that are there already, should the run be cut off."""
+    """Results that exist already when the run is cut off."""
 
     def finish(self, usage: Usage) -> None:
-        """The model has answered. The step that turns out to be the run's last gets the run's own reason."""
+        """The model has answered. The last step of a run gets the run's own stop reason instead."""
         self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason="end_turn")
 
     def wait(self) -> None:
@@ -111,15 +111,15 @@ class StepInHand:
 
 @dataclass(kw_only=True)
 class RunProgress:
-    """What a run has come to so far. The step loop alone changes it."""
+    """The progress of a run. Only the step loop changes it."""
 
     usage: Usage
     step_count: int
     in_hand: StepInHand | None = None
     called: list[str] = field(default_factory=list[str])
-    """Names of the tools that this run has called, in order; tool rules ask for them."""
+    """Names of the tools that this run has called, in order; tool rules depend on them."""
     open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results of calls that an earlier owner of the run has left open, or that a decision has set free."""
+    """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
 
     def begin_step(self, step: Step, asked: str) -> StepInHand:
         """A model call begins."""
@@ -132,7 +132,8 @@ class RunProgress:
         self.step_count += 1
 
     def count_lost(self, calls: int, asked: str, shown: str) -> None:
-        """Calls whose worker died were paid for, too: each had the prompt that is about to be sent again."""
+        """Counts calls whose worker died. They were paid for too: each had the prompt that is about to be sent
+        again."""
         if calls:
             lost = Usage(
                 prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True
@@ -147,7 +148,7 @@ class RunProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """One run in its worker's hands: what is fixed, and its progress."""
+    """One run that a worker executes: what is fixed, and its progress."""
 
     agent: Agent
     blocks: Sequence[Block]
@@ -204,20 +205,20 @@ class RunContext:
         )
 
     async def checkpoint(self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = ()) -> None:
-        """Makes messages durable, with the events that showed them."""
+        """Stores messages, with the events that showed them."""
         record = self.services.checkpoints.record
         async with self.publisher.saving() as tail:
             checkpoint = self._checkpoint(messages, tail)
             await self.retry_while_unavailable(lambda: record(self.run, checkpoint, starting=starting))
 
     async def record_intent(self, call: ToolCall) -> None:
-        """Makes durable that the tool of this call is about to be started."""
+        """Stores that the tool of this call is about to start."""
         now, record = self.services.clock.now(), self.services.checkpoints.record_intents
         async with self.publisher.writing() as run:
             await self.retry_while_unavailable(lambda: record(run, [call], now))
 
     async def park(self, messages: list[NewMessage], asked: Sequence[Approval]) -> Parked:
-        """Makes the answer durable together with what it waits for. Raises `CancelRequested` if a cancel was first."""
+        """Stores the answer together with what it waits for. Raises `CancelRequested` when a cancel came first."""
         park = self.services.settlements.park
         if self.progress.in_hand is not None:
             self.progress.in_hand.wait()
@@ -226,15 +227,14 @@ class RunContext:
             return Parked(await self.retry_while_unavailable(lambda: park(self.run, checkpoint, asked)))
 
     async def retry_while_unavailable(self, action: Callable[[], Awaitable[Result]]) -> Result:
-        """Does what must be done as a whole: nothing interrupts it, and it is tried again while the database is
-        away."""
+        """Does a write that must be whole: nothing interrupts it, and it is repeated while the database is away."""
         services = self.services
         with self.interruption.shielded():
             return await retry_while_unavailable(lambda _: action(), for_s=services.patience_s, clock=services.clock)
 
     def stop_if_asked(self) -> None:
-        """Between steps: raises `CancelRequested` when a cancel waits for the step to end, `ShutdownRequested` when
-        another worker is to go on from here."""
+        """To be called between steps. Raises `CancelRequested` when a cancel waits for the step to end,
+        `ShutdownRequested` when another worker is to continue from here."""
         if self.interruption.after_step:
             raise CancelRequested(CancelMode.AFTER_STEP)
         if self.interruption.leaves:

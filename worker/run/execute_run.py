@@ -55,12 +55,12 @@ class RunExecutor:
     max_attempts: int
     run_timeout_s: float
     start_slots: asyncio.Semaphore
-    """A worker that takes over many runs starts a few at a time: all at once, none would start before the last."""
+    """A worker that claims many runs starts a few at a time: all at once, none would start before the last."""
 
     async def execute_run(self, run_id: RunId, dispatch: int) -> None:
-        """Answers one dispatch. Does nothing when the run is not to be run now, or not by this dispatch.
+        """Executes the run of one dispatch. Does nothing when the run may not be executed now, or not by this dispatch.
 
-        Raises `ShutdownRequested` when the run was handed over, `LeaseLost` when somebody else has it, `Unavailable`
+        Raises `ShutdownRequested` when the run was handed over, `LeaseLost` when another process has it, `Unavailable`
         when it is to be tried again.
         """
         # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
@@ -75,8 +75,8 @@ class RunExecutor:
 
     @property
     def _alone_after(self) -> range:
-        """After so many lost workers a run is executed alone. One loss is an accident; whatever was in hand at two is
-        suspect, and which of them ends its workers shows when each runs by itself."""
+        """The numbers of lost workers after which a run is executed alone. One loss is an accident. Every run that two
+        workers were lost with is suspect, and which of them is guilty shows when each runs by itself."""
         first = min(2, self.max_attempts)
         return range(first, max(self.max_attempts, first + 1))
 
@@ -116,7 +116,7 @@ class RunExecutor:
         except LifecycleError as error:
             raise LeaseLost(str(error)) from error
         except Unavailable:
-            # Not the run's fault, and nothing can be settled: it goes back into the queue when the database is back.
+            # No fault of the run, and nothing can be settled: it goes back into the queue when the database is back.
             log.warning("run_handed_over_late", exc_info=True)
             await self.finisher.hand_over_late(publisher)
             raise
@@ -128,13 +128,13 @@ class RunExecutor:
             await self.finisher.hand_over(context.publisher)
             raise
         except (LeaseLost, LifecycleError):
-            # Whoever has the run now refuses this. If nobody has, what readers have seen is stored for the next one.
+            # A newer owner's fence refuses this. If there is none, SQL gets what readers have seen, for the next owner.
             await context.publisher.hand_over()
             raise
 
     async def _outcome_of(self, context: RunContext) -> Outcome | Parked:
-        """Runs the steps and says how they ended. Raises `ShutdownRequested`, `LeaseLost` or `Unavailable` when others
-        go on."""
+        """Runs the steps and says how they ended. Raises `ShutdownRequested`, `LeaseLost` or `Unavailable` when another
+        worker continues the run."""
         run = context.run
         try:
             if run.attempts_without_progress > self._alone_after.stop:
@@ -155,6 +155,6 @@ class RunExecutor:
         except (ShutdownRequested, LeaseLost, LifecycleError, Unavailable):
             raise
         except Exception as error:
-            # The job boundary: whatever a run does, it ends, and its worker goes on.
+            # The job boundary: a run that fails in any way ends, and its worker goes on.
             log.exception("run_failed")
             return Outcome(end=failed_by_defect(error))

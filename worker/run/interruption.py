@@ -1,9 +1,9 @@
-"""Ending a block of code from outside, with a reason.
+"""Ends a block of code from outside, with a reason.
 
-asyncio can only cancel a task, and a `CancelledError` does not say who wanted it. Here whoever stops a run gives a
-typed error (cancel requested, lease lost, shutdown, timeout), and that error comes out of the block. It works like
-`asyncio.timeout`: the task is cancelled, and at the block's end the cancellation is taken back and replaced. A
-cancellation that came from anybody else passes through untouched, and none is left behind.
+asyncio can only cancel a task, and a `CancelledError` does not say why. Here the caller that stops a run gives a typed
+error (cancel requested, lease lost, shutdown, timeout), and that error comes out of the block. It works like
+`asyncio.timeout`: the task is cancelled, and at the end of the block the cancellation is taken back and replaced. Other
+cancellations pass through untouched, and none stays pending.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from shared.domain.errors import CancelMode, CancelRequested, RunInterrupted, Ru
 
 
 class Interruption:
-    """What may interrupt one block, and the handle for whoever wants to, from the same event loop.
+    """The handle by which other code on the same event loop interrupts one block.
 
         interruption = Interruption()          # may be handed out and even used before the block begins
         try:
@@ -24,9 +24,9 @@ class Interruption:
                 ...
         except RunInterrupted: ...
 
-    The first interrupt wins; more of them, and those after the block's end, are ignored. If the block ends with a
-    result before the interrupt reaches it, the result stands. If it fails, in whatever way, the interrupt is raised,
-    from that failure: libraries turn a cancellation into errors of their own. One object serves one block.
+    The first interrupt wins; later ones, and those after the block's end, are ignored. If the block ends with a result
+    before the interrupt reaches it, the result stands. If the block fails, the interrupt is raised from that failure,
+    because libraries turn a cancellation into errors of their own. One object serves one block.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Interruption:
 
     @property
     def after_step(self) -> bool:
-        """Whether a cancel waits for the step in hand to end. The block has to ask."""
+        """Whether a cancel waits for the step in hand to end. The block has to look."""
         return self._after_step
 
     @property
     def leaves(self) -> bool:
-        """Whether the block is to be handed over after the step in hand. The block has to ask."""
+        """Whether the block is to be handed over after the step in hand. The block has to look."""
         return self._leaves
 
     def leave(self) -> None:
@@ -60,14 +60,15 @@ class Interruption:
         self._leaves = True
 
     def interrupt(self, error: RunInterrupted) -> None:
-        """Raises `error` in the block, at what it awaits. Does nothing when that comes too late or is not the first."""
+        """Raises `error` in the block, where it awaits. Does nothing when the block has ended or another interrupt came
+        first."""
         if self._is_open():
             self._error = error
             self._deliver()
 
     def request_cancel(self, mode: CancelMode) -> bool:
-        """Interrupts with `CancelRequested`, or notes that the block is to stop after its step. False when that is not
-        new: it was requested before, or the block ends anyway."""
+        """Interrupts with `CancelRequested`, or notes that the block is to stop after its step. False when nothing
+        changes: a cancel was requested before, or the block ends anyway."""
         after_step = mode is CancelMode.AFTER_STEP
         if not self._is_open() or (after_step and self._after_step):
             return False
@@ -79,8 +80,9 @@ class Interruption:
 
     @contextmanager
     def shielded(self) -> Generator[None]:
-        """Inside, nothing interrupts: for a write that must be whole. An interrupt that comes meanwhile is delivered
-        afterwards. May be nested and used by several tasks of the block; it stops no foreign cancellation."""
+        """Protects a write that must be whole: no interrupt arrives inside, and one that comes meanwhile is delivered
+        afterwards. May be nested and used by several tasks of the block. It does not stop cancellations from
+        elsewhere."""
         self._shields += 1
         try:
             yield
@@ -89,12 +91,12 @@ class Interruption:
             self._deliver()
 
     def interrupting(self, name: str, *, timeout_s: float | None = None) -> AbstractAsyncContextManager[None]:
-        """The block that is interrupted. `name` is for tracebacks; `RunTimeout` is raised after `timeout_s`. An
-        interrupt that came before is raised at once."""
+        """The block that can be interrupted. `name` is for tracebacks; `RunTimeout` is raised after `timeout_s`. An
+        interrupt that came earlier is raised at once."""
         return _InterruptibleBlock(self, name, timeout_s)
 
     def begin(self, name: str) -> None:
-        """For the block: its task is the current one."""
+        """The block calls it when it begins; its task is the current one."""
         if self._task is not None or self._closed:
             raise RuntimeError("an Interruption serves one block")
         if self._error is not None:
@@ -108,14 +110,15 @@ class Interruption:
         self._cancelling_before = task.cancelling()
 
     async def end(self, failure: BaseException | None) -> None:
-        """For the block: nothing interrupts it any more. Raises what was to come out of it instead of `failure`."""
+        """The block calls it when it ends: nothing interrupts it any more. Raises the interrupt, if there is one,
+        instead of `failure`."""
         self._closed = True
         if self._error is None or self._task is None or not self._delivered:
             return
         pending = await _take_pending_cancellation()
         if self._task.uncancel() > self._cancelling_before:
             if pending and not isinstance(failure, asyncio.CancelledError):
-                raise asyncio.CancelledError  # somebody else's, and we have just taken it
+                raise asyncio.CancelledError  # it came from elsewhere, and we have just taken it
         elif isinstance(failure, asyncio.CancelledError):
             raise self._error from None
         elif isinstance(failure, Exception):
@@ -132,7 +135,7 @@ class Interruption:
             self._task.cancel(f"{self._name} is interrupted: {self._error}")
 
     def _unwinding(self) -> bool:
-        """Whether somebody else has cancelled the block: what it does now must not be disturbed."""
+        """Whether other code has cancelled the block: its clean-up must not be disturbed."""
         return self._task is not None and self._task.cancelling() > self._cancelling_before
 
 
@@ -160,9 +163,8 @@ class _InterruptibleBlock(AbstractAsyncContextManager[None]):
 
 
 async def _take_pending_cancellation() -> bool:
-    """Whether the current task was cancelled without having noticed yet. Without this look, what it awaits next, far
-    outside the block, would be cancelled.
-    """
+    """Whether the current task has a cancellation that it has not noticed yet. Without this look, the task's next
+    await, far outside the block, would be cancelled."""
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:

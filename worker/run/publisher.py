@@ -1,7 +1,7 @@
-"""Brings a run's events out: to Redis at once, to SQL with every checkpoint.
+"""The publisher of a run: it sends events to Redis at once, and to SQL with every checkpoint.
 
-`LogWriter` numbers the events and knows what SQL and Redis have; here are the loop that carries them, and the errors.
-One append is in flight at a time; what comes meanwhile goes into the next: no timer, no delay.
+`LogWriter` numbers the events and knows what SQL and Redis have; the publisher has the loop and the errors. It has one
+append in flight at a time, and sends what comes meanwhile with the next one. So it needs no timer and no delay.
 """
 
 import asyncio
@@ -27,23 +27,24 @@ from worker.run.interruption import Interruption
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SPILL_AT = 2000
-"""Entries of one unfinished step after which they are stored without waiting for its end."""
+"""Entries of one unfinished step after which the publisher stores them without waiting for its end."""
 
 APPEND_AT_MOST = 5000
-"""Entries of one append. More of them wait only while Redis is away, and one script must not hold it up for long."""
+"""The most entries of one append. More of them wait only after Redis was away, and one script must not occupy Redis for
+long."""
 
 FLUSH_S = 2.0
-"""How long the end of a run waits for a Redis that does not answer."""
+"""Seconds that the end of a run waits for a Redis that does not answer."""
 
 RETRY_S = 0.1
-"""How long to leave a service that does not answer alone."""
+"""Seconds before the publisher asks a service again that did not answer."""
 
 
 class Publisher:
-    """Brings out one run's events, for as long as its fence holds.
+    """Publishes one run's events, for as long as its fence holds.
 
-    `stores_first`: an event is in SQL before it is shown. For a Redis that lives in this process and dies with it; a
-    real one outlives the process, and keeping SQL off the path of each token is what it is there for. `kept_free`: as
+    With `stores_first`, SQL has an event before it is shown. That is for a Redis that lives in this process and dies
+    with it. A real one outlives the process, and spares each token the way through SQL. `kept_free` is as in
     `LogWriter`.
     """
 
@@ -81,12 +82,12 @@ class Publisher:
 
     @property
     def follows(self) -> Seq:
-        """The number before this owner's first event; 1 when nobody has shown anything before."""
+        """The number that this owner's first event follows; 1 when no owner has shown anything before."""
         return self._writer.follows or Seq(1)
 
     @asynccontextmanager
     async def publishing(self) -> AsyncGenerator["Publisher"]:
-        """Takes the log over and sends what is emitted, until the block ends. Raises `LeaseLost`, `StaleFence` or
+        """Adopts the log, and sends what is emitted until the block ends. Raises `LeaseLost`, `StaleFence` or
         `Unavailable`."""
         await self._begin()
         async with background(self._send(), name=f"publish {self.run.id}"):
@@ -104,19 +105,20 @@ class Publisher:
         self._wake()
 
     def emit_unless_closed(self, event: Event) -> None:
-        """For those who do not know what the run is doing: behind its end the event says nothing any more."""
+        """`emit` for callers that do not know whether the run is ending: after the end of the log, the event is
+        dropped."""
         if not self._writer.is_closed:
             self.emit(event)
 
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[Run]:
-        """For a fenced write of the run: one at a time, so that the fence which it carries is the present one."""
+        """The run, for a fenced write. Writes come one at a time, so that each carries the present fence."""
         async with self._writes:
             yield self.run
 
     @asynccontextmanager
     async def storing(self) -> AsyncGenerator[LogTail]:
-        """The entries that SQL lacks, for a write that stores them; they count as stored when the block ends without an
+        """The entries that SQL lacks, for a write that stores them. They count as stored when the block ends without an
         error."""
         async with self._writes:
             tail = self._writer.to_store()
@@ -126,7 +128,7 @@ class Publisher:
 
     @asynccontextmanager
     async def saving(self) -> AsyncGenerator[LogTail]:
-        """The same for a checkpoint, which the step in hand ends with: readers find its events in SQL from then on."""
+        """`storing` for a checkpoint, which ends the step in hand: from then on readers find its events in SQL."""
         async with self.storing() as tail:
             yield tail
             self.shown = ShownStep()
@@ -135,14 +137,14 @@ class Publisher:
 
     @asynccontextmanager
     async def ending(self) -> AsyncGenerator[LogTail]:
-        """The same for the write that ends the log. Nothing may be emitted from here on: the write gives numbers to the
-        log's last entries itself."""
+        """`storing` for the write that ends the log. Nothing may be emitted from here on, because the write itself
+        numbers the log's last entries."""
         async with self._writes:
             self._writer.close()
             yield self._writer.to_store()
 
     def send_end(self, tail: LogTail) -> None:
-        """Sends the end of the log, which SQL has numbered and stored behind what it lacked."""
+        """Sends the end of the log, which SQL has numbered and stored."""
         self._writer.end(tail)
         self._wake()
 
@@ -159,7 +161,7 @@ class Publisher:
         return True
 
     async def wait_sent(self, within_s: float) -> bool:
-        """Waits until Redis has everything, at most `within_s` seconds; whether it has. SQL has it in any case."""
+        """Waits until Redis has everything, `within_s` seconds at most; whether it has. SQL has it in any case."""
         try:
             async with asyncio.timeout(within_s):
                 await self._idle.wait()
@@ -168,7 +170,7 @@ class Publisher:
         return not self._is_lost
 
     async def _begin(self) -> None:
-        """Goes on where the log ends, in Redis or in SQL."""
+        """Adopts the log, and continues where it ends."""
         run, now = self.run, self._clock.now()
         follows = await adopt_log(run, self._event_log, self._checkpoints, now)
         opening = None
@@ -207,7 +209,7 @@ class Publisher:
             await self._store_if(1)
         tail = self._writer.to_send()
         if not tail.entries:
-            await asyncio.sleep(RETRY_S)  # SQL is away, and what it does not have must not be shown
+            await asyncio.sleep(RETRY_S)  # SQL is away, and only what it has may be shown
             return
         tail = LogTail(tail.first, tail.entries[:APPEND_AT_MOST])
         try:
@@ -223,8 +225,8 @@ class Publisher:
             await asyncio.sleep(RETRY_S)
 
     async def _open_again(self) -> None:
-        """Redis has lost data: gives it again what SQL lacks, so that live readers go on. SQL is asked first whether
-        the run is still ours: Redis may have forgotten a newer owner as well."""
+        """Opens the log again after Redis lost data, and sends again what SQL lacks, so that live readers go on. SQL
+        says first whether the run is still ours: Redis may have forgotten a newer owner as well."""
         try:
             if not await self._checkpoints.has_fence(self.run):
                 raise LeaseLost  # noqa: TRY301 - as the log itself says it
@@ -237,7 +239,8 @@ class Publisher:
             await asyncio.sleep(RETRY_S)
 
     async def _store_if(self, least: int) -> None:
-        """Stores what SQL lacks, if it is so much. Whoever ends the log stores it otherwise."""
+        """Stores what SQL lacks when it is at least `least` entries. Once the log is closed, the write that ends it
+        stores them."""
         async with self._writes:
             tail = self._writer.to_store()
             if len(tail.entries) < least or self._writer.is_closed:
@@ -251,7 +254,8 @@ class Publisher:
                 log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
 
     async def _take_new_fence(self) -> None:
-        """Repeats it until SQL answers: while nobody knows which fence this owner has, it can store nothing at all."""
+        """Takes a new fence, and repeats that until SQL answers: without knowing its fence, this owner can store
+        nothing."""
         async with self._writes:
             tail, now = self._writer.to_store(), self._clock.now()
             while not self._writer.is_closed:
@@ -267,7 +271,7 @@ class Publisher:
                 return
 
     async def _trim(self) -> None:
-        """Takes from Redis what SQL has: it is a cache of the log's end."""
+        """Trims the stream in Redis to what SQL lacks: Redis is a cache of the log's end."""
         if self._to_trim <= self._trimmed:
             return
         try:

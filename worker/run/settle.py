@@ -1,5 +1,4 @@
-"""Ending a run that this worker owns: SQL first, the end of the stream second, then the run that is next in its
-queue."""
+"""Ends a run that this worker owns: SQL first, the end of the stream second, then the next run of its thread."""
 
 import asyncio
 from dataclasses import dataclass
@@ -44,11 +43,11 @@ class RunFinisher:
     event_log: EventLog
     clock: Clock
     patience_s: float
-    """How long a worker goes on trying to tell a database that is away what has become of a run."""
+    """Seconds that a worker repeats a write that ends or hands over a run while the database is away."""
 
     async def finish(self, context: RunContext, outcome: Outcome | Parked) -> None:
-        """Makes the run's end true, then shows it. Raises `MoreInput` when it has to go on, by whoever claims it, and
-        `Unavailable` when the database is away for so long that somebody else has to find out."""
+        """Stores the run's end, then shows it. Raises `MoreInput` when the next owner has to continue the run, and
+        `Unavailable` when the database is away for longer than the worker waits."""
         publisher = context.publisher
         if isinstance(outcome, Parked):
             publisher.send_end(outcome.tail)
@@ -58,14 +57,14 @@ class RunFinisher:
         try:
             await self._end(publisher, _settlement(context, outcome, self.clock))
         except MoreInput:
-            # It came after the step loop had looked. The run goes on with the answer stored, as after a crash.
+            # A message came after the step loop had looked. The run goes on with the answer stored, as after a crash.
             log.info("run_goes_on", reason="a message came at the last moment")
             if outcome.messages:
                 await context.checkpoint(outcome.messages)
             raise
 
     async def fail(self, publisher: Publisher, end: RunEnd) -> None:
-        """Ends a run of which nothing but its log could be loaded."""
+        """Ends a run whose agent or history could not be loaded."""
         run = publisher.run
         await self._end(
             publisher,
@@ -73,12 +72,14 @@ class RunFinisher:
         )
 
     async def hand_over(self, publisher: Publisher) -> None:
-        """Leaves the run to another worker, without blame. Its queue entry is released by the queue worker."""
+        """Hands the run over to another worker; this is no attempt of the run. The queue worker releases the run's
+        job."""
         if await publisher.hand_over():
             log.info("run_handed_over")
 
     async def hand_over_late(self, publisher: Publisher) -> None:
-        """The same when the database has been away for too long: as soon as it is back."""
+        """`hand_over` after a long outage of the database: repeated until the database is back, or the worker gives
+        up."""
         deadline = self.clock.monotonic() + self.patience_s
         while not await publisher.hand_over():
             if self.clock.monotonic() > deadline:
@@ -119,7 +120,7 @@ class RunFinisher:
 
 
 def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settlement:
-    """What is stored of the run, but for the log's tail, which is known only when nothing more is emitted."""
+    """What is stored when the run ends, without the log's tail: that is known when nothing more is emitted."""
     end, now, progress = outcome.end, clock.now(), context.progress
     rollback = outcome.mode is CancelMode.ROLLBACK
     messages, usage = outcome.messages, progress.usage
@@ -145,7 +146,7 @@ def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settleme
 
 
 def _cut_off(context: RunContext, end: RunEnd) -> tuple[Step | None, Usage]:
-    """The step that was in hand, as it ended; usage with what the cut-off call is estimated to have used."""
+    """The step in hand as it ended, and the usage with an estimate for the call that was cut off."""
     progress = context.progress
     if progress.in_hand is None:
         return None, progress.usage
@@ -163,13 +164,13 @@ def _cut_off(context: RunContext, end: RunEnd) -> tuple[Step | None, Usage]:
 
 
 def cancelled(request: CancelRequested) -> Outcome:
-    """Somebody asked for it."""
+    """A client asked for the cancel."""
     end = RunEnd(trigger=RunTrigger.CANCEL, stop_reason="cancelled", cause="user")
     return Outcome(end=end, mode=request.mode)
 
 
 def failed_by_model(error: ModelError, run: Run) -> RunEnd:
-    """A model call failed, after the retries that it was worth."""
+    """A model call failed, after its retries."""
     detail = error.message
     if error.error_type is ModelErrorType.CONTEXT_WINDOW and run.options.compaction is None:
         detail = f"{detail} POST {_compaction_path(run)} makes room: it puts a summary in the place of old messages."
@@ -196,13 +197,13 @@ def failed_by_budget(error: BudgetExceeded) -> RunEnd:
 
 
 def failed_by_defect(error: Exception) -> RunEnd:
-    """Something that nobody foresaw."""
+    """A defect of Holdfast, or of what it runs on."""
     shown = RunError("internal_error", "An error occurred during agent execution.", f"{type(error).__name__}: {error}")
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
 
 
 def failed_by_lost_workers(run: Run) -> RunEnd:
-    """Worker after worker was lost with this run before any of them finished a step."""
+    """Several workers were lost with this run before one of them finished a step."""
     lost = run.attempts_without_progress - 1
     detail = f"{lost} workers were lost before a step was finished; the run may be what ends them"
     shown = RunError("worker_lost", "The run was given up after several workers were lost with it.", detail)

@@ -1,4 +1,4 @@
-"""The steps of a run: ask the model, run the tools that it asks for, ask again, until it has answered."""
+"""The steps of a run: ask the model, run the tools that it asks for, and ask again until it has answered."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,10 @@ STOP_REASONS = {
 
 
 async def run_steps(context: RunContext) -> Outcome | Parked:
-    """Runs a claimed run to its end, or until it must wait for a person.
+    """Runs the steps of a claimed run to its end, or until it must wait for a person.
 
-    Begins where the history ends: with calls that want results, with an answer that was stored just before its worker
-    died, or with a question. Raises `ModelError`, and what interrupts a run.
+    It begins where the history ends: with calls that want results, with an answer that was stored just before its
+    worker died, or with a question. Raises `ModelError`, and what interrupts a run.
     """
     progress, rules = context.progress, context.agent.tool_rules
     history = await context.history()
@@ -70,10 +70,10 @@ def _is_answered(context: RunContext, history: Sequence[Message]) -> bool:
 
 
 async def _deliver_input(context: RunContext) -> bool:
-    """Takes messages that were injected into the run; whether there were any.
+    """Delivers messages that were injected into the run; whether there were any.
 
-    Each enters the history once, and the stream shows it once. A worker may die between the two: what it has shown, the
-    next one finds in the log and does not show again.
+    Each enters the history once, and the stream shows it once. A worker may die between the two. The next worker finds
+    in the log what was shown, and does not show it again.
     """
     inbox, publisher = context.services.inbox, context.publisher
     with context.interruption.shielded():

@@ -1,4 +1,4 @@
-"""What the agent's tool rules allow, from the wire's rules and the tools that the run has called so far."""
+"""The agent's tool rules: which tools the model may call, given the tools that the run has called so far."""
 
 from collections.abc import Sequence
 from typing import Any

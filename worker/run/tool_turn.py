@@ -1,4 +1,4 @@
-"""Running the tools of one answer: at most once each, checked against their schema, results in one message."""
+"""Runs the tools of one answer: each call at most once, checked against its schema, all results in one message."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from worker.tools.invocation import ToolInvocation
 
 
 async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
-    """Runs the calls of a fresh answer and makes answer and results durable, in two checkpoints."""
+    """Runs the calls of a new answer, and stores answer and results in two checkpoints."""
     together = _may_run_together(context, calls)
     starting = list(calls) if together else list(calls[:1])
     await context.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
@@ -30,9 +30,9 @@ async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[To
 
 
 async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
-    """Gives results to calls that a decision has set free, or that a lost worker left open.
+    """Gives results to calls that a decision has allowed, or that a lost worker left open.
 
-    A call whose tool had been started and may not be started twice is told as "outcome unknown".
+    The model is told "outcome unknown" of a call whose tool was started and may not be started twice.
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
     checkpoints = context.services.checkpoints
@@ -60,7 +60,7 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
 async def _store_returns(
     context: RunContext, step_id: StepId | None, returns: list[ToolReturn], late_input: Sequence[NewMessage] = ()
 ) -> None:
-    """Shows the results and makes them durable, followed by the input that had to wait for them."""
+    """Shows the results and stores them, followed by the input that had to wait for them."""
     services = context.services
     message = NewMessage(
         id=services.ids.message(),

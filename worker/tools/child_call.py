@@ -26,7 +26,7 @@ FILE_BYTES = 64 << 20
 PROCESSES = 1024
 """Counts every thread of the user on this machine, so it can only stop a runaway, not ration a tool."""
 NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client")
-"""Parameters that the API leaves out of a tool's schema; a function that insists on one is given None."""
+"""Parameters that the API leaves out of a tool's schema; a function that demands one is given None."""
 
 
 class ToolCancelled(BaseException):

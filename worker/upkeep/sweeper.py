@@ -1,5 +1,5 @@
 """Finding the runs that a worker should be working on and none is: lost dispatches, lost workers, cancels that nobody
-came to carry out."""
+came to settle."""
 
 import asyncio
 from collections.abc import Sequence

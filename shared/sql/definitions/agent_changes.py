@@ -54,10 +54,10 @@ class AgentEditor(AgentStore):
     async def update(
         self, project_id: ProjectId, agent_id: AgentId, change: Callable[[Agent], Agent], now: datetime
     ) -> Agent:
-        """Changes an agent as it is at that moment; the agent as it is then. `change` must be quick and pure.
+        """Changes the stored agent in one transaction; the agent as it is then. `change` must be quick and pure.
 
-        Tools that are new to the agent bring their default approval rule. Raises `NotFound` and `Conflict` as
-        `create` does.
+        Tools that are new to the agent bring their default approval rule. Raises `NotFound` and `Conflict` as `create`
+        does.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)

@@ -1,4 +1,4 @@
-"""Rows of agents and the system message that heads their history, inside somebody's transaction."""
+"""Rows of agents and the system message that heads their history, inside a caller's transaction."""
 
 from collections import defaultdict
 from collections.abc import Sequence

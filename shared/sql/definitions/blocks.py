@@ -1,4 +1,4 @@
-"""Memory blocks. A change of one is at once in the instructions of every agent that has it."""
+"""Memory blocks. A change of a block changes the instructions of every agent that has it, in the same transaction."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -78,7 +78,7 @@ class BlockStore:
     async def update(
         self, project_id: ProjectId, block_id: BlockId, change: Callable[[Block], Block], now: datetime
     ) -> Block:
-        """Changes a block as it is at that moment, and the stored instructions of its agents with it.
+        """Changes the stored block, and the instructions of its agents with it, in one transaction.
 
         `change` must be quick and pure. Raises `NotFound`, and `Conflict` when an agent would have its label twice.
         """

@@ -111,7 +111,7 @@ class ConversationStore:
         change: Callable[[Conversation], Conversation],
         now: datetime,
     ) -> Conversation:
-        """Changes a conversation as it is at that moment. `change` must be quick and pure. Raises `NotFound`."""
+        """Changes the stored conversation in one transaction. `change` must be quick and pure. Raises `NotFound`."""
         async with self._database.write() as connection:
             before = await _load(connection, project_id, conversation_id, lock=True)
             conversation = replace(change(before), updated_at=now)

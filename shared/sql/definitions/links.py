@@ -1,4 +1,4 @@
-"""Rows of tools and blocks, and their links to agents, inside somebody's transaction."""
+"""Rows of tools and blocks, and their links to agents, inside a caller's transaction."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,8 +21,8 @@ _SEED = 1
 async def lock_definitions(connection: AsyncConnection, project_id: ProjectId) -> None:
     """One change of a project's agents, tools and blocks at a time, until the transaction ends.
 
-    An agent's stored instructions are made of its own text and its blocks': two changes at once would each see half.
-    SQLite's write lock does it already.
+    An agent's stored instructions are made of its own text and of its blocks': of two changes at once, each would see
+    half. On SQLite the write lock does it already.
     """
     if connection.dialect.name == "postgresql":
         await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(project_id, _SEED))))

@@ -100,7 +100,7 @@ class ToolStore:
     async def update(
         self, project_id: ProjectId, tool_id: ToolId, change: Callable[[Tool], Tool], now: datetime
     ) -> Tool:
-        """Changes a tool as it is at that moment. Raises `NotFound`, and `Conflict` when its new name is taken.
+        """Changes the stored tool in one transaction. Raises `NotFound`, and `Conflict` when its new name is taken.
 
         `change` must be quick and pure.
         """

@@ -1,4 +1,5 @@
-"""The ids of the messages in a context, derived from the rows: a list stored beside them could disagree."""
+"""The ids of the messages in a context. They are derived from the rows: a list that was stored beside them could
+disagree."""
 
 from collections.abc import Collection
 
@@ -12,7 +13,7 @@ from shared.sql.tables import messages
 
 
 async def ids_in_context(connection: AsyncConnection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
-    """Per thread, in the order of the messages on the wire, which shows some rows as two messages."""
+    """The ids per thread, in the order of the messages on the wire, which shows some rows as two messages."""
     place = (messages.c.thread_id, messages.c.turn, messages.c.position)
     found = await connection.execute(
         sa.select(
@@ -34,5 +35,6 @@ async def ids_in_context(connection: AsyncConnection, thread_ids: Collection[str
 
 
 def _begins_with_sibling(body: AssistantMessage) -> bool:
-    """Calls are shown before approval requests, and the sibling's id is for the kind that the model named second."""
+    """Whether the second id comes first. The wire shows calls before approval requests, and the second id is for the
+    kind that the model named second."""
     return body.sibling_holds == "calls" and not body.text and body.reasoning is None

@@ -1,4 +1,5 @@
-"""Histories: runs write them inside their transactions, the model is told them, clients list them."""
+"""The messages of histories: runs write them inside their transactions, workers read them for the model, clients list
+them."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -101,7 +102,7 @@ async def insert_into_thread(
 
 
 async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: Compaction) -> None:
-    """Takes messages out of the context and puts a summary in front of those that stay."""
+    """Takes messages out of the context and puts a summary before those that stay."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.thread_id == run.thread_id, messages.c.id.in_(compaction.gone))
@@ -152,7 +153,7 @@ class MessageStore:
         self._database = database
 
     async def context(self, thread_id: ThreadId, *, up_to_turn: int | None = None) -> list[Message]:
-        """What a thread's context holds, in order; without the turns that come after `up_to_turn`."""
+        """The messages in a thread's context, in order; with `up_to_turn`, without the turns after it."""
         query = sa.select(messages).where(messages.c.thread_id == thread_id, messages.c.in_context)
         if up_to_turn is not None:
             query = query.where(messages.c.turn <= up_to_turn)
@@ -222,7 +223,8 @@ class MessageStore:
     async def reset(self, thread_id: ThreadId) -> None:
         """Empties a thread's context, but for its system message.
 
-        Raises `Conflict` while a run of the thread goes on: what it has asked for would be left without its question.
+        Raises `Conflict` while a run of the thread has not ended: the results that it asked for would lack their
+        question.
         """
         async with self._database.write() as connection:
             await lock_thread(connection, thread_id)

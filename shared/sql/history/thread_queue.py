@@ -1,4 +1,4 @@
-"""The queue of a thread: one run at a time, in the order of submission. Inside somebody's transaction.
+"""The queue of a thread: one run at a time, in the order of submission. Inside a caller's transaction.
 
 Every query here costs the same for a thread with ten earlier runs and for one with a hundred thousand: it looks only at
 runs that have not ended, which have an index of their own.
@@ -33,15 +33,16 @@ class InProgress(NamedTuple):
 
 
 async def lock_thread(connection: AsyncConnection, thread_id: ThreadId) -> None:
-    """Serialises submissions and ends on one thread until the transaction ends. SQLite's write lock does it already."""
+    """Lets one submission or end of this thread happen at a time, until the transaction ends. On SQLite the write lock
+    does it already."""
     if connection.dialect.name == "postgresql":
         await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(thread_id, 0))))
 
 
 def is_next_in_queue(run: Run) -> sa.ColumnElement[bool]:
-    """Nothing on the run's thread comes before it: no run is running or parked, and none was submitted earlier.
+    """No run of the thread comes before this one: none is running or parked, and none was submitted earlier.
 
-    A run that carries out a decision goes before those that were queued while the decision was waited for.
+    The continuation of a parked run goes before the runs that were queued while the decision was waited for.
     """
     other = runs.alias("other")
     earlier = other.c.number < run.number
@@ -55,7 +56,7 @@ def is_next_in_queue(run: Run) -> sa.ColumnElement[bool]:
 
 
 async def oldest_in_progress(connection: AsyncConnection, thread_id: ThreadId) -> InProgress | None:
-    """The thread's oldest run that has not ended, whether it goes on, is queued or waits for a person."""
+    """The thread's oldest run that has not ended: it is running, queued or parked."""
     found = await connection.execute(
         sa.select(runs.c.id, runs.c.status)
         .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE))
@@ -68,7 +69,7 @@ async def oldest_in_progress(connection: AsyncConnection, thread_id: ThreadId) -
 
 async def next_turn(connection: AsyncConnection, thread_id: ThreadId) -> int:
     """The next free place in a thread's history."""
-    # A forked conversation begins with turns that no run of its own has brought.
+    # A forked conversation begins with turns that none of its own runs made.
     taken = [
         await connection.execute(sa.select(sa.func.max(table.c.turn)).where(table.c.thread_id == thread_id))
         for table in (runs, messages)
@@ -77,17 +78,17 @@ async def next_turn(connection: AsyncConnection, thread_id: ThreadId) -> int:
 
 
 def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
-    """What of a run's input enters the history when the run begins.
+    """The part of a run's input that enters the history when the run begins.
 
-    A decision does; a user's message that came with it waits for the tools' results, which must come first.
+    A decision enters at once. A user's message that came with it waits for the tools' results, which must come first.
     """
-    carries_out = run.continues is not None and given and isinstance(given[0].body, ApprovalResponse)
-    return given[:1] if carries_out else given
+    is_continuation = run.continues is not None and given and isinstance(given[0].body, ApprovalResponse)
+    return given[:1] if is_continuation else given
 
 
 async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:
-    """Gives runs that have not ended their next dispatch. `seen`: each with the number of its dispatch and the fence
-    that the caller has seen. Those that were dispatched or claimed since are left as they are."""
+    """Gives runs that have not ended their next dispatch. `seen` has each with the number of its dispatch and the fence
+    that the caller has seen. A run that was dispatched or claimed since is left as it is."""
     is_as_seen = sa.tuple_(runs.c.id, runs.c.dispatch, runs.c.fence).in_(seen)
     # SQLite finds rows by an index for a list of ids, and not for a list of tuples.
     is_seen = runs.c.id.in_([run_id for run_id, _, _ in seen])
@@ -101,7 +102,7 @@ async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunI
 
 
 async def next_in_queue(connection: AsyncConnection, thread_id: ThreadId) -> Dispatch | None:
-    """The next run in the thread's queue, with a new dispatch: for the one that has just made room."""
+    """The next run in the thread's queue, with a new dispatch. For a caller that has just ended the run before it."""
     found = await connection.execute(
         sa.select(runs.c.id, runs.c.dispatch, runs.c.fence)
         .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)

@@ -1,4 +1,5 @@
-"""Where alembic gets its connection: from whoever asked for the migration, so that its transaction is theirs."""
+"""The connection for alembic: that of the caller who asked for the migration, so that it runs in the caller's
+transaction."""
 
 from alembic import context
 

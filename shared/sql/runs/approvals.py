@@ -92,7 +92,7 @@ class ApprovalStore:
         return approval_of(row)
 
     async def waiting_on_thread(self, thread_id: ThreadId) -> list[Approval]:
-        """What a thread waits for; empty when it waits for nothing."""
+        """The requests that a thread waits for; empty when it waits for none."""
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id)
 
@@ -112,7 +112,7 @@ class ApprovalStore:
         thread_id: ThreadId | None = None,
         limit: int = 100,
     ) -> list[Approval]:
-        """All that waits in a project, oldest first."""
+        """All waiting requests of a project, oldest first."""
         query = _waiting().where(approvals.c.project_id == project_id)
         if agent_id is not None:
             query = query.where(approvals.c.agent_id == agent_id)
@@ -124,7 +124,7 @@ class ApprovalStore:
             return [approval_of(row) for row in found.mappings()]
 
     async def expired(self, now: datetime, limit: int = 100) -> list[Approval]:
-        """Requests that nobody decided in time and whose policy is to act."""
+        """Requests that were not decided in time and whose policy is to act."""
         query = _waiting().where(approvals.c.expires_at <= now, approvals.c.on_expiry != "keep")
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.expires_at).limit(limit))

@@ -1,4 +1,4 @@
-"""The outbox of callbacks: written with the end of a run (see `settlement`), emptied by the API."""
+"""The outbox of callbacks. The transaction that ends a run fills it (see `settlement`), and the API empties it."""
 
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from shared.sql.engine import Database
 from shared.sql.run_tables import callbacks, runs
 
 CLAIM_HOLDS = timedelta(seconds=60)
-"""How long a deliverer may take for one attempt before another one tries."""
+"""How long one process may take for an attempt before another one tries."""
 
 
 class Callback(NamedTuple):
@@ -28,7 +28,7 @@ class CallbackStore:
         self._database = database
 
     async def claim_due(self, now: datetime, limit: int = 20) -> list[Callback]:
-        """Callbacks whose attempt is due, held for the caller for `CLAIM_HOLDS`."""
+        """Callbacks whose attempt is due. No other process gets them for `CLAIM_HOLDS`."""
         free = callbacks.c.claimed_until.is_(None) | (callbacks.c.claimed_until < now)
         async with self._database.write() as connection:
             due = (

@@ -1,8 +1,8 @@
-"""What a worker writes while a run goes on: answers, intents, results, events. Every write is one transaction, refused
-when the fence is old, and harmless when it is repeated because the answer to its commit was lost.
+"""The writes of a worker while a run goes on: answers, intents, results, events. Each is one transaction. It is refused
+when the fence is old, and does no harm when it is repeated because the answer to its commit was lost.
 
-A step has two checkpoints when it calls tools: the answer (so that a crash cannot make the model ask for the same tools
-a second time) and the results. Between them the intents say which tools had been started.
+A step that calls tools has two checkpoints: the answer, so that a crash cannot make the model ask for the same tools a
+second time, and the results. Between them the intents say which tools were about to start.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from shared.sql.runs.rows import lock_owned, lock_run, update_owned, upsert_step
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become durable: messages, the step as it stands, usage so far, and the events that showed it."""
+    """What a checkpoint stores: messages, the step as it stands, usage so far, and the events that showed it."""
 
     now: datetime
     messages: list[NewMessage]
@@ -37,7 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Step | None = None
 
     def columns(self, last_seq: Seq) -> dict[str, Any]:
-        """The run's columns after it; `last_seq` is the last event that SQL has then."""
+        """The run's columns after the checkpoint; `last_seq` is the last event that SQL has then."""
         return {
             "attempts_without_progress": 0,
             "usage": to_json(self.usage),
@@ -54,7 +54,7 @@ class CheckpointStore:
         self._database = database
 
     async def record(self, run: Run, checkpoint: Checkpoint, *, starting: Sequence[ToolCall] = ()) -> None:
-        """Stores a checkpoint; with it, that the tools of the calls `starting` are about to be started."""
+        """Stores a checkpoint, and that the tools of the calls `starting` are about to start."""
         async with self._database.write(CrashPoint.CHECKPOINT) as connection:
             last_seq = await store_tail(connection, run, checkpoint.tail)
             await store_step(connection, run, checkpoint)
@@ -74,7 +74,8 @@ class CheckpointStore:
             await update_owned(connection, run.id, now, {"last_seq": last_seq})
 
     async def adopt(self, run: Run, entries: Entries, now: datetime) -> None:
-        """Stores what former owners of the run have shown, and SQL lacks, before its new owner shows anything."""
+        """Stores the events that earlier owners of the run have shown and SQL lacks, before the new owner shows
+        anything."""
         async with self._database.write(CrashPoint.ADOPT) as connection:
             locked = await lock_owned(connection, run.id, run.fence)
             new = [(seq, entry) for seq, entry in entries if seq > locked.last_seq]
@@ -84,14 +85,15 @@ class CheckpointStore:
                 await update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
 
     async def hand_over(self, run: Run, tail: LogTail, now: datetime) -> None:
-        """Stores the events of an unfinished step for the worker that goes on with it. Its worker lives, so the claims
-        so far do not count as attempts without progress."""
+        """Stores the events of an unfinished step for the worker that continues it. The present worker lives, so the
+        claims so far do not count as attempts without progress."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             await update_owned(connection, run.id, now, {"last_seq": last_seq, "attempts_without_progress": 0})
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:
-        """Stores events and gives the run's owner a new fence, because the numbers of its fence come to their end."""
+        """Stores events and gives the run's owner a new fence, because the numbers of the present one are nearly used
+        up."""
         renewed = msgspec.structs.replace(run, fence=Fence(run.fence + 1))
         async with self._database.write(CrashPoint.NEW_FENCE) as connection:
             locked = await lock_run(connection, run.id)
@@ -104,7 +106,7 @@ class CheckpointStore:
             return renewed
 
     async def has_fence(self, run: Run) -> bool:
-        """Whether nobody has claimed the run since."""
+        """Whether the caller still is the run's owner."""
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run.id, runs.c.fence == run.fence))
             return found.one_or_none() is not None
@@ -125,7 +127,7 @@ async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Se
     """
     locked = await lock_owned(connection, run.id, run.fence)
     await insert_events(connection, run.id, tail.behind(locked.last_seq))
-    # The last number before an owner's first one is nobody's: without entries, the log ends where it did.
+    # An owner without entries has shown nothing: the log ends where it did.
     return max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
@@ -144,7 +146,7 @@ async def _insert_intents(connection: AsyncConnection, run: Run, calls: Sequence
         for call in calls
     }  # fmt: skip
     if rows:
-        # Some servers number the calls of every answer anew: the id may be that of a call of an earlier step.
+        # Some servers number the calls of every answer anew, so an earlier step may have a call of the same id.
         same = sa.and_(tool_intents.c.run_id == run.id, tool_intents.c.tool_call_id.in_(rows))
         await connection.execute(sa.delete(tool_intents).where(same))
         await connection.execute(sa.insert(tool_intents), list(rows.values()))

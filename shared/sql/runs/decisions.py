@@ -1,5 +1,5 @@
-"""Deciding approval requests: one by one, by people and by the clock, or all that wait of an answer in one message. The
-last decision of an answer closes the parked run and stores the run that carries the decisions out."""
+"""Decisions on approval requests: one by one, by people and by the clock, or all requests of an answer in one message.
+The last decision of an answer closes the parked run and stores its continuation."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -26,7 +26,8 @@ from shared.sql.runs.run_store import Submitted, submitted_before
 
 
 class AskedBy(NamedTuple):
-    """The run whose calls are decided; `continued_by` when they were decided before and that run is still active."""
+    """The run whose calls are decided. `continued_by` is its continuation when they were decided before and that run is
+    still active."""
 
     run_id: RunId
     fence: Fence
@@ -34,14 +35,14 @@ class AskedBy(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A request as it was decided. `run` carries the decisions out; None while other calls of the answer wait."""
+    """A request as it was decided. `run` is the continuation; None while other calls of the answer wait."""
 
     approval: Approval
     run: Run | None
 
 
 class DecisionStore:
-    """Stores decisions, each once, and with the last one of an answer the run that carries them out."""
+    """Stores each decision once. With the last one of an answer it stores the continuation of the parked run."""
 
     def __init__(self, database: Database, ids: IdMaker) -> None:
         self._database = database
@@ -50,12 +51,12 @@ class DecisionStore:
     async def decide_all(
         self, run: Run, given: Sequence[NewMessage], *, keys: Sequence[str] = (), by: str, again: bool = False
     ) -> Submitted:
-        """Decides all calls that a thread waits for, and stores `run`, which carries the decisions out.
+        """Decides all calls that a thread waits for, and stores `run`, which continues the parked one.
 
-        The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that nobody has
-        decided yet. Repeated while the carrying run is active, they give that run again; `again` is as in
-        `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, or `Conflict` when somebody
-        decided otherwise.
+        The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that are not
+        decided yet. A repetition while the continuation is active gives that run again; `again` is as in
+        `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, or `Conflict` when another
+        caller decided otherwise.
         """
         async with self._database.write(CrashPoint.DECIDE) as connection:
             await lock_thread(connection, run.thread_id)
@@ -65,15 +66,15 @@ class DecisionStore:
             asked_by = await _decide_waiting(connection, run, given, by)
             if asked_by.continued_by is not None:
                 return Submitted(await get_run(connection, asked_by.continued_by), is_new=False)
-            return Submitted(await _start_carrying(connection, run, given, asked_by, keys), is_new=True)
+            return Submitted(await _start_continuation(connection, run, given, asked_by, keys), is_new=True)
 
     async def decide(self, asked: Approval, decision: Decision, *, by: str, now: datetime) -> Decided:
-        """Decides one request. The same decision again gives what came of the first.
+        """Decides one request. A repetition of the same decision gives the result of the first.
 
         Raises `Conflict` when it was decided otherwise or its run is being cancelled, `NotFound` when it is gone.
         """
         async with self._database.write(CrashPoint.DECIDE) as connection:
-            # Whoever decides another call of the same answer, or the rest of them in a message, waits here.
+            # Another caller that decides calls of the same answer waits here.
             await lock_thread(connection, asked.thread_id)
             known = await _get(connection, asked.id)
             if known.decision is not None:
@@ -86,11 +87,12 @@ class DecisionStore:
             if all(approval.decision is not None for approval in await requests_of(connection, parked.id)):
                 asked_by = AskedBy(parked.id, parked.fence)
                 response = NewMessage(id=self._ids.message(), created_at=now, body=ApprovalResponse([]))
-                run = await _start_carrying(connection, self._carrying_run(parked, now), [response], asked_by)
+                run = await _start_continuation(connection, self._continuation(parked, now), [response], asked_by)
             return Decided(await _get(connection, asked.id), run)
 
-    def _carrying_run(self, parked: Run, now: datetime) -> Run:
-        """Nobody sends a request that this run answers, so it does what the parked one was asked to do."""
+    def _continuation(self, parked: Run, now: datetime) -> Run:
+        """The continuation after decisions that came one by one. No client's request stands behind it, so it has the
+        options of the parked run."""
         return Run(
             id=self._ids.run(),
             project_id=parked.project_id,
@@ -126,25 +128,25 @@ async def _decide_waiting(
     return AskedBy(waiting[0].run_id, fence.scalar_one())
 
 
-async def _start_carrying(
+async def _start_continuation(
     connection: AsyncConnection, run: Run, given: Sequence[NewMessage], asked_by: AskedBy, keys: Sequence[str] = ()
 ) -> Run:
-    """Closes a parked run of which every call is decided, and stores the run that carries the decisions out.
+    """Closes a parked run whose calls are all decided, and stores its continuation.
 
-    The `ApprovalResponse` that `given` begins with is made to hold all decisions on the answer: some of them may have
-    come earlier, one by one.
+    Some decisions may have come earlier, one by one. So the `ApprovalResponse` that `given` begins with is replaced by
+    one with all decisions on the answer.
     """
     parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=run.created_at)
     asked = await requests_of(connection, parked.id)
     await connection.execute(sa.update(approvals).where(approvals.c.run_id == parked.id).values(continued_by=run.id))
     response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
     whole = msgspec.structs.replace(given[0], body=response)
-    carrying = msgspec.structs.replace(run, continues=parked.id, turn=parked.turn)
-    return await insert_run(connection, carrying, [whole, *given[1:]], keys)
+    continuation = msgspec.structs.replace(run, continues=parked.id, turn=parked.turn)
+    return await insert_run(connection, continuation, [whole, *given[1:]], keys)
 
 
 def _refuse_other_decision(decided: Approval, decision: Decision) -> None:
-    """Raises `Conflict` when a request that was decided is now decided otherwise. The same decision again is fine."""
+    """Raises `Conflict` when a decided request gets another decision. The same decision again is fine."""
     known = decided.decision
     if known is None or known == decision:
         return
@@ -158,7 +160,8 @@ def _refuse_other_decision(decided: Approval, decision: Decision) -> None:
 
 
 async def _refuse_if_cancelled(connection: AsyncConnection, thread_id: ThreadId) -> None:
-    """Locks the thread's parked run. Raises `NoPendingApproval` when its cancel is recorded: that was first."""
+    """Locks the thread's parked run. Raises `NoPendingApproval` when a cancel of it is recorded: the cancel came
+    first."""
     parked = await connection.execute(
         sa.select(runs.c.cancel_requested_at)
         .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.AWAITING_APPROVAL)
@@ -177,7 +180,7 @@ async def _store_decision(
     now: datetime,
     run_id: RunId | None,
 ) -> None:
-    """Writes one decision, if none was. Raises `Conflict` when somebody decided in the meantime."""
+    """Writes one decision, unless there is one. Raises `Conflict` when another caller decided in the meantime."""
     written = await connection.execute(
         sa.update(approvals)
         .where(approvals.c.id == approval.id, approvals.c.decided_at.is_(None))
@@ -217,7 +220,7 @@ async def _get(connection: AsyncConnection, approval_id: ApprovalId) -> Approval
 
 
 async def _lock_parked(connection: AsyncConnection, run_id: RunId) -> Run:
-    """Locks the run that asked, against a cancel that is recorded at this moment."""
+    """Locks the run that asked, so that no cancel of it is recorded meanwhile."""
     found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run_id).with_for_update())
     row = found.mappings().one_or_none()
     if row is None:

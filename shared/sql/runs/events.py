@@ -18,11 +18,11 @@ BLOCKS_AT_ONCE = 64
 
 SMALL_BLOCK = 100
 WORTH_MERGING = 8
-"""So many blocks of fewer entries than that are put together when their run ends."""
+"""The end of a run puts its small blocks together when it has so many of them."""
 
 
 async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTail) -> None:
-    """Stores entries. The caller has locked the run's row, and has left out what SQL has already."""
+    """Stores entries. The caller has locked the run's row, and has left out what SQL has."""
     rows = [
         {
             "run_id": run_id,
@@ -38,7 +38,7 @@ async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTai
 
 
 async def merge_small_blocks(connection: AsyncConnection, run_id: RunId) -> None:
-    """Puts the many small blocks of a run that has ended together: each costs a row, and packs badly."""
+    """Puts the small blocks of an ended run together: each costs a row, and compresses badly."""
     size = event_blocks.c.last_seq - event_blocks.c.first_seq + 1
     is_small = sa.and_(event_blocks.c.run_id == run_id, size < SMALL_BLOCK)
     counted = await connection.execute(sa.select(sa.func.count()).select_from(event_blocks).where(is_small))

@@ -22,11 +22,12 @@ from shared.sql.runs.checkpoints import store_tail
 from shared.sql.runs.rows import get_run, lock_run, update_owned
 
 IfEnded = Literal["refuse", "next"]
-"""What becomes of an injected message when its run ends before it is delivered: dropped, or the next run's input."""
+"""What happens to an injected message whose run ends before its delivery: it is dropped, or becomes input of the next
+run."""
 
 
 class WaitingMessages(NamedTuple):
-    """Messages that a run is to get."""
+    """Messages that wait for their delivery to a run."""
 
     messages: list[NewMessage]
     last: int
@@ -42,13 +43,14 @@ class InboxStore:
     async def inject(
         self, run_id: RunId, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: Sequence[str] = ()
     ) -> bool:
-        """Stores messages for a run that is running or will run. False: these keys were seen before, nothing changes.
+        """Stores messages for a run that is running or will run. False when the keys were seen before: then nothing
+        changes.
 
-        The same messages may be injected again because the answer was lost. Raises `Conflict` when the run cannot take
-        them any more.
+        A client may inject the same messages again because the answer was lost. Raises `Conflict` when the run cannot
+        take them any more.
         """
         async with self._database.write(CrashPoint.INJECT) as connection:
-            # With the row locked, a settle that is under way is waited for, and waits for this.
+            # With the row locked, a settle and this transaction wait for each other.
             locked = await lock_run(connection, run_id)
             if await _is_stored(connection, messages):
                 return True
@@ -76,7 +78,7 @@ class InboxStore:
             return await has_undelivered(connection, run_id)
 
     async def waiting(self, run_id: RunId) -> WaitingMessages:
-        """What waits for its delivery to the run."""
+        """The messages that wait for their delivery to the run."""
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(injected_messages.c.number, injected_messages.c.message)
@@ -87,8 +89,8 @@ class InboxStore:
         return WaitingMessages([from_json(row.message, NewMessage) for row in rows], rows[-1].number if rows else 0)
 
     async def deliver(self, run: Run, waiting: WaitingMessages, tail: LogTail, now: datetime) -> None:
-        """Moves what was found waiting into the run's history, together with the events that say so, which the tail of
-        its log ends with. Does nothing the second time. Raises `StaleFence`."""
+        """Moves waiting messages into the run's history, together with the events that show them, with which the tail
+        of the log ends. A repetition changes nothing. Raises `StaleFence`."""
         async with self._database.write(CrashPoint.DELIVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             await connection.execute(
@@ -107,7 +109,7 @@ async def _is_stored(connection: AsyncConnection, messages: Sequence[NewMessage]
 
 
 async def _are_new(connection: AsyncConnection, thread_id: ThreadId, run_id: RunId, keys: Sequence[str]) -> bool:
-    """Notes the keys of a submission that a run takes in. False, and notes nothing, when one was seen before."""
+    """Stores the keys of a submission that a run takes in. False when one was seen before: then it stores none."""
     if not keys:
         return True
     seen = await connection.execute(
@@ -129,8 +131,8 @@ async def has_undelivered(connection: AsyncConnection, run_id: RunId) -> bool:
 
 
 async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:
-    """Messages that earlier runs of the thread were given and ended without, whose senders want the next run to have
-    them."""
+    """Messages that earlier runs of the thread were given and ended without, and that their senders want the next run
+    to have."""
     numbers = sa.union_all(
         _left_over(injected_messages.c.thread_id == run.thread_id),
         _left_over(injected_messages.c.thread_id.is_(None), runs.c.thread_id == run.thread_id),

@@ -1,4 +1,4 @@
-"""Finding runs: the lists that clients page through, and what sweepers and cancels look for."""
+"""Lists of runs: those that clients page through, and those that the sweeper and cancels need."""
 
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -85,7 +85,7 @@ class RunListing:
     async def just_streamed(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
     ) -> Run | None:
-        """The agent's newest run, of one thread or of all, if somebody watched it as it ended, and after `since`."""
+        """The agent's newest run, of one thread or of all, if a client streamed it and it ended after `since`."""
         query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id, runs.c.agent_id == agent_id)
         if thread_id is not None:
             query = query.where(runs.c.thread_id == thread_id)
@@ -118,10 +118,11 @@ class RunListing:
     async def quiet(
         self, since: datetime, now: datetime, after: QuietRun | None = None, limit: int = QUIET_PAGE
     ) -> list[QuietRun]:
-        """Runs that a worker should be working on, or could be, and that SQL has heard nothing of since then; a page of
-        them behind `after`.
+        """Runs that a worker should execute, or could, and that SQL has heard nothing of since `since`; a page of them
+        after `after`.
 
-        Also those that SQL will have heard of: the clock was set back since, and waiting for it may take long.
+        Runs whose last news lie in the future count as well: the clock was set back, and to wait for it could take
+        long.
         """
         earlier = runs.alias("earlier")
         blocked = sa.exists().where(
@@ -177,7 +178,7 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
     if wanted.statuses is not None:
         conditions.append(runs.c.status.in_(wanted.statuses))
         if ACTIVE.issuperset(wanted.statuses):
-            # There are few of them, whatever has ended before: they have an index of their own.
+            # Few runs are active, and they have an index of their own.
             conditions.append(has_one_of(runs, ACTIVE))
     if wanted.background is not None:
         conditions.append(runs.c.background == wanted.background)
@@ -187,13 +188,13 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
 
 
 OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)
-"""The tables that hang on a run by its id, but for the messages, which stay in the history."""
+"""The tables whose rows belong to a run by its id. Messages are not among them: they stay in the history."""
 
 
 async def delete_histories(connection: AsyncConnection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
     """Deletes the runs and messages of an agent (in all its histories) or of one thread.
 
-    A worker that is still in one of the runs learns it from its next fenced write, which finds nothing.
+    A worker that still executes one of the runs learns it from its next fenced write, which finds no row.
     """
     of_owner = sa.select(runs.c.id).where(runs.c[owner] == owner_id)
     for table in OF_A_RUN:

@@ -1,8 +1,8 @@
-"""Rows of runs inside somebody's transaction. The one place that writes a run's status: it compiles the lifecycle table
+"""Rows of runs, inside a caller's transaction. Only this module writes a run's status: it compiles the lifecycle table
 into a guarded UPDATE.
 
-A worker's write locks the run's row first and is refused when the fence is not the worker's any more. With the row
-locked, the write may look at what is stored already: a commit whose answer was lost is repeated, and must not be done
+A worker's write locks the run's row first, and is refused when the fence is no longer the worker's. With the row
+locked, the write looks at what is stored already: a commit whose answer was lost is repeated, and must not be done
 twice.
 """
 
@@ -23,7 +23,7 @@ from shared.sql.columns import from_json, to_json
 from shared.sql.run_tables import run_inputs, runs, steps, submission_keys
 
 RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input]
-"""Megabytes may be in the input of runs that an earlier release has stored."""
+"""The columns that are read of a run; not `input`, which holds megabytes in some runs of an earlier release."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
@@ -34,7 +34,7 @@ _AS_THEY_ARE = (
 
 
 class LockedRun(NamedTuple):
-    """What is looked at of a run whose row is locked."""
+    """The part of a locked row that a write looks at."""
 
     status: RunStatus
     fence: Fence
@@ -91,7 +91,7 @@ async def input_of(connection: AsyncConnection, run_id: RunId) -> list[NewMessag
 async def insert_run(
     connection: AsyncConnection, run: Run, given: Sequence[NewMessage], keys: Sequence[str] = ()
 ) -> Run:
-    """Stores a new run with its input and the keys by which its submission is known again; the run as stored."""
+    """Stores a new run with its input, and the keys by which a repeated submission is recognised; the run as stored."""
     inserted = await connection.execute(
         sa.insert(runs)
         .values(
@@ -138,12 +138,12 @@ async def apply(
     values: dict[str, Any] | None = None,
     guards: tuple[sa.ColumnElement[bool], ...] = (),
 ) -> Run:
-    """Moves a run that has this fence and gives it back as it is now.
+    """Applies a trigger to a run with this fence; the run as it is then.
 
     `values` are further columns to set, `guards` further conditions.
 
-    Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move (or a
-    guard did not hold), `NotFound` when it is gone. Nothing is changed then.
+    Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move (or a guard
+    did not hold), `NotFound` when it is gone. Nothing is changed then.
     """
     targets = sources_of(trigger)
     target = sa.case({source.value: target.value for source, target in targets.items()}, value=runs.c.status)
@@ -185,7 +185,7 @@ async def lock_owned(connection: AsyncConnection, run_id: RunId, fence: Fence) -
 
 
 def refusal(locked: LockedRun, run_id: RunId, trigger: RunTrigger, fence: Fence) -> StaleFence | IllegalTransition:
-    """Why a run in this state is not moved for somebody with this fence."""
+    """The error for a caller with this fence that cannot move a run in this state."""
     if locked.fence != fence:
         return StaleFence(run_id, fence, locked.fence)
     return IllegalTransition(locked.status, trigger)
@@ -197,7 +197,7 @@ async def update_owned(connection: AsyncConnection, run_id: RunId, now: datetime
 
 
 async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None:
-    """Stores a step, or what has become of it."""
+    """Stores a step, or its new state."""
     document = to_json(step)
     updated = await connection.execute(sa.update(steps).where(steps.c.id == step.id).values(document=document))
     if updated.rowcount:
@@ -216,8 +216,8 @@ async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None
 
 
 def status_of(text: str) -> RunStatus:
-    """A newer release may know statuses that this one does not. Whatever it is, the run has not ended for us; and every
-    write of ours names the statuses that it changes."""
+    """The status of this name. A status that only a newer release knows counts as running: the run has not ended, and
+    every write of ours names the statuses that it changes."""
     try:
         return RunStatus(text)
     except ValueError:
@@ -225,7 +225,7 @@ def status_of(text: str) -> RunStatus:
 
 
 def cancel_mode_of(text: str) -> CancelMode:
-    """A newer release may know modes that this one does not. Whatever it is, the run is to stop."""
+    """The mode of this name. A mode that only a newer release knows counts as `interrupt`: the run is to stop."""
     try:
         return CancelMode(text)
     except ValueError:

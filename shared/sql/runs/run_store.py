@@ -1,5 +1,5 @@
-"""Runs: submitting, claiming, asking for their cancel. What ends a step is in `checkpoints`, what ends a run in
-`settlement`."""
+"""Runs: submit them, claim them, ask for their cancel. `checkpoints` has what ends a step, and `settlement` what ends a
+run."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -49,7 +49,8 @@ LOGS_AT_ONCE = 1000
 
 
 class Submitted(NamedTuple):
-    """A stored submission; `is_new` is False when its keys had been seen and this is the run of the first time."""
+    """A stored submission. `is_new` is False when its keys were seen before: then `run` is the run of the first
+    time."""
 
     run: Run
     is_new: bool
@@ -80,8 +81,8 @@ class RunStore:
     ) -> Submitted:
         """Stores a run with its input. The same keys (otid, Idempotency-Key) on one thread give the first run again.
 
-        `again`: this very run may have been stored by a commit whose answer was lost. Raises `PendingApproval` when a
-        person must decide first, `Busy` when `refuse_if_busy` and a run is active.
+        `again` says that an earlier try may have stored this very run and lost its answer. Raises `PendingApproval`
+        when a person must decide first, `Busy` when `refuse_if_busy` and a run is active.
         """
         async with self._database.write(CrashPoint.SUBMIT) as connection:
             await lock_thread(connection, run.thread_id)
@@ -96,7 +97,7 @@ class RunStore:
             return Submitted(await insert_run(connection, run, given, keys), is_new=True)
 
     async def of_keys(self, thread_id: ThreadId, keys: Sequence[str]) -> Run | None:
-        """The run of a submission that was seen before. None: none of these keys was."""
+        """The run of an earlier submission with one of these keys; None when there is none."""
         async with self._database.read() as connection:
             return await _run_of_keys(connection, thread_id, keys)
 
@@ -121,21 +122,21 @@ class RunStore:
     async def claim(
         self, run_id: RunId, dispatch: int, owner: str, now: datetime, *, alone_after: range = range(0)
     ) -> Run | None:
-        """Makes `owner` the run's owner, with a new fence. None: this dispatch is not to run it, or not yet.
+        """Makes `owner` the run's owner, with a new fence. None when this dispatch may not execute the run, or not yet.
 
-        Refused while another run of the thread is running, waits for a person, or is earlier in the queue. The first
-        claim puts the run's input into the history. `owner` is made up for this claim: the same owner claims once,
-        however often the claim is repeated.
+        A claim is refused while another run of the thread is running, waits for a person, or is earlier in the queue.
+        The first claim puts the run's input into the history. `owner` is made up for this claim, so a repeated claim by
+        the same owner happens once.
 
-        Raises `MustRunAlone`, and changes nothing, when as many workers were lost with the run since it finished a step
-        as `alone_after` says.
+        Raises `MustRunAlone`, and changes nothing, when the number of workers that were lost with the run since it
+        finished a step is in `alone_after`.
         """
         try:
             async with self._database.write(CrashPoint.CLAIM) as connection:
                 waiting = await get_run(connection, run_id)
                 if waiting.owner == owner:
                     return waiting if waiting.status is RunStatus.RUNNING else None
-                # Somebody who ends another run of the thread, or claims one, waits here.
+                # Another process that ends or claims a run of the thread waits here.
                 await lock_thread(connection, waiting.thread_id)
                 claimed = await _claim(connection, waiting, dispatch, owner, now)
                 if waiting.attempts_without_progress in alone_after:
@@ -145,15 +146,16 @@ class RunStore:
             return None
 
     async def owns(self, run_id: RunId, fence: Fence, dispatch: int) -> bool:
-        """Whether the run is running under this fence, and was not dispatched again for somebody else to claim it."""
+        """Whether the run is running under this fence, and was not dispatched again for another worker."""
         is_mine = (runs.c.fence == fence, runs.c.dispatch == dispatch, runs.c.status == RunStatus.RUNNING)
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run_id, *is_mine))
             return found.one_or_none() is not None
 
     async def take_over(self, run: Run, owner: str, now: datetime) -> Run:
-        """Takes a running run from an owner that is gone, to settle it. The same owner takes it once, however often
-        that is repeated. Raises `StaleFence` if somebody else was first, `IllegalTransition` when the run has ended."""
+        """Makes `owner` the owner of a running run whose worker is gone, to settle it. A repetition by the same owner
+        does nothing more. Raises `StaleFence` when another process was first, `IllegalTransition` when the run has
+        ended."""
         async with self._database.write(CrashPoint.TAKE_OVER) as connection:
             current = await get_run(connection, run.id)
             if current.owner == owner:
@@ -182,14 +184,14 @@ class RunStore:
             return await get_run(connection, run_id)
 
     async def cancels_among(self, run_ids: Sequence[RunId]) -> dict[RunId, CancelMode]:
-        """Those of these runs for which a cancel is recorded, with its mode."""
+        """The runs among these for which a cancel is recorded, with its mode."""
         is_wanted = (runs.c.id.in_(run_ids), runs.c.cancel_requested_at.is_not(None))
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(runs.c.id, runs.c.cancel_mode).where(*is_wanted))
             return {RunId(row.id): cancel_mode_of(row.cancel_mode) for row in found}
 
     async def ends_of_logs(self, run_ids: Collection[RunId]) -> list[EndOfLog]:
-        """How far the logs of these runs reach in SQL, but for runs that are gone."""
+        """How far the logs of these runs reach in SQL; deleted runs are left out."""
         wanted, ends = list(run_ids), list[EndOfLog]()
         query = sa.select(runs.c.id, runs.c.status, runs.c.last_seq)
         async with self._database.read() as connection:
@@ -205,7 +207,8 @@ class RunStore:
             await update_owned(connection, run_id, now, {"cancel_acknowledged_at": now})
 
     async def dispatch_again(self, quiet: Sequence[QuietRun]) -> list[Dispatch]:
-        """Gives runs a new dispatch, so that older ones can no longer claim them, unless somebody else was faster."""
+        """Gives runs a new dispatch, so that older ones can no longer claim them. A run that was dispatched or claimed
+        since it was seen keeps its dispatch."""
         seen = [(run.run_id, run.dispatch, run.fence) for run in quiet]
         async with self._database.write(CrashPoint.DISPATCH_AGAIN) as connection:
             return await next_dispatches(connection, seen)
@@ -227,13 +230,13 @@ async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner
             "attempts_without_progress": waiting.attempts_without_progress + 1,
             "started_at": waiting.started_at or now,
             "turn": waiting.turn or await next_turn(connection, waiting.thread_id),
-            # For workers of the release before: what this owner may show.
+            # Workers of the release before read here what this owner may show.
             "reserved_seq": fence * NUMBERS_PER_FENCE,
             "reserved_log": None,
         },
     )
     if waiting.fence == 0:
-        # What was left over for the next run is for one that answers.
+        # Messages that were left for the next run go to one that answers.
         takes_more = waiting.turn is None and waiting.options.compaction is None
         left_over = await take_left_over(connection, claimed, now) if takes_more else []
         given = input_to_place(claimed, await input_of(connection, claimed.id))

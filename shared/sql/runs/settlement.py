@@ -1,8 +1,9 @@
-"""How a run ends, in one transaction: its status, a valid conversation, the end of its log, its callback, and who is
-next in its thread's queue. A run that comes to wait for a person ends its stream in the same way.
+"""The end of a run, in one transaction: its status, a valid conversation, the end of its log, its callback, and the
+next run of its thread. Parking a run ends its stream in the same way.
 
-The answer to the commit may be lost. So an end is taken once, however often it is repeated, and gives the same answer
-again: a run that has ended under the caller's fence was ended by the caller, or does not need it any more.
+The answer to the commit may be lost, and the end is then repeated. It is stored once, and each repetition gives the
+same answer: a run that has ended under the caller's fence was ended by the caller, or does not need the caller any
+more.
 """
 
 from collections.abc import Sequence
@@ -40,28 +41,29 @@ from shared.sql.tables import agents
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of a run that ends. The caller has the run's fence."""
+    """What is stored when a run ends. The caller has the run's fence."""
 
     end: RunEnd
     now: datetime
     tail: LogTail = LogTail(Seq(2), ())
-    """Events that SQL does not have yet; the end of the log follows on them."""
+    """Events that SQL lacks; the end of the log follows on them."""
     usage: Usage = Usage()
     step_count: int = 0
     messages: list[NewMessage] = []
     """The final answer, or what was shown of the one that was cut off."""
     step: Step | None = None
     known_returns: dict[str, ToolReturn] = {}
-    """Results of tool calls that were there before the run was cut off."""
+    """Results that tool calls had before the run was cut off."""
     denial_reason: str = ""
     rollback: bool = False
     compaction: Compaction | None = None
     unless_more_input: bool = False
-    """The run has answered everything, and ends only if that is still so."""
+    """The run has answered every message, and ends only if that is still so."""
 
 
 class Settled(NamedTuple):
-    """What settling did: the run as it is for ever, entries that Redis should get, and who is next on the thread."""
+    """What the settle did: the run in its final state, the entries that Redis should get, and the next run of the
+    thread."""
 
     run: Run
     tail: LogTail
@@ -79,8 +81,8 @@ class SettlementStore:
         """Ends a run whose fence the caller has. Raises `StaleFence`, `IllegalTransition` or `MoreInput`, and changes
         nothing."""
         async with self._database.write(CrashPoint.SETTLE) as connection:
-            # The thread first, as everybody who takes both locks does; the run before its messages, so that the second
-            # of two who end it is told so instead of stumbling over the first one's rows.
+            # The thread first, as in every transaction that takes both locks. The run before its messages, so that the
+            # second of two that end it gets `StaleFence` instead of a clash with the first one's rows.
             await lock_thread(connection, run.thread_id)
             locked = await lock_run(connection, run.id)
             if locked.fence == run.fence and locked.status in TERMINAL:
@@ -95,9 +97,9 @@ class SettlementStore:
     async def store_refused(
         self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
     ) -> Run:
-        """Stores a run that never begins, and its end, whatever its thread waits for; the run as it is for ever. It was
-        never in the thread's queue, so nobody is next because of it. `again`: this very run may have been stored by a
-        commit whose answer was lost."""
+        """Stores a run that never begins, and its end, whatever its thread waits for; the run in its final state. It
+        was never in the thread's queue, so no run is next because of it. `again` says that an earlier try may have
+        stored this very run and lost its answer."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED) as connection:
             await lock_thread(connection, run.thread_id)
             seen = await submitted_before(connection, run, (), again=again)
@@ -108,9 +110,9 @@ class SettlementStore:
             return (await self._settle(connection, stored, locked, settlement)).run
 
     async def park(self, run: Run, checkpoint: Checkpoint, asked: Sequence[Approval]) -> LogTail:
-        """Stores the answer and its approval requests and parks the run; gives the entries that end its stream.
+        """Stores the answer and its approval requests and parks the run; the entries that end its stream.
 
-        Raises `StaleFence`; and `CancelRequested`, and stores nothing, when a cancel was recorded in the meantime: a
+        Raises `StaleFence`. Raises `CancelRequested`, and stores nothing, when a cancel was recorded in the meantime: a
         parked run has no worker that would see it.
         """
         async with self._database.write(CrashPoint.PARK) as connection:
@@ -171,7 +173,8 @@ class SettlementStore:
     async def _close_conversation(
         self, connection: AsyncConnection, run: Run, settlement: Settlement
     ) -> list[NewMessage]:
-        """Stores what the run leaves behind; gives back the messages that had to be added for it to be valid."""
+        """Stores the messages that the run adds; gives back those that had to be added so that the conversation is
+        valid."""
         # All of the input of a run that was claimed is in the history, unless it came with a decision.
         is_placed = run.fence > 0 and run.continues is None
         given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
@@ -198,14 +201,14 @@ class SettlementStore:
                 now=settlement.now,
             )
         elif left_nothing and settlement.end.trigger is RunTrigger.FAIL:
-            # A turn that brought nothing leaves nothing: sent again, the model does not see it twice.
+            # A turn without output leaves no message: when the client sends it again, the model sees it once.
             await take_out_of_context(connection, run.id, "rolled_back")
         await insert_messages(connection, run, [*closing, *given])
         return closing
 
 
 async def _settled_before(connection: AsyncConnection, run: Run, first: Seq) -> Settled:
-    """What the first commit of this end did: its answer was lost. The run that is next may be dispatched twice."""
+    """What the first commit of this end did; its answer was lost. The next run may be dispatched twice."""
     settled = await get_run(connection, run.id)
     was_parked = run.status is RunStatus.AWAITING_APPROVAL
     tail = _nothing_to_send(run) if was_parked else await _stored_from(connection, run, first)
@@ -213,7 +216,7 @@ async def _settled_before(connection: AsyncConnection, run: Run, first: Seq) -> 
 
 
 async def _stored_from(connection: AsyncConnection, run: Run, first: Seq) -> LogTail:
-    """What SQL has of the log from a number of the run's last owner on."""
+    """The entries in SQL from the first number of the run's last owner on."""
     return LogTail(first, [entry for _, entry in await read_events(connection, run.id, Seq(first - 1))])
 
 
@@ -246,8 +249,8 @@ def _log_end(run: Run, end: RunEnd, now: datetime, usage: Usage, step_count: int
 
 
 async def _tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: datetime) -> None:
-    """Notes on the agent how its newest run stopped, and puts the run's callback into the outbox, if it asked for one
-    and has none there."""
+    """Stores how the agent's newest run stopped, and puts the run's callback into the outbox, if it asked for one and
+    the outbox has none."""
     if run.options.compaction is None:
         await connection.execute(
             sa.update(agents).where(agents.c.id == run.agent_id).values(last_stop_reason=run.stop_reason)

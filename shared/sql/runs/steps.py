@@ -1,4 +1,4 @@
-"""Steps inside somebody's transaction, and reading them."""
+"""Steps, as clients read them: by id, by run or by agent."""
 
 import sqlalchemy as sa
 

@@ -188,7 +188,7 @@ async def mid_tool_arguments(product: Product, pids: Path) -> CancelCase:
 
 
 async def _holding_sql(product: Product, case: CancelCase) -> CancelCase:
-    held = run_locked(product.parts.database.url.render_as_string(hide_password=False), RunId(case.run_id))
+    held = run_locked(product.context.database.url.render_as_string(hide_password=False), RunId(case.run_id))
     await held.__aenter__()
     case.release.append(lambda: held.__aexit__(None, None, None))
     case.announce_first = True

@@ -20,7 +20,7 @@ async def ask(http: httpx.AsyncClient, method: str, path: str, body: Any = None)
         return None
 
 
-async def insist(http: httpx.AsyncClient, path: str, body: Any) -> Any:
+async def ask_until_answered(http: httpx.AsyncClient, path: str, body: Any) -> Any:
     """Sends a request until it is answered, as a careful client would."""
 
     async def try_it() -> httpx.Response | None:

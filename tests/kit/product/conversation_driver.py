@@ -78,7 +78,7 @@ class ConversationDriver:
 
     product: Product
     services: Services
-    parts: ProcessContext
+    context: ProcessContext
     models: ModelServer
     agent: Agent
 
@@ -88,7 +88,7 @@ class ConversationDriver:
         made = await product.agent(model="builtin/scripted", tools=tool_ids)
         services = product.services
         agent = await services.agents.get(PROJECT, AgentId(made.id))
-        return cls(product, services, product.parts, product.models, agent)
+        return cls(product, services, product.context, product.models, agent)
 
     async def submit(self, turns: str, policy: IfBusy) -> None:
         """Sends a script; a refusal is an answer, too."""
@@ -120,7 +120,7 @@ class ConversationDriver:
         for run in await self._active():
             if run.status is RunStatus.RUNNING:
                 seen = QuietRun(run.id, run.status, run.dispatch, run.fence, run.created_at)
-                await RunQueue(self.parts.redis).dispatch(*await self.services.runs.dispatch_again([seen]))
+                await RunQueue(self.context.redis).dispatch(*await self.services.runs.dispatch_again([seen]))
 
     async def come_to_rest(self) -> None:
         """Waits until no run is created or running."""
@@ -175,7 +175,7 @@ class ConversationDriver:
         if not spoken:
             return
         models = Models(self.models.base_urls(), first_event_timeout=5, idle_timeout=5, retries=0)
-        question = replace(spoken[-1], body=UserMessage(content="And?"), id=self.parts.ids.message(), run_id=None)
+        question = replace(spoken[-1], body=UserMessage(content="And?"), id=self.context.ids.message(), run_id=None)
         for handle, path in PATHS.items():
             call = ModelCall(handle=handle, system="Be brief.", history=[*spoken, question])
             async with aclosing(models.stream(call)) as stream:

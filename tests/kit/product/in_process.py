@@ -52,7 +52,7 @@ class Product:
     """A running product and its clients."""
 
     base_url: str
-    parts: ProcessContext
+    context: ProcessContext
     models: ModelServer
     client: AsyncLetta
     http: httpx.AsyncClient
@@ -109,7 +109,7 @@ async def running_product(
         "callback_allow_private": True,
         **(settings or {}),
     }
-    parts = ProcessContext(
+    context = ProcessContext(
         settings=Settings(**given),
         database=database,
         redis=redis,
@@ -120,15 +120,15 @@ async def running_product(
     )
     await migrate(database)
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(serving(parts))
-        base_url = await stack.enter_async_context(listening(app, timeout_s=parts.settings.request_timeout))
+        app = await stack.enter_async_context(serving(context))
+        base_url = await stack.enter_async_context(listening(app, timeout_s=context.settings.request_timeout))
         if with_worker:
-            await stack.enter_async_context(working(parts))
+            await stack.enter_async_context(working(context))
         http = await stack.enter_async_context(_http_client(base_url))
         client = await stack.enter_async_context(
             AsyncLetta(base_url=base_url, api_key="none", max_retries=0, http_client=_http_client(base_url))
         )
-        yield Product(base_url, parts, models, client, http, app.state.services)
+        yield Product(base_url, context, models, client, http, app.state.services)
 
 
 def _http_client(base_url: str) -> httpx.AsyncClient:
@@ -184,7 +184,7 @@ async def api_app(
     """The whole API over a database, as an application. No worker runs."""
     redis = connect_embedded()
     given: dict[str, Any] = {"builtin_models": True, **settings}
-    parts = ProcessContext(
+    context = ProcessContext(
         settings=Settings(**given),
         database=database,
         redis=redis,
@@ -194,7 +194,7 @@ async def api_app(
         environment=environment or {},
     )
     try:
-        async with serving(parts) as app:
+        async with serving(context) as app:
             yield app
     finally:
         await redis.aclose(close_connection_pool=True)

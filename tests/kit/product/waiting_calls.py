@@ -48,8 +48,8 @@ class WaitingCalls:
             for result in message["tool_returns"]
         ]
 
-    async def carrying_runs(self) -> list[dict[str, Any]]:
-        """The runs that carry out decisions on the parked run."""
+    async def continuations(self) -> list[dict[str, Any]]:
+        """The runs that continue the parked run after a decision."""
         runs = (await self.product.http.get("/v1/runs/", params={"agent_id": self.agent_id})).json()
         return [run for run in runs if run["metadata"].get("continues_run_id") == self.run_id]
 

@@ -15,7 +15,7 @@ from worker.run.active_runs import ActiveRuns
 
 LEASE_MS = 6000
 
-GIVEN_BACK = (LeaseLost, MoreInput, ShutdownRequested, Unavailable)
+HANDED_OVER = (LeaseLost, MoreInput, ShutdownRequested, Unavailable)
 """What ends a job that somebody else goes on with."""
 
 
@@ -139,7 +139,7 @@ class ProtocolWorker:
         is_done = True
         try:
             await owner.execute()
-        except GIVEN_BACK:
+        except HANDED_OVER:
             is_done = False
         try:
             if self._renewer.release(job_id):

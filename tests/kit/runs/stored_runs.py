@@ -229,7 +229,7 @@ class Stores:
         return await self.runs.look_up(run.id)
 
     async def decide(self, *decisions: Decision, more: Sequence[NewMessage] = (), **fields: Any) -> Run:
-        """The run that carries these decisions out."""
+        """The run that continues the parked one with these decisions."""
         given = [decided(*decisions), *more]
         return (await self.decisions.decide_all(some_run(**fields), given, by="ada")).run
 

@@ -43,7 +43,7 @@ ADVISORY_LOCKS_WAITED_FOR = """
 class PostgresServer:
     """Makes databases on the server of `admin_url` and drops them again.
 
-    A migrated database takes a second to make and a moment to empty, so those are lent and given back. Synchronous: all
+    A migrated database takes a second to make and a moment to empty, so those are lent and released. Synchronous: all
     of it happens on a thread with a loop of its own, because the calling thread's event loop is the test's.
     """
 
@@ -51,7 +51,7 @@ class PostgresServer:
         self._admin = make_url(admin_url)
         self._prefix = f"holdfast_test_{os.getpid()}"
         self._numbers = itertools.count(1)
-        self._given_back: list[str] = []
+        self._free: list[str] = []
 
     def check(self) -> None:
         """Raises `OSError` or `SQLAlchemyError` when the server does not answer or does not let us in."""
@@ -68,21 +68,21 @@ class PostgresServer:
         self._execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 
     def lend_migrated(self) -> str:
-        """The URL of a migrated database without rows, which nobody else has until it is given back."""
-        if self._given_back:
-            return self._given_back.pop()
+        """The URL of a migrated database without rows, which nobody else has until it is released."""
+        if self._free:
+            return self._free.pop()
         url = self.create_database()
         on_another_loop(migrate_database(url))
         return url
 
-    def give_back(self, url: str) -> None:
+    def release(self, url: str) -> None:
         """Ends the connections to a lent database and deletes its rows."""
         self._execute(EMPTY_ALL_TABLES, on=url)
-        self._given_back.append(url)
+        self._free.append(url)
 
-    def drop_given_back(self) -> None:
-        while self._given_back:
-            self.drop_database(self._given_back.pop())
+    def drop_free(self) -> None:
+        while self._free:
+            self.drop_database(self._free.pop())
 
     def cut_connections(self, url: str) -> None:
         """Ends every connection to that database, as a server does that is restarted; returns when they are gone."""

@@ -1,4 +1,4 @@
-"""A run that is given back because a service was away loses nothing of what was shown of it."""
+"""A run that is handed over because a service was away loses nothing of what was shown of it."""
 
 from collections.abc import AsyncGenerator
 
@@ -38,11 +38,11 @@ def publisher_of(run: Run, stores: Stores, event_log: EventLog) -> Publisher:
     )
 
 
-async def test_a_run_that_was_given_back_before_its_log_was_taken_over_forgot_what_was_shown(
+async def test_a_run_that_was_handed_over_before_its_log_was_adopted_forgot_what_was_shown(
     stores: Stores, private_redis: PrivateRedis
 ) -> None:
-    """Redis took no writes when the second worker came. It gave the run back without blame, and with that SQL believed
-    to have every number before its fence: what Redis had was void, and readers were told of a million lost events."""
+    """Redis took no writes when the second worker came. That worker handed the run over without blame, and SQL then
+    believed to have every number before its fence: what Redis had was void, and readers lost a million numbers."""
     event_log = EventLog(private_redis.client(), ttl_s=60)
     run = await stores.claimed()
     await event_log.open(run.id, run.fence)

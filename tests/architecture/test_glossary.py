@@ -1,0 +1,137 @@
+"""Rule 16: one word per idea, the field's own. README has the glossary, and the words that were given up stay away.
+
+A glossary that the code does not speak misleads. So each of its words is a name in the product, and a retired word is
+found in names, log events, comments, OpenAPI texts (the routes' docstrings) and documents alike.
+"""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.kit.project.documents import ROOT, documents
+from tests.kit.project.source_tree import Source, bench_sources, expect_none, product_sources, suite_sources
+
+GLOSSARY_ROW = re.compile(r"^\| (?P<word>[a-z ]+) \| (?!means \|)", re.MULTILINE)
+CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
+
+
+class Retired(NamedTuple):
+    """A word that was given up. `pattern` is looked for in lower case, with spaces for underscores."""
+
+    pattern: str
+    instead: str
+
+
+IN_TEXTS = (
+    Retired(r"\b(?:rings?|rung|ringing)\b", "dispatch"),
+    Retired(r"\bbells?\b", "queue, or notice"),
+    Retired(r"\bstall(?:s|ed|ing)?\b", "attempt without progress"),
+    Retired(r"\bcarr(?:y|ies|ied|ying)(?: \w+){0,3} out\b|\bcarrying run\b", "continuation"),
+    Retired(r"\bthread line\b|\bin line (?:behind|for)\b|\bwaiting line\b", "queue"),
+    Retired(r"\btakeover\b|\btake-overs?\b|\blogs? (?:\w+ ){0,2}taken over\b", "adopt, for a log"),
+    Retired(r"\bh[eo]ld(?:s|ing)? on\b|\binsists?\b", "retry while unavailable"),
+    Retired(r"\bstranded\b|\bnobody.s hands\b", "unowned"),
+    Retired(r"\breserved (?:numbers?|seq|log)\b", "numbers belong to a fence"),
+)
+"""Looked for in names and in prose."""
+
+IN_NAMES = (
+    Retired(r"\bmoments\b", "time, date"),
+    Retired(r"\blanes?\b", "concurrency"),
+    Retired(r"\bdoors?\b", "proxy, or the thing itself"),
+    Retired(r"\bstanding clock\b", "frozen clock"),
+    Retired(r"\bg(?:ive|iven) back\b", "release, for a job; hand over, for a run"),
+    Retired(r"\bleave behind\b|\blet go\b", "hand over"),
+    Retired(r"\breserved?\b", "numbers belong to a fence"),
+    Retired(r"\blog (?:mark|id)\b|\bgap after\b|\blog behind\b", "follows"),
+    Retired(r"\bsurely\b|\bwhoever\b", "the actor's name"),
+    Retired(r"\blease keeper\b|\bcarrying\b|\binsist\b|\bproduct parts\b", "the glossary's word"),
+)
+"""Looked for in names and log events only: in prose they are English."""
+
+ALLOWED: dict[str, tuple[str, str]] = {
+    "shared/sql/migrations/": (r"ring|stalled|reserved.*", "a migration names the columns that a release had"),
+    "shared/sql/run_tables.py": (r"ring|stalled|reserved.*", "columns that a running earlier release reads"),
+    "shared/sql/runs/checkpoints.py": (r"reserved.*", "as above"),
+    "shared/sql/runs/rows.py": (r"reserved.*", "as above"),
+    "shared/sql/runs/run_store.py": (r"reserved.*", "as above"),
+    "tests/contract/test_migrations.py": (r"ring|stalled|reserved.*", "rows as the earlier release wrote them"),
+    "tests/kit/runs/previous_release.py": (r"ring|stalled|reserved.*", "rows as the earlier release wrote them"),
+    "tests/kit/protocol/witness.py": (r"ring|stalled", "reads the columns without the product's help"),
+    "tests/kit/services/tcp_proxy.py": (r"stall.*", "a connection stalls: the networks' own word"),
+    "tests/kit/product/behind_proxies.py": (r"stall.*", "as above"),
+    "tests/faults/": (r"stalled", "as above"),
+    "bench/chaos/": (r"stall.*", "as above"),
+    "api/tool_source/": (r"reserved", "parameters that a tool's own signature may not use"),
+    "tests/unit/": (r"reserved", "as above"),
+    "CHANGELOG.md": (r"stalled", "the earlier name of a setting, which it says"),
+    "docs/decisions/0009": (r"reserved.*", "says what is not done, and why two columns are still written"),
+    "README.md": (r"holds on", "the product's name, explained"),
+    "tests/architecture/": (r".*", "the lists themselves, and the rules' examples"),
+}
+"""Place: the words that it may have, and why."""
+
+
+def glossary(text: str) -> set[str]:
+    """The words of the table below the heading."""
+    return {row["word"] for row in GLOSSARY_ROW.finditer(text.split("\n## Words\n", 1)[1].split("\n## ", 1)[0])}
+
+
+def spelled_out(name: str) -> str:
+    """`LeaseRenewer` and `lease_renewer` as "lease renewer"."""
+    return CAMEL.sub(" ", name).replace("_", " ").strip().lower()
+
+
+def names(source: Source) -> Iterator[tuple[int, str]]:
+    """Names and log events, with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        literal = token.string.strip("\"'")
+        if token.type == tokenize.NAME or (token.type == tokenize.STRING and SNAKE.fullmatch(literal)):
+            yield token.start[0], spelled_out(literal)
+
+
+def retired_names(source: Source) -> Iterator[str]:
+    """Retired words in the names and log events of a file, and in the file's own name."""
+    yield from _found(source.path, [(1, spelled_out(source.module.replace(".", " "))), *names(source)], IN_NAMES)
+
+
+def retired_texts(path: str, text: str) -> Iterator[str]:
+    """Retired words anywhere in a file."""
+    lines = ((number, spelled_out(line)) for number, line in enumerate(text.splitlines(), start=1))
+    yield from _found(path, lines, IN_TEXTS)
+
+
+def _found(path: str, lines: Iterable[tuple[int, str]], words: tuple[Retired, ...]) -> Iterator[str]:
+    allowed = [pattern for place, (pattern, _) in ALLOWED.items() if path.startswith(place)]
+    for number, line in lines:
+        for word in words:
+            hits = {hit[0] for hit in re.finditer(word.pattern, line)}
+            if left := {hit for hit in hits if not any(re.fullmatch(pattern, hit) for pattern in allowed)}:
+                yield f"{path}:{number}: {sorted(left)} was given up; say: {word.instead}"
+
+
+def _all_sources() -> tuple[Source, ...]:
+    return (*product_sources(), *suite_sources(), *bench_sources())
+
+
+def test_every_word_of_the_glossary_is_a_name_in_the_product() -> None:
+    """README explains the words that the code speaks."""
+    words = glossary((ROOT / "README.md").read_text(encoding="utf-8"))
+    spoken = " | ".join({name for source in product_sources() for _, name in names(source)})
+    assert len(words) > 20
+    assert sorted(word for word in words if not re.search(rf"\b{word}\b", spoken)) == []
+
+
+def test_retired_words_are_not_names() -> None:
+    """No name, log event or file has one."""
+    expect_none(finding for source in _all_sources() for finding in retired_names(source))
+
+
+def test_retired_words_are_in_no_text() -> None:
+    """No comment, docstring (the OpenAPI texts are some), script or document has one."""
+    paths = [ROOT / source.path for source in _all_sources()] + documents() + sorted((ROOT / "shared").rglob("*.lua"))
+    texts = ((path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+    expect_none(finding for path, text in texts for finding in retired_texts(path, text))
