@@ -16,13 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
-from tests.kit.commands import execute
+from tests.kit.commands import Launch, execute
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
 from tests.kit.services.databases import PostgresServer
-from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.redis_servers import PrivateRedis, promote, replicate
 from tests.kit.services.tcp_proxy import TcpProxy, free_port
 
 LEASE_S = 6.0
+
+PROJECTS = {"north": "key-of-north", "south": "key-of-south"}
+"""Each project and its key."""
+
+CALLBACK_SECRET = "what-callbacks-are-signed-with"
 
 MOST_CONNECTIONS = 75
 """To Postgres, for all processes together: a server of the usual settings takes 100, and others may use it."""
@@ -32,6 +37,9 @@ SETTINGS = {
     "HOLDFAST_KEEPALIVE_S": "5",
     "HOLDFAST_DATABASE_CONNECTIONS": "14",
     "HOLDFAST_LOG_LEVEL": "INFO",
+    "HOLDFAST_API_KEYS": ",".join(f"{project}={key}" for project, key in PROJECTS.items()),
+    "HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true",
+    "HOLDFAST_CALLBACK_SECRET": CALLBACK_SECRET,
     "HOLDFAST_BUILTIN_MODELS": "true",  # `scripts.py` writes what `builtin/scripted` plays
 }
 
@@ -96,6 +104,8 @@ class Deployment:
 
     directory: Path
     redis: PrivateRedis
+    redis_servers: list[PrivateRedis]
+    """The present one, and those that it has taken the place of."""
     redis_proxy: TcpProxy
     postgres_proxy: TcpProxy
     database: Database
@@ -112,15 +122,31 @@ class Deployment:
         return any(slot.is_suspended for slot in self.workers)
 
     def redis_client(self) -> Any:
-        """One more client of Redis, past the proxy."""
+        """One more client of the present Redis, past the proxy."""
         return cast("Any", self.redis.client())
+
+    async def fail_over(self, *, lags_s: float) -> None:
+        """A replica takes Redis' place. It lacks what was written in its last `lags_s` seconds."""
+        lost, replica = self.redis, PrivateRedis(self.directory)
+        await replica.start()
+        self.redis_servers.append(replica)
+        await replicate(lost, replica)
+        await promote(replica)
+        await asyncio.sleep(lags_s)
+        await lost.kill()
+        self.redis = replica
+        self.redis_proxy.lead_to(replica.port)
 
 
 @asynccontextmanager
-async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) -> AsyncGenerator[Deployment]:
-    """A deployment for the block. Everything that was started is dead when it ends, and the database is dropped."""
+async def deployed(
+    directory: Path, postgres_url: str, workers: int, apis: int, launch_last_worker: Launch = execute
+) -> AsyncGenerator[Deployment]:
+    """A deployment for the block; its last worker may be of another kind. Everything that was started is dead when it
+    ends, and the database is dropped."""
     server = PostgresServer(postgres_url)
     redis = PrivateRedis(directory)
+    redis_servers = [redis]
     url = server.create_database()
     try:
         await redis.start()
@@ -139,23 +165,28 @@ async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) 
                 "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_proxy.port}/0",
             }
             names = [*(f"worker-{n}" for n in range(workers)), *(f"api-{n}" for n in range(apis))]
-            slots = [await _slot(stack, directory, name, environment) for name in names]
+            launches = [*([execute] * (workers - 1)), launch_last_worker, *([execute] * apis)]
+            slots = [
+                await _slot(stack, directory, name, environment, launch)
+                for name, launch in zip(names, launches, strict=True)
+            ]
             deployment = Deployment(
-                directory, redis, redis_proxy, postgres_proxy, database, slots[:workers], slots[workers:]
+                directory, redis, redis_servers, redis_proxy, postgres_proxy, database, slots[:workers], slots[workers:]
             )
             await asyncio.gather(*(slot.start() for slot in slots))
             yield deployment
     finally:
-        await redis.close()
-        with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
-            await redis.kill()
+        for one in redis_servers:
+            await one.close()
+            with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
+                await one.kill()
         server.drop_database(url)
 
 
-async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str]) -> Slot:
+async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str], launch: Launch) -> Slot:
     place = directory / name
     place.mkdir()
-    processes = await stack.enter_async_context(processes_in(place, environment, execute))
+    processes = await stack.enter_async_context(processes_in(place, environment, launch))
     return Slot(name, processes, free_port() if name.startswith("api") else None)
 
 

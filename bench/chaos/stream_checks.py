@@ -32,7 +32,8 @@ TOGETHER_S = 15.0
 class StreamChecks:
     """Reads every stream once more, from its beginning to its end, and compares."""
 
-    client: Client
+    clients: dict[str, Client]
+    """By project."""
     ledger: Ledger
     database: Database
     happened: list[Happened]
@@ -61,8 +62,9 @@ class StreamChecks:
             self._check_gaps(record)
 
     async def _read(self, record: RunRecord, turnstile: asyncio.Semaphore) -> None:
+        client = self.clients[record.story.thread.project]
         async with turnstile:
-            reader = Reader(self.client, self.ledger, self.dice, record, restless=False)
+            reader = Reader(client, self.ledger, self.dice, record, restless=False)
             try:
                 async with asyncio.timeout(30):
                     await reader.read()
@@ -115,7 +117,7 @@ class StreamChecks:
                 if text.strip() != body.text.strip():
                     detail = f"{message_id}: shown …{text[-120:]!r}, stored …{body.text[-120:]!r}"
                     self.ledger.broken(Column.SHOWN, record.run_id, detail)
-        if not completed or record.script is None or record.is_pushed or record.kind == "approval":
+        if not completed or record.script is None or record.is_pushed or record.script.waits:
             return
         said = " ".join(word for _, body in answers for word in body.text.split())
         if said != record.script.said:
