@@ -15,8 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
-from shared.sql.migrate import migrate
-from tests.kit.commands import Launch, execute
+from tests.kit.commands import Launch
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
 from tests.kit.services.databases import PostgresServer
 from tests.kit.services.redis_servers import PrivateRedis, promote, replicate
@@ -73,6 +72,18 @@ class Slot:
             except (AssertionError, TimeoutError):
                 await asyncio.sleep(0.5)
 
+    async def replace(self, launch: Launch) -> None:
+        """A process of another release takes the place of this one, which is asked to end, as a deploy does."""
+        self.processes.launch = launch
+        async with self.changing:
+            assert self.process is not None
+            replaced = self.process
+            if self.port is None:
+                self.process = await self.started()
+            await replaced.terminate()
+            if self.port is not None:
+                self.process = await self.started()
+
     def is_running(self) -> bool:
         """Whether its process is there, suspended or not."""
         try:
@@ -112,6 +123,8 @@ class Deployment:
     """The harness's own way to the database, which no fault touches."""
     workers: list[Slot]
     apis: list[Slot]
+    upgraded_at: float = 0.0
+    """Since then (the monotonic clock's) no process of the release before this one is there."""
 
     @property
     def ports(self) -> list[int]:
@@ -140,9 +153,9 @@ class Deployment:
 
 @asynccontextmanager
 async def deployed(
-    directory: Path, postgres_url: str, workers: int, apis: int, launch_last_worker: Launch = execute
+    directory: Path, postgres_url: str, workers: int, apis: int, launch: Launch
 ) -> AsyncGenerator[Deployment]:
-    """A deployment for the block; its last worker may be of another kind. Everything that was started is dead when it
+    """A deployment of the release that `launch` starts, for the block. Everything that was started is dead when it
     ends, and the database is dropped."""
     server = PostgresServer(postgres_url)
     redis = PrivateRedis(directory)
@@ -153,7 +166,6 @@ async def deployed(
         async with AsyncExitStack() as stack:
             database = PatientDatabase(url)
             stack.push_async_callback(database.aclose)
-            await migrate(database)
             redis_proxy = await stack.enter_async_context(TcpProxy(make_url(redis.url).port or 6379).serving())
             postgres_proxy = await stack.enter_async_context(
                 TcpProxy(make_url(url).port or 5432, MOST_CONNECTIONS).serving()
@@ -165,11 +177,8 @@ async def deployed(
                 "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_proxy.port}/0",
             }
             names = [*(f"worker-{n}" for n in range(workers)), *(f"api-{n}" for n in range(apis))]
-            launches = [*([execute] * (workers - 1)), launch_last_worker, *([execute] * apis)]
-            slots = [
-                await _slot(stack, directory, name, environment, launch)
-                for name, launch in zip(names, launches, strict=True)
-            ]
+            slots = [await _slot(stack, directory, name, environment, launch) for name in names]
+            await slots[0].processes.migrate()
             deployment = Deployment(
                 directory, redis, redis_servers, redis_proxy, postgres_proxy, database, slots[:workers], slots[workers:]
             )

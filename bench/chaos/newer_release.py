@@ -39,9 +39,12 @@ class NewerRelease:
     deployment: Deployment
     ledger: Ledger
     dice: random.Random
+    is_there: bool = False
+    """The release before this one does not bear what the newer one says: it comes when that is gone."""
 
     async def speak(self) -> None:
         """Says on every channel what nobody understands, again and again."""
+        self.is_there = True
         while True:
             with suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(5):

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from bench.chaos.crowd import Crowd
 from bench.chaos.deciding import Deciding
 from bench.chaos.decision_checks import check_decisions
 from bench.chaos.deployment import LEASE_S, PROJECTS, Deployment, deployed, say
+from bench.chaos.earlier_release import launch_of_earlier, upgrade, use_newer_worker
 from bench.chaos.evidence import write_evidence
 from bench.chaos.faults import Faults
 from bench.chaos.ledger import Ledger
-from bench.chaos.newer_release import NewerRelease, launch_newer_worker
+from bench.chaos.newer_release import NewerRelease
 from bench.chaos.recovery import Recoveries
 from bench.chaos.run_checks import RunChecks, check_tools
 from bench.chaos.schedule import draw_schedule
@@ -29,6 +31,7 @@ from bench.chaos.tools import StartLog, kill_left_over
 from bench.chaos.witness import Witness
 from shared.concurrency import background
 from shared.domain.lifecycle import TERMINAL
+from tests.kit.commands import execute
 from tests.kit.product.callback_receiver import CallbackReceiver
 
 PROGRESS_S = 5.0
@@ -51,16 +54,19 @@ class Performance:
     async def play(self) -> Scoreboard:
         """All of it."""
         say(f"seed {self.seed}; logs in {self.directory}")
+        earlier = launch_of_earlier(self.directory / "earlier release")
+        if earlier is None:
+            self.ledger.notes["the earlier release is not in this repository: no upgrade"] += 1
         async with deployed(
-            self.directory, self.postgres_url, self.workers, self.apis, launch_newer_worker
+            self.directory, self.postgres_url, self.workers, self.apis, earlier or execute
         ) as deployment:
             starts = StartLog(self.directory / "starts.txt")
             try:
-                return await self._play(deployment, starts)
+                return await self._play(deployment, starts, is_earlier=earlier is not None)
             finally:
                 kill_left_over(starts.starts())
 
-    async def _play(self, deployment: Deployment, starts: StartLog) -> Scoreboard:
+    async def _play(self, deployment: Deployment, starts: StartLog, *, is_earlier: bool) -> Scoreboard:
         dice = random.Random(f"crowd {self.seed}")
         ledger = self.ledger
         recoveries = Recoveries(deployment.database, deployment.redis_client)
@@ -82,28 +88,34 @@ class Performance:
                 await crowd.prepare(starts.path)
             await stack.enter_async_context(background(witness.watch(), name="watch what has ended"))
             await stack.enter_async_context(background(faults.watch_over(), name="watch over processes"))
-            await stack.enter_async_context(background(newer.speak(), name="speak as a newer release"))
             async with background(self._say_how_it_goes(crowds), name="progress"):
-                await self._break(crowds, faults, hurry)
+                async with self._telling(crowds, hurry):
+                    await (upgrade(deployment) if is_earlier else use_newer_worker(deployment))
+                    async with background(newer.speak(), name="speak as a newer release"):
+                        await self._break(faults)
                 await self._come_to_rest(witness, crowds)
                 await callbacks.come_in()
             await callbacks.check()
             return await self._check(deployment, witness, faults, recoveries, crowds, starts)
 
-    async def _break(self, crowds: list[Crowd], faults: Faults, hurry: asyncio.Event) -> None:
-        """Everything goes on and everything breaks, until the time is up; then what goes on comes to its end."""
+    @asynccontextmanager
+    async def _telling(self, crowds: list[Crowd], hurry: asyncio.Event) -> AsyncGenerator[None]:
+        """Stories are told during the block; what goes on at its end comes to its own."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for crowd in crowds:
                 group.create_task(crowd.tell_until(stop), name=f"stories of {crowd.client.project}")
-            async with asyncio.TaskGroup() as breaking:
-                breaking.create_task(asyncio.sleep(self.minutes * 60), name="the time")
-                breaking.create_task(
-                    faults.play(draw_schedule(self.seed, self.minutes * 60, LEASE_S)), name="play the schedule"
-                )
+            yield
             say("nothing is broken any more: waiting for what goes on")
             stop.set()
             hurry.set()
+
+    async def _break(self, faults: Faults) -> None:
+        """Everything breaks, until the time is up."""
+        async with asyncio.TaskGroup() as breaking:
+            breaking.create_task(asyncio.sleep(self.minutes * 60), name="the time")
+            schedule = draw_schedule(self.seed, self.minutes * 60, LEASE_S)
+            breaking.create_task(faults.play(schedule), name="play the schedule")
 
     async def _come_to_rest(self, witness: Witness, crowds: list[Crowd]) -> None:
         """Waits until every run has ended; those that wait for a person are cancelled."""
@@ -135,7 +147,9 @@ class Performance:
         tool_starts = check_tools(ledger, starts.starts())
         await check_decisions(ledger, database, starts.starts())
         say("reading every stream again")
-        stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
+        stream_checks = StreamChecks(
+            clients, ledger, database, faults.happened, deployment.upgraded_at, random.Random(self.seed)
+        )
         await stream_checks.check()
         say("going on with every conversation")
         threads = [thread for crowd in crowds for thread in crowd.threads]

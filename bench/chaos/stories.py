@@ -177,7 +177,7 @@ class Stories:
                 return
             record.is_pushed = True
             await asyncio.sleep(self.dice.uniform(0, 3))
-            if await self.newer.cancel(record.run_id):
+            if self.newer.is_there and await self.newer.cancel(record.run_id):
                 status = await self.submitting.poll(record.run_id)
                 self.ledger.notes[f"cancels of a newer release: {status}"] += 1
 

@@ -50,14 +50,15 @@ Launch = Callable[[Command], CommandProcess]
 HOLDFAST = "from api.cli import main; main()"
 
 
-def execute(command: Command, program: str = HOLDFAST) -> CommandProcess:
-    """A new interpreter, as an operator starts it. `program` is what it executes, `holdfast` by default."""
+def execute(command: Command, program: str = HOLDFAST, directory: Path = ROOT) -> CommandProcess:
+    """A new interpreter, as an operator starts it. `program` is what it executes, `holdfast` by default, with the code
+    in `directory`."""
     with command.output.open("ab") as output, command.log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", program, *command.arguments],
             stdout=output,
             stderr=log,
-            cwd=ROOT,
+            cwd=directory,
             env=dict(command.environment),
         )
     return CommandProcess(process.pid, process.poll)
