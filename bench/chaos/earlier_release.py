@@ -21,7 +21,10 @@ COMMIT = "0c674cc"
 """The last one in which the numbers of a log were reserved."""
 
 STAYS_S = 8.0
-"""How long the earlier release is alone, and how long each step of the upgrade lasts."""
+"""How long the earlier release is alone."""
+
+OVERLAP_S = 2.0
+"""How long each step of the upgrade lasts."""
 
 
 def launch_of_earlier(directory: Path) -> Launch | None:
@@ -50,7 +53,7 @@ async def upgrade(deployment: Deployment) -> None:
     for slot in (first, *others, *deployment.apis):
         say(f"upgrade: {slot.name}")
         await slot.replace(execute)
-        await asyncio.sleep(STAYS_S / 2)
+        await asyncio.sleep(OVERLAP_S)
     deployment.upgraded_at = time.monotonic()
     await use_newer_worker(deployment)
 
