@@ -123,8 +123,6 @@ class Deployment:
     """The harness's own way to the database, which no fault touches."""
     workers: list[Slot]
     apis: list[Slot]
-    upgraded_at: float = 0.0
-    """Since then (the monotonic clock's) no process of the release before this one is there."""
 
     @property
     def ports(self) -> list[int]:

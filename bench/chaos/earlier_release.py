@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 from bench.chaos.deployment import Deployment, say
+from bench.chaos.ledger import Ledger
 from bench.chaos.newer_release import launch_newer_worker
 from tests.kit.commands import ROOT, Launch, execute
 
@@ -42,9 +43,10 @@ def launch_of_earlier(directory: Path) -> Launch | None:
     return partial(execute, directory=directory)
 
 
-async def upgrade(deployment: Deployment) -> None:
+async def upgrade(deployment: Deployment, ledger: Ledger) -> None:
     """Migrates, and then replaces the workers one after the other, then the API processes. The last worker is of the
     release that comes after this one, which the others bear."""
+    ledger.upgraded_at = float("inf")
     await asyncio.sleep(STAYS_S)
     say("upgrade: migrating")
     first, *others = deployment.workers
@@ -54,7 +56,7 @@ async def upgrade(deployment: Deployment) -> None:
         say(f"upgrade: {slot.name}")
         await slot.replace(execute)
         await asyncio.sleep(OVERLAP_S)
-    deployment.upgraded_at = time.monotonic()
+    ledger.upgraded_at = time.monotonic()
     await use_newer_worker(deployment)
 
 

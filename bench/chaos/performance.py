@@ -90,7 +90,7 @@ class Performance:
             await stack.enter_async_context(background(faults.watch_over(), name="watch over processes"))
             async with background(self._say_how_it_goes(crowds), name="progress"):
                 async with self._telling(crowds, hurry):
-                    await (upgrade(deployment) if is_earlier else use_newer_worker(deployment))
+                    await (upgrade(deployment, ledger) if is_earlier else use_newer_worker(deployment))
                     async with background(newer.speak(), name="speak as a newer release"):
                         await self._break(faults)
                 await self._come_to_rest(witness, crowds)
@@ -147,9 +147,7 @@ class Performance:
         tool_starts = check_tools(ledger, starts.starts())
         await check_decisions(ledger, database, starts.starts())
         say("reading every stream again")
-        stream_checks = StreamChecks(
-            clients, ledger, database, faults.happened, deployment.upgraded_at, random.Random(self.seed)
-        )
+        stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()
         say("going on with every conversation")
         threads = [thread for crowd in crowds for thread in crowd.threads]

@@ -37,8 +37,6 @@ class StreamChecks:
     ledger: Ledger
     database: Database
     happened: list[Happened]
-    upgraded_at: float
-    """API processes of the earlier release, there until then, say a gap where a new owner's numbers begin."""
     dice: random.Random
     explicit_gaps: int = 0
     _whole: dict[str, Reader] = field(default_factory=dict[str, Reader])
@@ -135,7 +133,7 @@ class StreamChecks:
         if not record.gaps:
             return
         self.explicit_gaps += len(record.gaps)
-        if record.accepted_at < self.upgraded_at:
+        if self.ledger.may_be_of_earlier(record):
             return
         since = [one for one in self.happened if one.ended_at > record.accepted_at - JUST_BEFORE_S]
         workers = [one for one in since if one.fault.kind in LOSES_WORKER]
