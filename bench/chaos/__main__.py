@@ -1,8 +1,9 @@
 """Breaks a deployment of its own for some minutes and says which promises held. Exit status 1: one did not.
 
-It starts a Redis, a database on the given Postgres server, workers and APIs, keeps runs of every kind going, and kills,
-freezes, cuts and empties what they work with, by a schedule that the seed draws. Everything is on loopback, and all
-that it has started is dead at the end.
+It starts a Redis, a database on the given Postgres server, workers and APIs of the release before this one, and keeps
+runs of every kind going, in two projects. It upgrades the deployment, one worker of which becomes one of a release that
+is yet to come. Then it kills, freezes, cuts, empties and fails over what they work with, by a schedule that the seed
+draws. Everything is on loopback, and all that it has started is dead at the end.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from bench.chaos.deployment import PROJECTS
 from bench.chaos.ledger import Column, Ledger
 from tests.kit.product import HEADERS
 
@@ -62,9 +63,13 @@ class Request:
 
 
 class Client:
-    """Sends requests to API processes on these ports."""
+    """Sends requests of one project to API processes on these ports."""
 
-    def __init__(self, http: httpx.AsyncClient, ports: Sequence[int], ledger: Ledger, dice: random.Random) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, ports: Sequence[int], ledger: Ledger, dice: random.Random, project: str
+    ) -> None:
+        self.project = project
+        self._key = {"Authorization": f"Bearer {PROJECTS[project]}"}
         self._http = http
         self._ports = ports
         self._ledger = ledger
@@ -75,7 +80,7 @@ class Client:
         while True:
             try:
                 response = await self._http.request(
-                    request.method, self._url(request.path), json=request.body, headers=request.headers
+                    request.method, self._url(request.path), json=request.body, headers=self._headers(request)
                 )
             except CONNECTION_ERRORS as error:
                 self._ledger.http[f"call: {type(error).__name__}"] += 1
@@ -103,7 +108,7 @@ class Client:
         """
         try:
             async with self._http.stream(
-                request.method, self._url(request.path), json=request.body, headers=request.headers
+                request.method, self._url(request.path), json=request.body, headers=self._headers(request)
             ) as response:
                 if response.status_code != 200:
                     raise Refused(self._answer(request, response.status_code, await response.aread()))
@@ -118,6 +123,9 @@ class Client:
     async def pause(self) -> None:
         """What a client waits before it tries again."""
         await asyncio.sleep(self._dice.uniform(*AGAIN_S))
+
+    def _headers(self, request: Request) -> dict[str, str]:
+        return {**self._key, **(request.headers or {})}
 
     def _url(self, path: str) -> str:
         return f"http://127.0.0.1:{self._dice.choice(self._ports)}{path}"

@@ -1,18 +1,28 @@
 """What must be true of every history: it fits together, every provider would take it, and it goes on."""
 
 import asyncio
+from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from msgspec.structs import replace
 
 from bench.chaos.client import Client, Request
 from bench.chaos.ledger import Column, Ledger, Thread
 from shared.domain.ids import IdMaker, ThreadId
-from shared.domain.messages import AssistantMessage, Message, ToolReturns, UserMessage
+from shared.domain.messages import (
+    AssistantMessage,
+    Message,
+    Summary,
+    SystemMessage,
+    ToolReturns,
+    UserMessage,
+)
 from shared.sql.engine import Database
-from shared.sql.history.messages import MessageStore
+from shared.sql.history.messages import MessageStore, message_of
+from shared.sql.tables import messages
 from tests.kit.model_server import ModelServer
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, PATHS, check_request
 from worker.models.provider import ModelCall
@@ -27,7 +37,8 @@ GOES_ON = '{"turns": [{"text": "And so it goes on."}]}'
 class ConversationChecks:
     """Looks at every thread once."""
 
-    client: Client
+    clients: dict[str, Client]
+    """By project."""
     ledger: Ledger
     database: Database
 
@@ -38,6 +49,7 @@ class ConversationChecks:
             for thread in threads:
                 context = await MessageStore(self.database).context(ThreadId(thread.id))
                 self._check_calls(thread, context)
+                await self._check_compactions(thread, context)
                 await self._check_ids(thread)
                 await self._check_providers(thread, context, server, models)
             await models.aclose()
@@ -45,6 +57,9 @@ class ConversationChecks:
         async with asyncio.TaskGroup() as group:
             for thread in threads:
                 group.create_task(self._check_goes_on(thread, turnstile), name=f"go on with {thread.id}")
+
+    def _client(self, thread: Thread) -> Client:
+        return self.clients[thread.project]
 
     def _check_calls(self, thread: Thread, context: list[Message]) -> None:
         calls = [call.id for one in context if isinstance(one.body, AssistantMessage) for call in one.body.tool_calls]
@@ -57,7 +72,7 @@ class ConversationChecks:
         """Page by page; the parts of one answer share its id."""
         ids: dict[str, None] = {}
         cursor = ""
-        while page := await self.client.get(f"{thread.messages_path}?limit={PAGE}&order=asc{cursor}"):
+        while page := await self._client(thread).get(f"{thread.messages_path}?limit={PAGE}&order=asc{cursor}"):
             ids |= dict.fromkeys(message["id"] for message in page)
             cursor = f"&after={page[-1]['id']}"
         return list(ids)
@@ -65,13 +80,43 @@ class ConversationChecks:
     async def _check_ids(self, thread: Thread) -> None:
         ids = await self._listed_ids(thread)
         if thread.conversation_id is not None:
-            told = (await self.client.get(f"/v1/conversations/{thread.conversation_id}"))["in_context_message_ids"]
+            told = (await self._client(thread).get(f"/v1/conversations/{thread.conversation_id}"))[
+                "in_context_message_ids"
+            ]
         else:
-            told = (await self.client.get(f"/v1/agents/{thread.agent_id}"))["message_ids"]
+            told = (await self._client(thread).get(f"/v1/agents/{thread.agent_id}"))["message_ids"]
+        left = await self._left_by_compaction(thread)
+        ids = [one for one in ids if one not in left]
         if ids != told:
             here = next((n for n, pair in enumerate(zip(ids, told, strict=False)) if pair[0] != pair[1]), None)
             differ = f"first differing at {here}, {ids[here : here + 3]} and {told[here : here + 3]}" if here else ""
             self._broken(thread, f"{len(ids)} messages listed, {len(told)} ids told; {differ}")
+
+    async def _left_by_compaction(self, thread: Thread) -> set[str]:
+        """The ids of what a summary has taken the place of: it is listed, and the model is not told of it."""
+        async with self.database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages.c.id, messages.c.sibling_id).where(
+                    messages.c.thread_id == thread.id, messages.c.left_because == "compacted"
+                )
+            )
+            return {one for row in found for one in row if one is not None}
+
+    async def _check_compactions(self, thread: Thread, context: list[Message]) -> None:
+        """A summary stands for what it has taken the place of, and each compaction that was answered for has one."""
+        async with self.database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages).where(messages.c.thread_id == thread.id).order_by(messages.c.turn)
+            )
+            stored = [message_of(row) for row in found.mappings()]
+        summaries = Counter(one.run_id for one in stored if isinstance(one.body, Summary))
+        if any(times > 1 for times in summaries.values()):
+            self._broken(thread, f"summaries by run: {dict(summaries)}")
+        if summaries.total() < thread.compactions:
+            self._broken(thread, f"{thread.compactions} compactions were answered for, {summaries.total()} summaries")
+        spoken = [one for one in context if not isinstance(one.body, SystemMessage)]
+        if await self._left_by_compaction(thread) and not (spoken and isinstance(spoken[0].body, Summary)):
+            self._broken(thread, "messages were taken out for a summary that does not stand in their place")
 
     async def _check_providers(
         self, thread: Thread, context: list[Message], server: ModelServer, models: Models
@@ -96,7 +141,7 @@ class ConversationChecks:
         async with turnstile:
             try:
                 async with asyncio.timeout(GOES_ON_S):
-                    answer = await self.client.call(request)
+                    answer = await self._client(thread).call(request)
             except TimeoutError:
                 self._broken(thread, f"the next message is not answered within {GOES_ON_S:.0f} s")
                 return

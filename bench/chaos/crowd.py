@@ -12,13 +12,15 @@ from bench.chaos.stories import Stories, Tell
 from bench.chaos.tools import FIELDS, source_of
 
 LOOK_S = 0.05
+AGENTS_OWN = frozenset({"polled", "busy", "in the way", "called back", "compaction"})
+"""Stories that are told on an agent's own history: what they ask for is not there for conversations."""
 AFTER_S = 90.0
 """How long everything may take to come to its end when nothing is broken any more."""
 
 
 @dataclass
 class Crowd:
-    """The clients."""
+    """The clients of one project."""
 
     client: Client
     ledger: Ledger
@@ -38,10 +40,10 @@ class Crowd:
         for number in range(self.at_once + 2):
             body = {"name": f"chaos-{number}", "model": "builtin/scripted", "tool_ids": tool_ids}
             agent = await self._make("POST", "/v1/agents/", {**body, "include_base_tools": False})
-            self.threads.append(Thread(agent["id"]))
+            self.threads.append(Thread(self.client.project, agent["id"]))
             if number % 4 == 0:
                 conversation = await self._make("POST", f"/v1/conversations?agent_id={agent['id']}", {})
-                self.threads.append(Thread(agent["id"], conversation["id"]))
+                self.threads.append(Thread(self.client.project, agent["id"], conversation["id"]))
 
     async def tell_until(self, stop: asyncio.Event) -> None:
         """Begins stories until told to stop; returns when all have ended, or will not any more."""
@@ -71,7 +73,7 @@ class Crowd:
         return len(self._alive)
 
     def _story(self, kind: str) -> Story:
-        thread = self._thread(in_conversation=kind not in ("polled", "busy", "in the way") and self.dice.random() < 0.2)
+        thread = self._thread(in_conversation=kind not in AGENTS_OWN and self.dice.random() < 0.2)
         self._number += 1
         story = Story(self._number, kind, thread, notes=self.dice.random() < 0.5)
         thread.stories += 1

@@ -1,15 +1,18 @@
-"""People who decide waiting tool calls: early or late, once or twice at the same time, of one mind or not."""
+"""People who decide waiting tool calls: early or late, once or twice at the same time, of one mind or not; clients that
+bring the results of their own tools; and calls that nobody decides in time."""
 
 import asyncio
 import random
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from bench.chaos.client import Client, Request
-from bench.chaos.ledger import Ledger, RunRecord, Story
+from bench.chaos.ledger import Column, Decided, Ledger, RunRecord, Story
 from bench.chaos.witness import Witness
 
 LONGEST_S = 8.0
+AROUND_EXPIRY_S = 0.3
 
 
 @dataclass
@@ -20,55 +23,108 @@ class Deciding:
     ledger: Ledger
     witness: Witness
     dice: random.Random
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event
     """Set when nobody should think any longer."""
-    _number: int = 0
+    _returns: int = field(default=0)
 
     async def decide(self, story: Story, parked: RunRecord) -> RunRecord | None:
         """Decides all that a parked run waits for; its continuation, if there is one."""
-        await self._think()
-        waiting = [one for one in await self._waiting(story) if one["run_id"] == parked.run_id]
+        await self._think(self.dice.choice([0.1, self.dice.uniform(0, LONGEST_S)]))
+        waiting = await self._waiting(story, parked)
         if not waiting:
             return None
         if self.dice.random() < 0.3 and story.thread.conversation_id is None:
-            return await self._decide_together(story, waiting)
+            continued = await self._decide_together(story, waiting)
+        else:
+            continued = await self._decide_each(story, waiting)
         for approval in waiting:
-            await asyncio.gather(*(self._decide(approval["id"]) for _ in range(self.dice.choice([1, 1, 2]))))
-        decided = await self.client.get(f"/v1/approvals/{waiting[-1]['id']}")
+            self._note_decided(await self.client.get(f"/v1/approvals/{approval['id']}"))
+        return continued
+
+    async def leave_to_clock(self, story: Story, parked: RunRecord) -> RunRecord | None:
+        """Waits until the clock has decided what a parked run waits for, or somebody has who came at that moment. The
+        run that carries it out, if there is one."""
+        [asked] = await self.witness.approvals_of(parked.run_id)
+        if self.dice.random() < 0.3:
+            until_s = (asked.expires_at - datetime.now(UTC)).total_seconds()
+            await asyncio.sleep(max(0.0, until_s + self.dice.uniform(-AROUND_EXPIRY_S, AROUND_EXPIRY_S)))
+            await self._decide(asked.id, client_side=False)
+        decided = await self.client.get(f"/v1/approvals/{asked.id}")
+        while decided["status"] == "waiting":
+            await asyncio.sleep(0.3)
+            decided = await self.client.get(f"/v1/approvals/{asked.id}")
+        self._note_decided(decided)
+        self._check_expiry(parked, decided)
         run_id = decided["continued_by"]
         return None if run_id is None else self.ledger.accept(run_id, story, None, None)
 
     async def cancel_left_over(self, run_ids: list[str]) -> None:
-        """Cancels what nobody came to decide."""
+        """Cancels what nobody came to decide; what is another project's is not found."""
         for run_id in run_ids:
             await self.client.call(Request("POST", f"/v1/runs/{run_id}/cancel", {}))
 
-    async def _think(self) -> None:
+    async def _think(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(self.dice.choice([0.1, self.dice.uniform(0, LONGEST_S)])):
+            async with asyncio.timeout(seconds):
                 await self.hurry.wait()
         except TimeoutError:
             return
 
-    async def _waiting(self, story: Story) -> list[dict[str, Any]]:
-        return await self.client.get(f"/v1/approvals?agent_id={story.thread.agent_id}")
+    async def _waiting(self, story: Story, parked: RunRecord) -> list[dict[str, Any]]:
+        waiting = await self.client.get(f"/v1/approvals?agent_id={story.thread.agent_id}")
+        return [one for one in waiting if one["run_id"] == parked.run_id]
 
-    async def _decide(self, approval_id: str) -> None:
-        body: dict[str, Any] = {"decision": self.dice.choice(["approve", "approve", "deny"]), "decided_by": "chaos"}
+    def _check_expiry(self, parked: RunRecord, decided: dict[str, Any]) -> None:
+        by_clock = decided["decided_by"] in ("expiry", "approval_expired")
+        self.ledger.notes[f"expiry: {decided['status']} by {'the clock' if by_clock else 'somebody'}"] += 1
+        early = datetime.fromisoformat(decided["decided_at"]) < datetime.fromisoformat(decided["expires_at"])
+        if by_clock and (early or decided["status"] != "denied"):
+            detail = f"by the clock: {decided['status']} at {decided['decided_at']}, due at {decided['expires_at']}"
+            self.ledger.broken(Column.DECISIONS, parked.run_id, detail)
+        if by_clock and decided["on_expiry"] == "cancel" and decided["continued_by"] is not None:
+            self.ledger.broken(Column.DECISIONS, parked.run_id, "was to be cancelled when nobody decided, and went on")
+
+    async def _decide_each(self, story: Story, waiting: list[dict[str, Any]]) -> RunRecord | None:
+        for approval in waiting:
+            times = self.dice.choice([1, 1, 2])
+            tries = (self._decide(approval["id"], client_side=approval["client_side"]) for _ in range(times))
+            await asyncio.gather(*tries)
+        decided = await self.client.get(f"/v1/approvals/{waiting[-1]['id']}")
+        run_id = decided["continued_by"]
+        return None if run_id is None else self.ledger.accept(run_id, story, None, None)
+
+    async def _decide(self, approval_id: str, *, client_side: bool) -> None:
+        decision = "tool_return" if client_side else self.dice.choice(["approve", "approve", "deny"])
+        body: dict[str, Any] = {"decision": decision, "decided_by": "chaos"}
+        if client_side:
+            body["tool_return"] = self._result()
         answer = await self.client.call(Request("POST", f"/v1/approvals/{approval_id}", body))
         assert answer is not None
         self.ledger.notes[f"decisions: answered {answer.status}"] += 1
+        if answer.is_success:
+            self._note_decided(answer.body)
+
+    def _result(self) -> str:
+        self._returns += 1
+        return f"result {self._returns} of a tool of {self.client.project}"
+
+    def _note_decided(self, shown: dict[str, Any]) -> None:
+        if shown["status"] == "waiting":
+            return
+        decided = Decided(
+            run_id=shown["run_id"],
+            tool_call_id=shown["tool_call_id"],
+            key=shown["arguments_object"]["key"],
+            status=shown["status"],
+            tool_return=shown["decision"].get("tool_return"),
+        )
+        self.ledger.decide(shown["id"], decided)
 
     async def _decide_together(self, story: Story, waiting: list[dict[str, Any]]) -> RunRecord | None:
         """All in one message, as `letta-client` does it; at times sent twice at once under the same key."""
-        self._number += 1
-        items = [
-            {"type": "approval", "tool_call_id": one["tool_call_id"], "approve": self.dice.random() < 0.7}
-            for one in waiting
-        ]
-        otid = f"decided-{self._number:05d}"
+        otid = self.ledger.otid("decided")
         body = {
-            "messages": [{"type": "approval", "approvals": items, "otid": otid}],
+            "messages": [{**self._in_a_message(waiting), "otid": otid}],
             "stream_tokens": True,
             "include_status_events": story.notes,
         }
@@ -82,3 +138,21 @@ class Deciding:
             if answer.is_success:
                 record = self.ledger.accept(str(answer.body["id"]), story, None, otid)
         return record
+
+    def _in_a_message(self, waiting: list[dict[str, Any]]) -> dict[str, Any]:
+        if waiting[0]["client_side"]:
+            returns = [
+                {
+                    "type": "tool",
+                    "tool_call_id": one["tool_call_id"],
+                    "tool_return": self._result(),
+                    "status": "success",
+                }
+                for one in waiting
+            ]
+            return {"type": "tool_return", "tool_returns": returns}
+        items = [
+            {"type": "approval", "tool_call_id": one["tool_call_id"], "approve": self.dice.random() < 0.7}
+            for one in waiting
+        ]
+        return {"type": "approval", "approvals": items}

@@ -15,14 +15,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
-from shared.sql.migrate import migrate
-from tests.kit.commands import execute
+from tests.kit.commands import Launch
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
 from tests.kit.services.databases import PostgresServer
-from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.redis_servers import PrivateRedis, promote, replicate
 from tests.kit.services.tcp_proxy import TcpProxy, free_port
 
 LEASE_S = 6.0
+
+PROJECTS = {"north": "key-of-north", "south": "key-of-south"}
+"""Each project and its key."""
+
+CALLBACK_SECRET = "what-callbacks-are-signed-with"
 
 MOST_CONNECTIONS = 75
 """To Postgres, for all processes together: a server of the usual settings takes 100, and others may use it."""
@@ -32,6 +36,9 @@ SETTINGS = {
     "HOLDFAST_KEEPALIVE_S": "5",
     "HOLDFAST_DATABASE_CONNECTIONS": "14",
     "HOLDFAST_LOG_LEVEL": "INFO",
+    "HOLDFAST_API_KEYS": ",".join(f"{project}={key}" for project, key in PROJECTS.items()),
+    "HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true",
+    "HOLDFAST_CALLBACK_SECRET": CALLBACK_SECRET,
     "HOLDFAST_BUILTIN_MODELS": "true",  # `scripts.py` writes what `builtin/scripted` plays
 }
 
@@ -65,6 +72,18 @@ class Slot:
             except (AssertionError, TimeoutError):
                 await asyncio.sleep(0.5)
 
+    async def replace(self, launch: Launch) -> None:
+        """A process of another release takes the place of this one, which is asked to end, as a deploy does."""
+        self.processes.launch = launch
+        async with self.changing:
+            assert self.process is not None
+            replaced = self.process
+            if self.port is None:
+                self.process = await self.started()
+            await replaced.terminate()
+            if self.port is not None:
+                self.process = await self.started()
+
     def is_running(self) -> bool:
         """Whether its process is there, suspended or not."""
         try:
@@ -96,6 +115,8 @@ class Deployment:
 
     directory: Path
     redis: PrivateRedis
+    redis_servers: list[PrivateRedis]
+    """The present one, and those that it has taken the place of."""
     redis_proxy: TcpProxy
     postgres_proxy: TcpProxy
     database: Database
@@ -112,22 +133,37 @@ class Deployment:
         return any(slot.is_suspended for slot in self.workers)
 
     def redis_client(self) -> Any:
-        """One more client of Redis, past the proxy."""
+        """One more client of the present Redis, past the proxy."""
         return cast("Any", self.redis.client())
+
+    async def fail_over(self, *, lags_s: float) -> None:
+        """A replica takes Redis' place. It lacks what was written in its last `lags_s` seconds."""
+        lost, replica = self.redis, PrivateRedis(self.directory)
+        await replica.start()
+        self.redis_servers.append(replica)
+        await replicate(lost, replica)
+        await promote(replica)
+        await asyncio.sleep(lags_s)
+        await lost.kill()
+        self.redis = replica
+        self.redis_proxy.lead_to(replica.port)
 
 
 @asynccontextmanager
-async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) -> AsyncGenerator[Deployment]:
-    """A deployment for the block. Everything that was started is dead when it ends, and the database is dropped."""
+async def deployed(
+    directory: Path, postgres_url: str, workers: int, apis: int, launch: Launch
+) -> AsyncGenerator[Deployment]:
+    """A deployment of the release that `launch` starts, for the block. Everything that was started is dead when it
+    ends, and the database is dropped."""
     server = PostgresServer(postgres_url)
     redis = PrivateRedis(directory)
+    redis_servers = [redis]
     url = server.create_database()
     try:
         await redis.start()
         async with AsyncExitStack() as stack:
             database = PatientDatabase(url)
             stack.push_async_callback(database.aclose)
-            await migrate(database)
             redis_proxy = await stack.enter_async_context(TcpProxy(make_url(redis.url).port or 6379).serving())
             postgres_proxy = await stack.enter_async_context(
                 TcpProxy(make_url(url).port or 5432, MOST_CONNECTIONS).serving()
@@ -139,23 +175,25 @@ async def deployed(directory: Path, postgres_url: str, workers: int, apis: int) 
                 "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_proxy.port}/0",
             }
             names = [*(f"worker-{n}" for n in range(workers)), *(f"api-{n}" for n in range(apis))]
-            slots = [await _slot(stack, directory, name, environment) for name in names]
+            slots = [await _slot(stack, directory, name, environment, launch) for name in names]
+            await slots[0].processes.migrate()
             deployment = Deployment(
-                directory, redis, redis_proxy, postgres_proxy, database, slots[:workers], slots[workers:]
+                directory, redis, redis_servers, redis_proxy, postgres_proxy, database, slots[:workers], slots[workers:]
             )
             await asyncio.gather(*(slot.start() for slot in slots))
             yield deployment
     finally:
-        await redis.close()
-        with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
-            await redis.kill()
+        for one in redis_servers:
+            await one.close()
+            with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
+                await one.kill()
         server.drop_database(url)
 
 
-async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str]) -> Slot:
+async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str], launch: Launch) -> Slot:
     place = directory / name
     place.mkdir()
-    processes = await stack.enter_async_context(processes_in(place, environment, execute))
+    processes = await stack.enter_async_context(processes_in(place, environment, launch))
     return Slot(name, processes, free_port() if name.startswith("api") else None)
 
 

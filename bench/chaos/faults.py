@@ -83,6 +83,7 @@ class Faults:
             FaultKind.KILL_REDIS: self._kill_redis,
             FaultKind.FREEZE_REDIS: self._freeze_redis,
             FaultKind.READONLY_REDIS: self._make_redis_read_only,
+            FaultKind.FAIL_OVER_REDIS: self._fail_over_redis,
         }
         say(f"fault {fault}")
         happened = Happened(fault, time.monotonic())
@@ -183,6 +184,11 @@ class Faults:
             await redis.replicaof("127.0.0.1", str(free_port()))
             await asyncio.sleep(fault.lasts_s)
             await redis.replicaof("NO", "ONE")
+        return True
+
+    async def _fail_over_redis(self, fault: Fault) -> bool:
+        async with self._redis_changing:
+            await self.deployment.fail_over(lags_s=fault.lasts_s)
         return True
 
     async def _at_a_proxy(self, fault: Fault) -> bool:

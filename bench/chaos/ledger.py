@@ -3,8 +3,10 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 from typing import Any
 
 from bench.chaos.scripts import Script
@@ -22,6 +24,9 @@ class Column(StrEnum):
     AFTER_CANCEL = "activity after cancelled"
     SHOWN = "shown differs from stored"
     CONVERSATIONS = "invalid conversations"
+    DECISIONS = "decided otherwise than was said"
+    CALLBACKS = "callbacks lost, forged or unlike"
+    WALLS = "shown to another project"
     STUCK = "stuck"
     FAILED = "failed unasked"
     ERRORS = "answers 5xx other than 503"
@@ -32,10 +37,13 @@ class Column(StrEnum):
 class Thread:
     """A history that runs are sent to: an agent's own, or one of its conversations."""
 
+    project: str
     agent_id: str
     conversation_id: str | None = None
     stories: int = 0
     """How many are told on it at this moment."""
+    compactions: int = 0
+    """How many were answered with a summary."""
 
     @property
     def id(self) -> str:
@@ -86,6 +94,8 @@ class RunRecord:
     accepted_at: float = field(default_factory=time.monotonic)
     is_pushed: bool = False
     """Something is done to it on purpose, so it may end otherwise than its script does."""
+    is_called_back: bool = False
+    """Its submission named a URL."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,18 @@ class Injection:
     if_ended: str
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What has become of a tool call that waited, as the answer to a decision said."""
+
+    run_id: str
+    """The run that waited."""
+    tool_call_id: str
+    key: str
+    status: str
+    tool_return: str | None
+
+
 @dataclass
 class Ledger:
     """Everything that is known."""
@@ -115,11 +137,26 @@ class Ledger:
     submissions: dict[str, str] = field(default_factory=dict[str, str])
     """The otid of each answered submission, and its run."""
     injections: list[Injection] = field(default_factory=list[Injection])
+    decided: dict[str, Decided] = field(default_factory=dict[str, Decided])
+    """By the id of the approval."""
     violations: list[Violation] = field(default_factory=list[Violation])
     http: Counter[str] = field(default_factory=Counter[str])
     notes: Counter[str] = field(default_factory=Counter[str])
     """What is worth knowing and breaks no promise."""
     began_at: float = field(default_factory=time.monotonic)
+    upgraded_at: float = 0.0
+    """Since then (the monotonic clock's) no process of the release before this one is there."""
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def otid(self, word: str) -> str:
+        """A new one, unlike those of every other project."""
+        return f"{word}-{next(self._numbers):05d}"
+
+    def decide(self, approval_id: str, decided: Decided) -> None:
+        """An answer said how a call was decided. Every answer must say the same."""
+        known = self.decided.setdefault(approval_id, decided)
+        if known != decided:
+            self.broken(Column.DECISIONS, decided.run_id, f"{approval_id} was {known}, is {decided}")
 
     def accept(self, run_id: str, story: Story, script: Script | None, otid: str | None) -> RunRecord:
         """A submission was answered with this run. The same otid must always be answered with the same one."""
@@ -139,6 +176,11 @@ class Ledger:
         violation = Violation(column, run_id, record.kind if record else "-", detail)
         if violation not in self.violations:
             self.violations.append(violation)
+
+    def may_be_of_earlier(self, record: RunRecord) -> bool:
+        """Whether something of this run may have been shown by the release before this one, which does not know that a
+        new owner's numbers begin elsewhere: it says a gap there, and leaves out what the first frame follows."""
+        return record.accepted_at < self.upgraded_at
 
     @property
     def elapsed_s(self) -> float:

@@ -2,18 +2,23 @@
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.chaos.callbacks import Callbacks
 from bench.chaos.client import Client, new_http
 from bench.chaos.conversation_checks import ConversationChecks
 from bench.chaos.crowd import Crowd
 from bench.chaos.deciding import Deciding
-from bench.chaos.deployment import LEASE_S, Deployment, deployed, say
+from bench.chaos.decision_checks import check_decisions
+from bench.chaos.deployment import LEASE_S, PROJECTS, Deployment, deployed, say
+from bench.chaos.earlier_release import launch_of_earlier, upgrade, use_newer_worker
 from bench.chaos.evidence import write_evidence
 from bench.chaos.faults import Faults
 from bench.chaos.ledger import Ledger
+from bench.chaos.newer_release import NewerRelease
 from bench.chaos.recovery import Recoveries
 from bench.chaos.run_checks import RunChecks, check_tools
 from bench.chaos.schedule import draw_schedule
@@ -26,6 +31,8 @@ from bench.chaos.tools import StartLog, kill_left_over
 from bench.chaos.witness import Witness
 from shared.concurrency import background
 from shared.domain.lifecycle import TERMINAL
+from tests.kit.commands import execute
+from tests.kit.product.callback_receiver import CallbackReceiver
 
 PROGRESS_S = 5.0
 REST_S = 90.0
@@ -47,49 +54,70 @@ class Performance:
     async def play(self) -> Scoreboard:
         """All of it."""
         say(f"seed {self.seed}; logs in {self.directory}")
-        async with deployed(self.directory, self.postgres_url, self.workers, self.apis) as deployment:
+        earlier = launch_of_earlier(self.directory / "earlier release")
+        if earlier is None:
+            self.ledger.notes["the earlier release is not in this repository: no upgrade"] += 1
+        async with deployed(
+            self.directory, self.postgres_url, self.workers, self.apis, earlier or execute
+        ) as deployment:
             starts = StartLog(self.directory / "starts.txt")
             try:
-                return await self._play(deployment, starts)
+                return await self._play(deployment, starts, is_earlier=earlier is not None)
             finally:
                 kill_left_over(starts.starts())
 
-    async def _play(self, deployment: Deployment, starts: StartLog) -> Scoreboard:
+    async def _play(self, deployment: Deployment, starts: StartLog, *, is_earlier: bool) -> Scoreboard:
         dice = random.Random(f"crowd {self.seed}")
-        recoveries = Recoveries(deployment.database, deployment.redis_client())
-        faults = Faults(deployment, recoveries, self.ledger)
-        witness = Witness(deployment, self.ledger, starts)
-        async with new_http() as http, AsyncExitStack() as stack:
-            client = Client(http, deployment.ports, self.ledger, dice)
-            deciding = Deciding(client, self.ledger, witness, dice)
-            submitting = Submitting(client, self.ledger, witness, dice)
-            stories = Stories(client, self.ledger, witness, Scripts(dice), submitting, deciding, dice)
-            crowd = Crowd(client, self.ledger, stories, dice, self.at_once)
+        ledger = self.ledger
+        recoveries = Recoveries(deployment.database, deployment.redis_client)
+        faults = Faults(deployment, recoveries, ledger)
+        witness = Witness(deployment, ledger, starts)
+        newer = NewerRelease(deployment, ledger, dice)
+        scripts, hurry = Scripts(dice), asyncio.Event()
+        async with new_http() as http, CallbackReceiver() as receiver, AsyncExitStack() as stack:
+            callbacks = Callbacks(ledger, deployment.database, receiver, dice)
+            crowds: list[Crowd] = []
+            for project in PROJECTS:
+                client = Client(http, deployment.ports, ledger, dice, project)
+                deciding = Deciding(client, ledger, witness, dice, hurry)
+                submitting = Submitting(client, ledger, witness, dice)
+                stories = Stories(client, ledger, witness, scripts, submitting, deciding, callbacks, newer, dice)
+                crowds.append(Crowd(client, ledger, stories, dice, -(-self.at_once // len(PROJECTS))))
             say("making agents")
-            await crowd.prepare(starts.path)
+            for crowd in crowds:
+                await crowd.prepare(starts.path)
             await stack.enter_async_context(background(witness.watch(), name="watch what has ended"))
             await stack.enter_async_context(background(faults.watch_over(), name="watch over processes"))
-            async with background(self._say_how_it_goes(crowd), name="progress"):
-                await self._break(crowd, faults, deciding)
-                await self._come_to_rest(witness, deciding)
-            return await self._check(deployment, client, witness, faults, recoveries, crowd, starts)
+            async with background(self._say_how_it_goes(crowds), name="progress"):
+                async with self._telling(crowds, hurry):
+                    await (upgrade(deployment, ledger) if is_earlier else use_newer_worker(deployment))
+                    async with background(newer.speak(), name="speak as a newer release"):
+                        await self._break(faults)
+                await self._come_to_rest(witness, crowds)
+                await callbacks.come_in()
+            await callbacks.check()
+            return await self._check(deployment, witness, faults, recoveries, crowds, starts)
 
-    async def _break(self, crowd: Crowd, faults: Faults, deciding: Deciding) -> None:
-        """Everything goes on and everything breaks, until the time is up; then what goes on comes to its end."""
+    @asynccontextmanager
+    async def _telling(self, crowds: list[Crowd], hurry: asyncio.Event) -> AsyncGenerator[None]:
+        """Stories are told during the block; what goes on at its end comes to its own."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(crowd.tell_until(stop), name="stories")
-            async with asyncio.TaskGroup() as breaking:
-                breaking.create_task(asyncio.sleep(self.minutes * 60), name="the time")
-                breaking.create_task(
-                    faults.play(draw_schedule(self.seed, self.minutes * 60, LEASE_S)), name="play the schedule"
-                )
+            for crowd in crowds:
+                group.create_task(crowd.tell_until(stop), name=f"stories of {crowd.client.project}")
+            yield
             say("nothing is broken any more: waiting for what goes on")
             stop.set()
-            deciding.hurry.set()
-            await telling
+            hurry.set()
 
-    async def _come_to_rest(self, witness: Witness, deciding: Deciding) -> None:
+    async def _break(self, faults: Faults) -> None:
+        """Everything breaks, until the time is up."""
+        async with asyncio.TaskGroup() as breaking:
+            breaking.create_task(asyncio.sleep(self.minutes * 60), name="the time")
+            schedule = draw_schedule(self.seed, self.minutes * 60, LEASE_S)
+            breaking.create_task(faults.play(schedule), name="play the schedule")
+
+    async def _come_to_rest(self, witness: Witness, crowds: list[Crowd]) -> None:
         """Waits until every run has ended; those that wait for a person are cancelled."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REST_S
@@ -98,29 +126,32 @@ class Performance:
             parked = [run_id for run_id, status in statuses.items() if status == "awaiting_approval"]
             if all(status in TERMINAL for status in statuses.values()):
                 return
-            await deciding.cancel_left_over(parked)
+            for crowd in crowds:
+                await crowd.stories.deciding.cancel_left_over(parked)
             await asyncio.sleep(0.5)
 
     async def _check(
         self,
         deployment: Deployment,
-        client: Client,
         witness: Witness,
         faults: Faults,
         recoveries: Recoveries,
-        crowd: Crowd,
+        crowds: list[Crowd],
         starts: StartLog,
     ) -> Scoreboard:
         ledger, database = self.ledger, deployment.database
+        clients = {crowd.client.project: crowd.client for crowd in crowds}
         say(f"checking {len(ledger.runs)} runs")
-        run_checks = RunChecks(client, ledger, witness, database)
+        run_checks = RunChecks(clients, ledger, witness, database)
         await run_checks.check()
         tool_starts = check_tools(ledger, starts.starts())
+        await check_decisions(ledger, database, starts.starts())
         say("reading every stream again")
-        stream_checks = StreamChecks(client, ledger, database, faults.happened, random.Random(self.seed))
+        stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()
         say("going on with every conversation")
-        await ConversationChecks(client, ledger, database).check(crowd.threads)
+        threads = [thread for crowd in crowds for thread in crowd.threads]
+        await ConversationChecks(clients, ledger, database).check(threads)
         await witness.look()
         if ledger.violations:
             say(f"evidence: {await write_evidence(ledger, database, self.directory)}")
@@ -135,8 +166,9 @@ class Performance:
             tool_starts=tool_starts,
         )
 
-    async def _say_how_it_goes(self, crowd: Crowd) -> None:
+    async def _say_how_it_goes(self, crowds: list[Crowd]) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
             ledger = self.ledger
-            say(f"{crowd.alive} stories, {len(ledger.runs)} runs accepted, {len(ledger.violations)} violations")
+            alive = sum(crowd.alive for crowd in crowds)
+            say(f"{alive} stories, {len(ledger.runs)} runs accepted, {len(ledger.violations)} violations")

@@ -5,6 +5,7 @@ Which runs a worker holds is said by its leases in Redis, read just before. SQL 
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,8 @@ class Recoveries:
     """Measures."""
 
     database: Database
-    redis: Any
+    redis: Callable[[], Any]
+    """Gives a client of the present Redis: a failover puts another one in its place."""
     measured: list[Recovered] = field(default_factory=list[Recovered])
     unknown: int = 0
     """Faults whose runs could not be told, because Redis did not say who held them."""
@@ -75,8 +77,9 @@ class Recoveries:
             await asyncio.sleep(every_s)
 
     async def _leased_by(self, pid: int) -> list[str]:
-        leases: list[bytes] = [key async for key in self.redis.scan_iter(match=keys.LEASE_PREFIX + "*", count=1000)]
-        owners: list[bytes | None] = await self.redis.mget(leases) if leases else []
+        redis = self.redis()
+        leases: list[bytes] = [key async for key in redis.scan_iter(match=keys.LEASE_PREFIX + "*", count=1000)]
+        owners: list[bytes | None] = await redis.mget(leases) if leases else []
         ours = f"-{pid}-".encode()
         held = [key for key, owner in zip(leases, owners, strict=True) if owner is not None and ours in owner]
         if not held and any(b"-" not in owner for owner in owners if owner is not None):

@@ -14,7 +14,7 @@ from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import RunError
 from shared.sql.columns import from_json
 from shared.sql.engine import Database
-from shared.sql.run_tables import runs
+from shared.sql.run_tables import run_inputs, runs
 from shared.sql.tables import EPOCH, messages
 
 _OTID = re.compile(r'"otid":"((?:sent|decided)-\d+)"')
@@ -27,7 +27,8 @@ SETTLED_LATE_S = 0.25
 class RunChecks:
     """Looks at every run once."""
 
-    client: Client
+    clients: dict[str, Client]
+    """By project."""
     ledger: Ledger
     witness: Witness
     database: Database
@@ -39,9 +40,10 @@ class RunChecks:
         """All checks of this module but those of tools."""
         async with self.database.read() as connection:
             rows = {row.id: row for row in await connection.execute(sa.select(runs))}
+            inputs = {row.run_id: str(row.input) for row in await connection.execute(sa.select(run_inputs))}
         for record in self.ledger.runs.values():
             await self._check_run(record, rows.get(record.run_id))
-        self._check_otids(rows)
+        self._check_otids(inputs)
         await self._check_messages(rows)
         self._check_continuations(rows)
 
@@ -56,7 +58,7 @@ class RunChecks:
             )
             return
         try:
-            shown = await self.client.get(f"/v1/runs/{record.run_id}")
+            shown = await self.clients[record.story.thread.project].get(f"/v1/runs/{record.run_id}")
         except Refused as refusal:
             self.ledger.broken(Column.LOST, record.run_id, f"the API does not show it: {refusal}")
             return
@@ -90,11 +92,11 @@ class RunChecks:
             added = sorted(now.message_ids - before.message_ids)
             self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"messages were written later: {added}")
 
-    def _check_otids(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
+    def _check_otids(self, inputs: dict[str, str]) -> None:
         """Each submission made one run, also those that were sent many times."""
         made: dict[str, list[str]] = {}
-        for run_id, row in rows.items():
-            for otid in set(_OTID.findall(str(row.input))):
+        for run_id, given in inputs.items():
+            for otid in set(_OTID.findall(given)):
                 made.setdefault(otid, []).append(run_id)
         for otid, run_ids in made.items():
             if len(run_ids) > 1:

@@ -19,6 +19,7 @@ class FaultKind(StrEnum):
     CUT_REDIS = "Redis connections cut"
     REFUSE_REDIS = "Redis refused"
     READONLY_REDIS = "Redis read-only"
+    FAIL_OVER_REDIS = "Redis failed over to a replica that lags"
     CUT_SUBSCRIBERS = "pub/sub connections cut"
     CUT_POSTGRES = "Postgres connections cut"
     REFUSE_POSTGRES = "Postgres refused"
@@ -26,7 +27,7 @@ class FaultKind(StrEnum):
 
 
 LOSES_WORKER = frozenset({FaultKind.KILL_WORKER, FaultKind.FREEZE_WORKER})
-LOSES_REDIS = frozenset({FaultKind.KILL_REDIS, FaultKind.FLUSH_REDIS})
+LOSES_REDIS = frozenset({FaultKind.KILL_REDIS, FaultKind.FLUSH_REDIS, FaultKind.FAIL_OVER_REDIS})
 
 _IN_A_DECK = {
     FaultKind.KILL_WORKER: 5,
@@ -42,6 +43,7 @@ _LASTS_S = {
     FaultKind.FREEZE_REDIS: (1.0, 4.0),
     FaultKind.REFUSE_REDIS: (1.0, 5.0),
     FaultKind.READONLY_REDIS: (1.0, 4.0),
+    FaultKind.FAIL_OVER_REDIS: (0.1, 2.0),
     FaultKind.REFUSE_POSTGRES: (1.0, 5.0),
     FaultKind.STALL_POSTGRES: (1.0, 3.0),
 }

@@ -5,7 +5,16 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.chaos.tools import ASK_FIRST, NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS
+from bench.chaos.tools import (
+    ASK_FIRST,
+    ASK_IN_TIME,
+    ASK_OR_CANCEL,
+    NOTE,
+    NOTE_AGAIN,
+    NOTE_TOGETHER,
+    ON_CLIENT,
+    TAKE_SECONDS,
+)
 
 ERRORS = ("rate_limit", "auth", "server", "timeout", "context")
 
@@ -18,6 +27,8 @@ class Script:
     keys: dict[str, str] = field(default_factory=dict[str, str])
     """The key of each tool call, and the name of the tool."""
     fails: bool = False
+    waits: bool = False
+    """It parks its run, and another one goes on with it."""
 
     @property
     def text(self) -> str:
@@ -73,9 +84,23 @@ class Scripts:
 
     def approval(self) -> Script:
         """Calls that wait for a person, at times beside one that does not."""
-        script = Script()
+        script = Script(waits=True)
         names = self._dice.choice([[ASK_FIRST], [ASK_FIRST], [ASK_FIRST, NOTE], [ASK_FIRST, ASK_FIRST]])
         self._add_calls(script, names)
+        script.turns.append(self._words(20))
+        return script
+
+    def expires(self) -> Script:
+        """A call that the clock decides: denied, or the run is cancelled."""
+        script = Script(waits=True)
+        self._add_calls(script, [self._dice.choice([ASK_IN_TIME, ASK_OR_CANCEL])])
+        script.turns.append(self._words(20))
+        return script
+
+    def client_side(self) -> Script:
+        """Calls whose results the client brings, at times beside one that the worker runs."""
+        script = Script(waits=True)
+        self._add_calls(script, self._dice.choice([[ON_CLIENT], [ON_CLIENT, ON_CLIENT], [ON_CLIENT, NOTE]]))
         script.turns.append(self._words(20))
         return script
 

@@ -5,12 +5,16 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
+from bench.chaos.callbacks import Callbacks
 from bench.chaos.client import Client, Request
 from bench.chaos.deciding import Deciding
-from bench.chaos.ledger import Injection, Ledger, RunRecord, Story
+from bench.chaos.ledger import Column, Injection, Ledger, RunRecord, Story
+from bench.chaos.newer_release import NewerRelease
 from bench.chaos.scripts import Script, Scripts
 from bench.chaos.submitting import Submitting
+from bench.chaos.tools import CLIENT_TOOLS
 from bench.chaos.witness import Witness
 
 CANCEL_MODES = ("interrupt", "interrupt", "after_step", "rollback")
@@ -28,6 +32,8 @@ class Stories:
     scripts: Scripts
     submitting: Submitting
     deciding: Deciding
+    callbacks: Callbacks
+    newer: NewerRelease
     dice: random.Random
 
     def kinds(self) -> dict[str, tuple[Tell, int]]:
@@ -47,6 +53,12 @@ class Stories:
             "busy": (self.busy, 2),
             "in the way": (self.in_the_way, 2),
             "model error": (self.model_error, 2),
+            "called back": (self.called_back, 3),
+            "client tools": (self.client_tools, 3),
+            "expiry": (self.expiry, 2),
+            "compaction": (self.compaction, 2),
+            "stranger": (self.stranger, 2),
+            "newer cancel": (self.newer_cancel, 2),
         }
 
     async def text(self, story: Story) -> None:
@@ -79,12 +91,109 @@ class Stories:
 
     async def approval(self, story: Story) -> None:
         """A run that waits for a person, and its continuation."""
-        record = await self._streamed(story, self.scripts.approval())
+        await self._decided(story, await self._streamed(story, self.scripts.approval()))
+
+    async def client_tools(self, story: Story) -> None:
+        """A run that waits for the results of tools which its client runs."""
+        record = await self._streamed(story, self.scripts.client_side(), client_tools=CLIENT_TOOLS)
+        await self._decided(story, record)
+
+    async def expiry(self, story: Story) -> None:
+        """A run that waits for a person who comes too late, or just then."""
+        record = await self._streamed(story, self.scripts.expires())
+        if record is None:
+            return
+        record.is_pushed = True
+        await self.submitting.until_parked_or_over(record.run_id)
+        if await self.witness.approvals_of(record.run_id):
+            await self._read(await self.deciding.leave_to_clock(story, record))
+
+    async def called_back(self, story: Story) -> None:
+        """A run of which a receiver is told, however it ends."""
+        scripts = self.scripts
+        script = self.dice.choice([scripts.plain, scripts.long, scripts.tools, scripts.error])()
+        record = await self.submitting.later(story, script, callback_url=self.callbacks.url())
+        if record is None:
+            return
+        record.is_called_back = True
+        if self.dice.random() < 0.3:
+            record.is_pushed = True
+            await asyncio.sleep(self.dice.uniform(0, 3))
+            await self._cancel(record)
+        await self.submitting.poll(record.run_id)
+
+    async def compaction(self, story: Story) -> None:
+        """A history that is compacted in its turn: behind runs that go on, and before others."""
+        submitting, scripts = self.submitting, self.scripts
+        records = [await submitting.later(story, scripts.plain(20)), await submitting.later(story, scripts.tools())]
+        settings = {"mode": self.dice.choice(["all", "sliding_window"])}
+        path = f"/v1/agents/{story.thread.agent_id}/summarize"
+        request = Request("POST", path, {"compaction_settings": settings}, repeat=False)
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(self.client.call(request), name=f"compact {story.thread.agent_id}")
+            await asyncio.sleep(self.dice.uniform(0, 1))
+            records.append(await submitting.later(story, scripts.plain(20)))
+        answer = asked.result()
+        self.ledger.notes[f"compactions: {answer.status if answer else 'unknown'}"] += 1
+        if answer is not None and answer.is_success:
+            story.thread.compactions += answer.body["num_messages_before"] > 1
+        for run_id in await self.witness.compactions_of(story.thread.id):
+            records.append(self.ledger.accept(run_id, story, None, None))
+        for record in records:
+            if record is not None:
+                await submitting.poll(record.run_id)
+
+    async def stranger(self, story: Story) -> None:
+        """Somebody with another project's key asks for everything of a run, and finds nothing."""
+        record = self._of_another_project()
+        if record is None:
+            return
+        run, agent = f"/v1/runs/{record.run_id}", f"/v1/agents/{record.story.thread.agent_id}"
+        said = {"messages": [{"role": "user", "content": self.scripts.plain().text}]}
+        for request in (
+            Request("GET", run),
+            Request("GET", f"{run}/messages"),
+            Request("POST", f"{run}/stream", {}),
+            Request("POST", f"{run}/cancel", {}),
+            Request("POST", f"{run}/inject", said),
+            Request("GET", agent),
+            Request("GET", f"{agent}/messages"),
+            Request("POST", f"{agent}/messages/async", said),
+            Request("GET", f"/v1/runs/?agent_id={record.story.thread.agent_id}"),
+            Request("GET", f"/v1/approvals?agent_id={record.story.thread.agent_id}"),
+        ):
+            answer = await self.client.call(request)
+            assert answer is not None
+            self.ledger.notes["questions of strangers"] += 1
+            if answer.status != 404 and answer.body != []:
+                detail = f"{self.client.project}: {request.method} {request.path} was answered {answer.status}"
+                self.ledger.broken(Column.WALLS, record.run_id, f"{detail}: {str(answer.body)[:300]}")
+
+    async def newer_cancel(self, story: Story) -> None:
+        """A run that an API process of a newer release cancels, in a mode of its own."""
+        async with AsyncExitStack() as stack:
+            record = await self._begin(story, self.scripts.long(), stack)
+            if record is None:
+                return
+            record.is_pushed = True
+            await asyncio.sleep(self.dice.uniform(0, 3))
+            if self.newer.is_there and await self.newer.cancel(record.run_id):
+                status = await self.submitting.poll(record.run_id)
+                self.ledger.notes[f"cancels of a newer release: {status}"] += 1
+
+    def _of_another_project(self) -> RunRecord | None:
+        others = [one for one in self.ledger.runs.values() if one.story.thread.project != self.client.project]
+        return self.dice.choice(others[-30:]) if others else None
+
+    async def _decided(self, story: Story, record: RunRecord | None) -> None:
         while record is not None and await self.submitting.until_parked_or_over(record.run_id):
             record = await self.deciding.decide(story, record)
-            if record is not None:
-                async with self.submitting.readers(record, self.dice.randint(1, 2)):
-                    pass
+            await self._read(record)
+
+    async def _read(self, record: RunRecord | None) -> None:
+        if record is not None:
+            async with self.submitting.readers(record, self.dice.randint(1, 2)):
+                pass
 
     async def cancel(self, story: Story) -> None:
         """Any run, cancelled at any moment."""
@@ -130,18 +239,18 @@ class Stories:
             if second is not None and second is not first:
                 await stack.enter_async_context(self.submitting.readers(second, 1))
 
-    async def _streamed(self, story: Story, script: Script) -> RunRecord | None:
+    async def _streamed(self, story: Story, script: Script, **fields: Any) -> RunRecord | None:
         async with AsyncExitStack() as stack:
-            return await self._begin(story, script, stack)
+            return await self._begin(story, script, stack, **fields)
 
-    async def _begin(self, story: Story, script: Script, stack: AsyncExitStack) -> RunRecord | None:
+    async def _begin(self, story: Story, script: Script, stack: AsyncExitStack, **fields: Any) -> RunRecord | None:
         """A run with one to three readers, who are waited for at the end of the stack."""
         in_conversation = story.thread.conversation_id is not None
         if in_conversation or self.dice.random() < 0.6:
-            record = await stack.enter_async_context(self.submitting.streaming(story, script))
+            record = await stack.enter_async_context(self.submitting.streaming(story, script, **fields))
             more = self.dice.choice([0, 0, 1, 2])
         else:
-            record = await self.submitting.later(story, script)
+            record = await self.submitting.later(story, script, **fields)
             more = self.dice.randint(1, 3)
         if record is not None and more:
             await stack.enter_async_context(self.submitting.readers(record, more))
@@ -173,13 +282,10 @@ class Stories:
 
     async def _inject(self, story: Story, record: RunRecord) -> None:
         script = self.scripts.plain(15)
-        otid, if_ended = self.submitting.otid("given"), self.dice.choice(["refuse", "next"])
+        otid, if_ended = self.ledger.otid("given"), self.dice.choice(["refuse", "next"])
         message = {"role": "user", "content": script.text, "otid": otid}
         path = f"/v1/runs/{record.run_id}/inject"
-        answer = await self.client.call(
-            # The route knows no keys: a second try might say it twice.
-            Request("POST", path, {"messages": [message], "if_ended": if_ended}, repeat=False)
-        )
+        answer = await self.client.call(Request("POST", path, {"messages": [message], "if_ended": if_ended}))
         if answer is not None and answer.is_success:
             self.ledger.injections.append(Injection(otid, record.run_id, if_ended))
         self.ledger.notes[f"injections: {answer.status if answer else 'unknown'}"] += 1

@@ -26,12 +26,6 @@ class Submitting:
     ledger: Ledger
     witness: Witness
     dice: random.Random
-    _number: int = 0
-
-    def otid(self, word: str = "sent") -> str:
-        """A new one."""
-        self._number += 1
-        return f"{word}-{self._number:05d}"
 
     async def later(self, story: Story, script: Script, **fields: Any) -> RunRecord | None:
         """Submits to an agent and is answered with the run at once."""
@@ -58,10 +52,10 @@ class Submitting:
             self._refused(story, answer.status, answer.body)
 
     @asynccontextmanager
-    async def streaming(self, story: Story, script: Script) -> AsyncGenerator[RunRecord | None]:
+    async def streaming(self, story: Story, script: Script, **fields: Any) -> AsyncGenerator[RunRecord | None]:
         """Submits and reads the answer's stream beside the block; waits at its end for the end of the stream."""
         otid, request = self._request(
-            story, script, story.thread.messages_path, streaming=True, background=True, stream_tokens=True
+            story, script, story.thread.messages_path, streaming=True, background=True, stream_tokens=True, **fields
         )
         accepted: asyncio.Future[RunRecord | None] = asyncio.get_running_loop().create_future()
 
@@ -113,7 +107,7 @@ class Submitting:
     def _request(
         self, story: Story, script: Script, path: str, *, if_busy: str = "enqueue", **fields: Any
     ) -> tuple[str, Request]:
-        otid = self.otid()
+        otid = self.ledger.otid("sent")
         story.keys.update(script.keys)
         headers = {"X-Holdfast-If-Busy": if_busy}
         if self.dice.random() < 0.5:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST = (
+NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST, ASK_IN_TIME, ASK_OR_CANCEL = (
     "note",
     "note_again",
     "note_together",
     "take_seconds",
     "ask_first",
+    "ask_in_time",
+    "ask_or_cancel",
 )
 
 IDEMPOTENT = frozenset({NOTE_AGAIN})
@@ -22,8 +24,24 @@ FIELDS: dict[str, dict[str, Any]] = {
     NOTE_TOGETHER: {"enable_parallel_execution": True},
     TAKE_SECONDS: {},
     ASK_FIRST: {"default_requires_approval": True},
+    ASK_IN_TIME: {"default_requires_approval": True, "approval_expires_s": 2, "on_approval_expiry": "deny"},
+    ASK_OR_CANCEL: {"default_requires_approval": True, "approval_expires_s": 2, "on_approval_expiry": "cancel"},
 }
 """What is said of each tool when it is made."""
+
+ON_CLIENT = "on_client"
+CLIENT_TOOLS = [
+    {
+        "name": ON_CLIENT,
+        "description": "Is run by the client.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string"}, "seconds": {"type": "number"}},
+            "required": ["key"],
+        },
+    }
+]
+"""What a submission says of the tools that its client runs itself."""
 
 _SOURCE = '''
 def {name}(key: str, seconds: float) -> str:

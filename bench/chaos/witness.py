@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -11,7 +12,7 @@ from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
 from bench.chaos.tools import StartLog
 from shared.domain.lifecycle import TERMINAL
 from shared.domain.runs import OTIDS
-from shared.sql.run_tables import runs, submission_keys
+from shared.sql.run_tables import approvals, runs, submission_keys
 from shared.sql.tables import messages
 
 LOOK_S = 1.0
@@ -61,6 +62,19 @@ class Witness:
         )
         async with self.deployment.database.read() as connection:
             return (await connection.execute(query)).scalar_one_or_none()
+
+    async def approvals_of(self, run_id: str) -> list[Any]:
+        """Id and time of expiry of what a run waits or has waited for."""
+        query = sa.select(approvals.c.id, approvals.c.expires_at).where(approvals.c.run_id == run_id)
+        async with self.deployment.database.read() as connection:
+            return list(await connection.execute(query))
+
+    async def compactions_of(self, thread_id: str) -> list[str]:
+        """The runs that compact a thread, or have."""
+        is_compaction = runs.c.options.contains('"run_type":"compaction"')
+        async with self.deployment.database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.id).where(runs.c.thread_id == thread_id, is_compaction))
+            return list(found.scalars())
 
     async def cancelled(self, record: RunRecord) -> None:
         """A cancel of this run was just answered with "cancelled": from now on nothing may happen."""

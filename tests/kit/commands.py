@@ -47,14 +47,18 @@ class CommandProcess:
 Launch = Callable[[Command], CommandProcess]
 
 
-def execute(command: Command) -> CommandProcess:
-    """A new interpreter, as an operator starts it."""
+HOLDFAST = "from api.cli import main; main()"
+
+
+def execute(command: Command, program: str = HOLDFAST, directory: Path = ROOT) -> CommandProcess:
+    """A new interpreter, as an operator starts it. `program` is what it executes, `holdfast` by default, with the code
+    in `directory`."""
     with command.output.open("ab") as output, command.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from api.cli import main; main()", *command.arguments],
+            [sys.executable, "-c", program, *command.arguments],
             stdout=output,
             stderr=log,
-            cwd=ROOT,
+            cwd=directory,
             env=dict(command.environment),
         )
     return CommandProcess(process.pid, process.poll)

@@ -100,6 +100,11 @@ class Processes:
         await self._listens(port)
         return process
 
+    async def migrate(self) -> None:
+        """`holdfast migrate`; returns when the database has the shape of the release."""
+        process = await self._start("migrate", settings={})
+        assert await process.ended() == 0, process.log.read_text()
+
     async def kill_all(self) -> None:
         for process in self._started:
             await process.kill()

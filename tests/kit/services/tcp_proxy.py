@@ -54,6 +54,11 @@ class TcpProxy:
             self._server = None
         self.cut()
 
+    def lead_to(self, service_port: int) -> None:
+        """Another service takes the place of the one behind it: new connections lead there, and open ones are cut."""
+        self._service_port = service_port
+        self.cut()
+
     def cut(self) -> None:
         """Ends every connection at once, as a network does."""
         for connection in list(self._connections):

@@ -1,0 +1,49 @@
+"""What must be true of what was decided: nothing starts that was denied, and what a client brought is what the model is
+told, once."""
+
+from collections import defaultdict
+
+import sqlalchemy as sa
+
+from bench.chaos.ledger import Column, Decided, Ledger
+from bench.chaos.tools import Start
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import ToolReturn, ToolReturns
+from shared.sql.engine import Database
+from shared.sql.history.messages import message_of
+from shared.sql.run_tables import approvals, runs
+from shared.sql.tables import messages
+
+
+async def check_decisions(ledger: Ledger, database: Database, starts: dict[str, list[Start]]) -> None:
+    """Looks at every call that waited and was decided."""
+    told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
+    async with database.read() as connection:
+        for row in (await connection.execute(sa.select(messages))).mappings():
+            body = message_of(row).body
+            if isinstance(body, ToolReturns):
+                for one in body.returns:
+                    told[row["thread_id"], one.tool_call_id].append(one)
+        found = await connection.execute(
+            sa.select(approvals.c.id, approvals.c.thread_id, runs.c.status).join(runs, runs.c.id == approvals.c.run_id)
+        )
+        waited = {row.id: (str(row.thread_id), str(row.status)) for row in found}
+    for approval_id, decided in ledger.decided.items():
+        thread_id, status = waited.get(approval_id, ("-", "-"))
+        _check(ledger, decided, told[thread_id, decided.tool_call_id], starts.get(decided.key, []))
+        if decided.status == "denied" and status not in (RunStatus.COMPLETED, RunStatus.CANCELLED):
+            ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and its run is {status}")
+
+
+def _check(ledger: Ledger, decided: Decided, told: list[ToolReturn], begun: list[Start]) -> None:
+    if decided.status != "approved" and begun:
+        detail = f"{decided.key} was {decided.status} and started: {begun}"
+        ledger.broken(Column.DECISIONS, decided.run_id, detail)
+    if len(told) != 1:
+        detail = f"{decided.key} was {decided.status} and has {len(told)} results: {[one.text for one in told]}"
+        ledger.broken(Column.DECISIONS, decided.run_id, detail)
+    elif decided.status == "returned" and told[0].text != decided.tool_return:
+        detail = f"{decided.key}: the client brought {decided.tool_return!r}, the model is told {told[0].text!r}"
+        ledger.broken(Column.DECISIONS, decided.run_id, detail)
+    elif decided.status == "denied" and told[0].status != "error":
+        ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and came to {told[0].text!r}")
