@@ -40,6 +40,9 @@ class Settings(BaseSettings):
     sweep_s: float = Field(default=5.0, gt=0, description="Seconds between two looks for stranded runs.")
     max_attempts: int = Field(default=3, ge=1, description="Claims without a checkpoint after which a run fails.")
     stream_ttl_s: int = Field(default=3600, ge=1, description="Seconds that Redis keeps a log after its last event.")
+    retain_days: int = Field(
+        default=0, ge=0, description="Days that the log and the steps of a run are kept after its end; 0: for ever."
+    )
     drain_s: float = Field(default=0.0, ge=0, description="Seconds that SIGTERM lets runs finish. 0: handed over now.")
 
     first_event_timeout: float = Field(default=120.0, gt=0, description="Seconds for a model to begin its answer.")

@@ -198,13 +198,20 @@ async def reading(stores: Stores) -> None:
     await stores.steps.list_steps(PROJECT, limit=20, ascending=False)
 
 
+async def a_round_of_retention(stores: Stores) -> None:
+    run = await stores.ended(callback_url="http://127.0.0.1/")
+    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    assert (await stores.retention.prune(NOW.replace(year=2030), NOW))["runs"]
+
+
 async def a_deletion(stores: Stores) -> None:
     await stores.listing.delete(PROJECT, (await stores.ended()).id)
 
 
 CALLS = (
     a_submission, a_claim, a_step, a_hand_over, an_end, a_failure, an_approval, a_cancel, a_sweep, due_approvals,
-    due_callbacks, lists, the_active_runs, reading, a_deletion,
+    due_callbacks, lists, the_active_runs, reading, a_round_of_retention,
+    a_deletion,
 )  # fmt: skip
 
 
