@@ -182,20 +182,25 @@ async def _run_prune(settings: Settings, options: argparse.Namespace) -> None:
 
 async def _prune(retention: Retention) -> None:
     """Prunes until nothing is left, or until the process is asked to end."""
-    stop = _told_to_end()
-    total, said_at = Counter(runs=0), time.monotonic()
+    total = Counter(runs=0)
     try:
-        async with aclosing(retention.prune()) as pruning:
-            async for pruned in pruning:
-                total.update(pruned)
-                if stop.is_set():
-                    break
-                if time.monotonic() > said_at + PROGRESS_S:
-                    said_at = time.monotonic()
-                    print(f"holdfast prune: {total['runs']:,} runs so far", file=sys.stderr, flush=True)
+        await _add_pruned(retention, total)
     finally:
         for name, count in total.items():
             print(f"{count:>12,} {name} {'pruned' if name == 'runs' else 'deleted'}", flush=True)
+
+
+async def _add_pruned(retention: Retention, total: Counter[str]) -> None:
+    stop, said_at = _told_to_end(), time.monotonic()
+    async with aclosing(retention.prune()) as pruning:
+        async for pruned in pruning:
+            total.update(pruned)
+            if stop.is_set():
+                print("holdfast prune: told to end; what is left is pruned another time", file=sys.stderr, flush=True)
+                return
+            if time.monotonic() > said_at + PROGRESS_S:
+                said_at = time.monotonic()
+                print(f"holdfast prune: {total['runs']:,} runs so far", file=sys.stderr, flush=True)
 
 
 @asynccontextmanager

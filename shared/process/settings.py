@@ -41,7 +41,10 @@ class Settings(BaseSettings):
     max_attempts: int = Field(default=3, ge=1, description="Claims without a checkpoint after which a run fails.")
     stream_ttl_s: int = Field(default=3600, ge=1, description="Seconds that Redis keeps a log after its last event.")
     retain_days: int = Field(
-        default=0, ge=0, description="Days that the log and the steps of a run are kept after its end; 0: for ever."
+        default=0,
+        ge=0,
+        le=36_500,
+        description="Days that the log and the steps of a run are kept after its end; 0: for ever.",
     )
     drain_s: float = Field(default=0.0, ge=0, description="Seconds that SIGTERM lets runs finish. 0: handed over now.")
 
