@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 
 import uvloop
 from fastapi import FastAPI
@@ -30,12 +32,16 @@ from shared.process.settings import Settings
 from shared.process.version import VERSION
 from shared.redis.connection import Redis, connect
 from shared.redis.embedded import connect_embedded
-from shared.sql.engine import WAIT_S, Database
+from shared.runs.retention import Retention
+from shared.sql.engine import ANSWER_S, WAIT_S, Database
 from shared.sql.migrate import is_current, migrate
+from shared.sql.runs.retention import RetentionStore
 from worker.main import working
 
 START_S = 30.0
 """How long a process that starts waits for a database that is away."""
+
+PROGRESS_S = 5.0
 
 WORKER_WAIT_S = 15.0
 """Nobody waits for an answer of a worker's: when it takes up many runs at once, they may queue for connections."""
@@ -77,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     worker.set_defaults(run=_run_worker)
     migrating = commands.add_parser("migrate", help="bring the database to the shape that this version needs")
     migrating.set_defaults(run=_run_migrate)
+    pruning = commands.add_parser("prune", help="delete logs, steps and keys of runs that ended long ago")
+    pruning.add_argument("--older-than-days", type=_positive, metavar="N", help="(default: HOLDFAST_RETAIN_DAYS)")
+    pruning.add_argument("--dry-run", action="store_true", help="say what would be deleted, and delete nothing")
+    pruning.set_defaults(run=_run_prune)
     return parser
 
 
@@ -102,6 +112,7 @@ def _positive(text: str) -> int:
 
 def _settings(options: argparse.Namespace) -> Settings:
     fields = {"max_runs": "max_runs", "data_dir": "data_dir", "drain_seconds": "drain_s"}
+    fields["older_than_days"] = "retain_days"
     given = {field: getattr(options, option, None) for option, field in fields.items()}
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
@@ -136,9 +147,7 @@ async def _run_api(settings: Settings, options: argparse.Namespace) -> None:
 
 async def _run_worker(settings: Settings, _options: argparse.Namespace) -> None:
     database = await _production_database(settings, wait_s=WORKER_WAIT_S)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = _told_to_end()
     async with _process(settings, database, _production_redis(settings)) as process, working(process):
         print(f"holdfast worker: up to {settings.max_runs} runs at once", flush=True)
         await stop.wait()
@@ -151,6 +160,47 @@ async def _run_migrate(settings: Settings, _options: argparse.Namespace) -> None
     finally:
         await database.aclose()
     print(f"holdfast migrate: the database is at revision {revision}")
+
+
+async def _run_prune(settings: Settings, options: argparse.Namespace) -> None:
+    if not settings.retain_days:
+        raise InvalidRequest("runs are kept for ever: say --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
+    database = await _production_database(settings, answer_s=None if options.dry_run else ANSWER_S)
+    keep = timedelta(days=settings.retain_days)
+    retention = Retention(store=RetentionStore(database), clock=SystemClock(), keep=keep)
+    try:
+        before = retention.before
+        print(f"holdfast prune: runs that ended before {before:%Y-%m-%d %H:%M} UTC", flush=True)
+        if not options.dry_run:
+            await _prune(retention)
+            return
+        async for name, count in retention.store.count(before):
+            print(f"{count:>12,} {name} would be {'pruned' if name == 'runs' else 'deleted'}", flush=True)
+    finally:
+        await database.aclose()
+
+
+async def _prune(retention: Retention) -> None:
+    """Prunes until nothing is left, or until the process is asked to end."""
+    total = Counter(runs=0)
+    try:
+        await _add_pruned(retention, total)
+    finally:
+        for name, count in total.items():
+            print(f"{count:>12,} {name} {'pruned' if name == 'runs' else 'deleted'}", flush=True)
+
+
+async def _add_pruned(retention: Retention, total: Counter[str]) -> None:
+    stop, said_at = _told_to_end(), time.monotonic()
+    async with aclosing(retention.prune()) as pruning:
+        async for pruned in pruning:
+            total.update(pruned)
+            if stop.is_set():
+                print("holdfast prune: told to end; what is left is pruned another time", file=sys.stderr, flush=True)
+                return
+            if time.monotonic() > said_at + PROGRESS_S:
+                said_at = time.monotonic()
+                print(f"holdfast prune: {total['runs']:,} runs so far", file=sys.stderr, flush=True)
 
 
 @asynccontextmanager
@@ -172,8 +222,20 @@ async def _process(
         await database.aclose()
 
 
-async def _production_database(settings: Settings, *, wait_s: float = WAIT_S) -> Database:
-    database = Database(_database_url(settings), connections=settings.database_connections, wait_s=wait_s)
+def _told_to_end() -> asyncio.Event:
+    """Set when the process is asked to end."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _production_database(
+    settings: Settings, *, wait_s: float = WAIT_S, answer_s: float | None = ANSWER_S
+) -> Database:
+    database = Database(
+        _database_url(settings), connections=settings.database_connections, wait_s=wait_s, answer_s=answer_s
+    )
     if not await _is_current(database):
         await database.aclose()
         raise InvalidRequest("the database does not have the shape that this version needs: run `holdfast migrate`")

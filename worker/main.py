@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from uuid import uuid4
 
 from shared.concurrency import background
@@ -14,6 +15,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
 from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.approvals import ApprovalService
+from shared.runs.retention import Retention
 from shared.runs.unowned import UnownedRuns
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.history.messages import MessageStore
@@ -23,6 +25,7 @@ from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.events import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
+from shared.sql.runs.retention import RetentionStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from worker.models.registry import Models
@@ -35,6 +38,8 @@ from worker.tools.process_sandbox import ProcessSandbox
 from worker.upkeep.sweeper import Sweeper
 
 STARTS_AT_ONCE = 4
+
+PRUNE_EVERY_S = 60.0
 
 HAND_OVER_S = 10.0
 """Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
@@ -80,21 +85,38 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             on_shutdown=active_runs.shut_down,
         )
         unowned = _unowned(process, services)
-        sweeper, approvals = _sweeper(process, services, unowned), _approvals(process, services, unowned)
+        sweeper = _sweeper(process, services, unowned)
         if alone:
             await sweeper.restart()
         await stack.enter_async_context(background(models.warm(), name="import model clients"))
         await stack.enter_async_context(active_runs.listening())
-        intervals, every_s = IntervalLock(process.redis), settings.sweep_s
-        await stack.enter_async_context(intervals.repeating(sweeper.sweep, every_s=every_s, name="sweep"))
-        await stack.enter_async_context(
-            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
-        )
+        await stack.enter_async_context(_upkeep(process, sweeper, _approvals(process, services, unowned)))
         await stack.enter_async_context(background(queue_worker.serve(), name="queue worker"))
         try:
             yield queue_worker
         finally:
             await queue_worker.drain(settings.drain_s, hand_over_s=HAND_OVER_S)
+
+
+@asynccontextmanager
+async def _upkeep(process: ProcessContext, sweeper: Sweeper, approvals: ApprovalService) -> AsyncGenerator[None]:
+    """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
+    intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(intervals.repeating(sweeper.sweep, every_s=every_s, name="sweep"))
+        await stack.enter_async_context(
+            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
+        )
+        if process.settings.retain_days:
+            retention = Retention(
+                store=RetentionStore(process.database),
+                clock=process.clock,
+                keep=timedelta(days=process.settings.retain_days),
+            )
+            await stack.enter_async_context(
+                intervals.repeating(retention.prune_some, every_s=PRUNE_EVERY_S, name="prune")
+            )
+        yield
 
 
 def _run_services(process: ProcessContext, models: Models, sandbox: ProcessSandbox) -> RunServices:

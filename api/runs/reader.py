@@ -12,10 +12,10 @@ from shared.clock import unix_ms
 from shared.domain.errors import NotFound, Unavailable
 from shared.domain.events import FIRST_SEQ, Gap, RunCreated, decode, encode, is_end
 from shared.domain.ids import RunId, Seq
-from shared.domain.lifecycle import STREAM_ENDED, RunTrigger
+from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, unbroken
 from shared.domain.runs import Run
-from shared.domain.settling import RunEnd, end_events
+from shared.domain.settling import PARKED, RunEnd, end_events
 from shared.redis.event_feed import EventFeed, Subscription
 from shared.redis.event_log import EventLog
 from shared.sql.runs.events import EventStore
@@ -197,7 +197,8 @@ def _end_of(run: Run) -> Entries:
     events = end_events(
         end,
         at=unix_ms(run.completed_at or run.created_at),
-        status=run.status,
+        # The stream of a run that was decided has ended before, when it was parked.
+        status=RunStatus.AWAITING_APPROVAL if run.stop_reason == PARKED.stop_reason else run.status,
         usage=run.usage,
         step_count=run.step_count,
         status_events=run.options.status_events,

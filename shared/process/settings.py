@@ -44,6 +44,12 @@ class Settings(BaseSettings):
         description="Workers that may be lost with a run before it stores a step; the last one had it alone.",
     )
     stream_ttl_s: int = Field(default=3600, ge=1, description="Seconds that Redis keeps a log after its last event.")
+    retain_days: int = Field(
+        default=0,
+        ge=0,
+        le=36_500,
+        description="Days that the log and the steps of a run are kept after its end; 0: for ever.",
+    )
     drain_s: float = Field(default=0.0, ge=0, description="Seconds that SIGTERM lets runs finish. 0: handed over now.")
 
     first_event_timeout: float = Field(default=120.0, gt=0, description="Seconds for a model to begin its answer.")

@@ -193,3 +193,9 @@ callbacks = sa.Table(
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
 )
+
+OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)
+"""The tables that hang on a run by its id, but for the messages, which stay in the history."""
+
+RETAINED_FOR_A_WHILE = tuple(table for table in OF_A_RUN if table is not approvals)
+"""Those whose rows retention deletes. Who decided what stays with the history."""

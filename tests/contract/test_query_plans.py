@@ -32,7 +32,7 @@ from shared.sql.run_tables import (
 from shared.sql.runs.listing import RunFilter
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.previous_release import fill_with_ended_runs
+from tests.kit.runs.previous_release import OURS, fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
@@ -198,13 +198,20 @@ async def reading(stores: Stores) -> None:
     await stores.steps.list_steps(PROJECT, limit=20, ascending=False)
 
 
+async def a_round_of_retention(stores: Stores) -> None:
+    run = await stores.ended(callback_url="http://127.0.0.1/")
+    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    assert (await stores.retention.prune(NOW.replace(year=2030), NOW))["runs"]
+
+
 async def a_deletion(stores: Stores) -> None:
     await stores.listing.delete(PROJECT, (await stores.ended()).id)
 
 
 CALLS = (
     a_submission, a_claim, a_step, a_hand_over, an_end, a_failure, an_approval, a_cancel, a_sweep, due_approvals,
-    due_callbacks, lists, the_active_runs, reading, a_deletion,
+    due_callbacks, lists, the_active_runs, reading, a_round_of_retention,
+    a_deletion,
 )  # fmt: skip
 
 
@@ -310,6 +317,26 @@ async def test_no_query_reads_a_whole_table(stores: Stores) -> None:
         whole |= await read_whole(stores, statements)
         await end_what_is_active(stores)
     assert whole == {}
+
+
+async def test_a_round_of_retention_costs_nothing_for_runs_that_were_pruned(stores: Stores) -> None:
+    """It finds the others by the index that has no others in it. SQLite took the one of all runs that ever ended."""
+    await fill_with_ended_runs(stores)
+    async with stores.database.write() as connection:
+        was_pruned = runs.c.number % OURS != 1
+        await connection.execute(sa.update(runs).where(was_pruned).values(pruned_at=NOW))
+        if not stores.database.is_sqlite:
+            await connection.execute(sa.text("ANALYZE"))
+    with sent_statements() as statements:
+        await stores.retention.prune(NOW.replace(year=2030), NOW)
+
+    [finding] = [sent for sent in statements if "LIMIT" in sent.text]
+    async with stores.database.read() as connection:
+        explain = "EXPLAIN QUERY PLAN" if stores.database.is_sqlite else "EXPLAIN"
+        plan = await connection.exec_driver_sql(f"{explain} {finding.text}", tuple(finding.parameters))
+        of_runs = [line for row in plan for line in row if re.search(r" (on )?runs ", str(line))]
+    assert len(of_runs) == 1
+    assert "ix_runs_not_pruned" in of_runs[0]
 
 
 async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,18 +11,19 @@ import sqlalchemy as sa
 from arq.connections import ArqRedis
 
 from api.runs.reader import GATHER_S, LogEnds, RunReader
-from shared.domain.events import Gap, RunCreated, StatusChanged, StepRestarted, decode, encode
+from shared.domain.events import Gap, RunCreated, StatusChanged, StepRestarted, decode, encode, is_end
 from shared.domain.ids import Fence, Seq
-from shared.domain.lifecycle import RunTrigger
+from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, first_seq_of
-from shared.domain.runs import Run, RunError
+from shared.domain.runs import Run, RunError, RunOptions
 from shared.redis.connection import connect
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
+from shared.sql.runs.events import BLOCK_ENTRIES
 from shared.sql.runs.run_store import RunStore
-from tests.kit.runs.stored_runs import IDS, NOW, Stores, run_end, stored_runs
+from tests.kit.runs.stored_runs import IDS, NOW, Stores, approve, call, run_end, stored_runs
 from tests.kit.services.databases import statements
 from tests.kit.services.tcp_proxy import free_port
 
@@ -61,6 +63,14 @@ async def all_of(reader: RunReader, run: Run, after: int) -> list[tuple[Seq, byt
     """What a reader sees up to the end of the log."""
     async with asyncio.timeout(20):
         return [entry async for batch in reader.follow(run, Seq(after), quiet_s=0.1) for entry in batch]
+
+
+async def pruned(stores: Stores, run: Run) -> Run:
+    """The run after retention has taken its log."""
+    assert (await stores.retention.prune(NOW + timedelta(days=90), NOW))["runs"] == 1
+    async with stores.database.read() as connection:
+        assert (await connection.execute(sa.select(event_blocks.c.first_seq))).all() == []
+    return await stores.runs.look_up(run.id)
 
 
 async def seen_up_to(reader: RunReader, run: Run, after: int, last: int) -> list[Seq]:
@@ -162,8 +172,7 @@ async def test_the_end_of_a_log_that_was_pruned_is_made_anew(
     end = run_end(trigger, error=error)
     ended = (await stores.settle(run, trigger, end=end, tail=LogTail(Seq(2), ENTRIES[:9]))).run
     whole = await all_of(reader, ended, after=0)
-    async with stores.database.write() as connection:
-        await connection.execute(sa.delete(event_blocks))
+    ended = await pruned(stores, ended)
 
     left = whole[10:]
     assert len(left) == (4 if error else 3)
@@ -173,6 +182,45 @@ async def test_the_end_of_a_log_that_was_pruned_is_made_anew(
     assert kept[2:] == left
     for after in range(10, ended.last_seq + 2):
         assert await all_of(reader, ended, after) == [entry for entry in left if entry[0] > after]
+
+
+async def test_the_end_of_a_decided_runs_log_is_made_anew_as_it_was(stores: Stores, reader: RunReader) -> None:
+    """Its stream had ended when it was parked; the run has completed since."""
+    options = RunOptions(status_events=True)
+    parked = await stores.parked(call("a", needs_approval=True), options=options)
+    await stores.decide(approve("a"))
+    run = await stores.runs.look_up(parked.id)
+    whole = await all_of(reader, run, after=1)
+    assert decode(whole[-4][1]) == StatusChanged(int(NOW.timestamp() * 1000), RunStatus.AWAITING_APPROVAL)
+    assert await all_of(reader, await pruned(stores, run), after=1) == whole
+
+
+async def test_a_log_of_two_owners_that_was_pruned_ends_with_its_own_numbers(
+    stores: Stores, reader: RunReader, log: EventLog
+) -> None:
+    run, mine = await two_owners(stores, log, stored=5, shown=5, follows=6)
+    ended = (await stores.settle(run, tail=LogTail(SECOND, mine))).run
+    whole = await all_of(reader, ended, after=0)
+    ended = await pruned(stores, ended)
+    for after in range(1, 7):
+        (gap_seq, gap), *left = await all_of(reader, ended, after)
+        assert (gap_seq, decode(gap)) == (left[0][0] - 1, Gap(decode(left[0][1]).at, first_missing=Seq(after + 1)))
+        assert left == whole[-3:]
+
+
+async def test_a_reader_in_the_middle_of_a_log_that_is_pruned_is_told_and_gets_the_end(
+    stores: Stores, reader: RunReader
+) -> None:
+    run = await stores.claimed()
+    ended = (await stores.settle(run, tail=LogTail(Seq(2), ENTRIES * (2 * BLOCK_ENTRIES // len(ENTRIES))))).run
+    async with asyncio.timeout(20), aclosing(reader.follow(ended, Seq(1), quiet_s=5)) as batches:
+        seen = await anext(batches)
+        assert len(seen) == BLOCK_ENTRIES
+        await pruned(stores, ended)
+        rest = [entry async for batch in batches for entry in batch]
+    assert [seq for seq, _ in rest] == [*range(ended.last_seq - 3, ended.last_seq + 1)]
+    assert decode(rest[0][1]) == Gap(decode(rest[1][1]).at, first_missing=Seq(seen[-1][0] + 1))
+    assert is_end(rest[-1][1])
 
 
 async def test_an_end_that_was_published_while_nobody_heard_it_is_found(stores: Stores, reader: RunReader) -> None:

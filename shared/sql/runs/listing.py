@@ -13,18 +13,7 @@ from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.runs import OTIDS, Run, has_otid, quoted_otid
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
-from shared.sql.run_tables import (
-    approvals,
-    callbacks,
-    event_blocks,
-    has_one_of,
-    injected_messages,
-    run_inputs,
-    runs,
-    steps,
-    submission_keys,
-    tool_intents,
-)
+from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
 from shared.sql.tables import messages
 
@@ -155,8 +144,10 @@ class RunListing:
     async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
         """Deletes a run that has ended, with its log. Its messages stay in the history. Raises `NotFound`."""
         async with self._database.write() as connection:
+            # The run's row first and then what hangs on it, as retention does: otherwise the two could wait for each
+            # other.
             known = await connection.execute(
-                sa.select(runs.c.id).where(runs.c.id == run_id, runs.c.project_id == project_id)
+                sa.select(runs.c.id).where(runs.c.id == run_id, runs.c.project_id == project_id).with_for_update()
             )
             if known.one_or_none() is None:
                 raise not_found(run_id)
@@ -187,16 +178,14 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
     return conditions
 
 
-OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)
-"""The tables whose rows belong to a run by its id. Messages are not among them: they stay in the history."""
-
-
 async def delete_histories(connection: AsyncConnection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
     """Deletes the runs and messages of an agent (in all its histories) or of one thread.
 
     A worker that still executes one of the runs learns it from its next fenced write, which finds no row.
     """
     of_owner = sa.select(runs.c.id).where(runs.c[owner] == owner_id)
+    # As in `RunListing.delete`: the runs first, then what hangs on them.
+    await connection.execute(sa.select(sa.func.count()).select_from(of_owner.with_for_update().subquery()))
     for table in OF_A_RUN:
         await connection.execute(sa.delete(table).where(table.c.run_id.in_(of_owner)))
     await connection.execute(sa.delete(messages).where(messages.c[owner] == owner_id))

@@ -40,9 +40,9 @@ def owner_of(number: int) -> dict[str, str]:
     return {"project_id": f"project-{number % 97}", "agent_id": f"agent-{number % 97}"}
 
 
-async def fill_with_ended_runs(stores: Stores) -> None:
+async def fill_with_ended_runs(stores: Stores, count: int = EARLIER) -> None:
     """Puts an old deployment's rows into every table that grows."""
-    ended = [(number, str(THREAD) if number % OURS == 1 else f"conv-{2 + number % 97}") for number in range(EARLIER)]
+    ended = [(number, str(THREAD) if number % OURS == 1 else f"conv-{2 + number % 97}") for number in range(count)]
     async with stores.database.write() as connection:
         for table, values in {**_runs_and_logs(ended), **_what_hangs_on_runs(ended)}.items():
             await connection.execute(sa.insert(table), list(values))

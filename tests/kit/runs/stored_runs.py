@@ -33,6 +33,7 @@ from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.events import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
+from shared.sql.runs.retention import RetentionStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.sql.runs.steps import StepStore
@@ -188,6 +189,10 @@ class Stores:
     @property
     def steps(self) -> StepStore:
         return StepStore(self.database)
+
+    @property
+    def retention(self) -> RetentionStore:
+        return RetentionStore(self.database)
 
     @property
     def decisions(self) -> DecisionStore:

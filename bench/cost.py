@@ -1,0 +1,207 @@
+"""Measures what must not grow: `python -m bench.cost`.
+
+Submit, claim, settle and the lists of runs, once with ten earlier runs in the thread and once with 100,000, of a
+million in the project; and the transactions of a deployment of ten API processes and ten workers without any work.
+The earlier runs are inserted by SQL, and what is measured are the stores' own methods, without the wire.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from bench.deployments import SETTINGS, machine
+from bench.measurements import Row, milliseconds
+from shared.domain.runs import RunOptions, Usage
+from shared.sql.columns import to_json
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.engine import Database
+from shared.sql.migrate import migrate
+from shared.sql.paging import Page
+from shared.sql.runs.listing import RunFilter
+from tests.kit.commands import fork
+from tests.kit.product.processes import processes_in
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, said, some_run
+from tests.kit.services.databases import PostgresServer, open_database
+from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.tcp_proxy import free_port
+
+TIMES, WARM_UP = 200, 20
+FEW = 10
+PROCESSES = 10
+SETTLED_S, WATCHED_S = 20, 60
+THREADS = 10_000
+
+MOMENT = int(NOW.timestamp() * 1_000_000)
+NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
+INSERT_RUNS = f"""
+    INSERT INTO runs (id, project_id, agent_id, thread_id, status, stop_reason, background, options, input, turn, ring,
+        fence, stalled_claims, usage, step_count, last_seq, checkpoint_seq, reserved_seq, created_at, started_at,
+        completed_at, updated_at)
+    {{numbers}}
+    SELECT 'earlier-' || n, '{PROJECT}', '{AGENT.id}',
+        CASE WHEN n <= {{of_thread}} THEN '{THREAD}' ELSE 'other-' || (n % {THREADS}) END,
+        'completed', 'end_turn', FALSE, CAST(:options AS TEXT), '[]', n, 1, 1, 0, CAST(:usage AS TEXT), 1, 9, 9, 9,
+        {MOMENT} + n, {MOMENT} + n, {MOMENT} + n, {MOMENT} + n
+    FROM numbers
+"""
+INSERT_KEYS = f"""
+    INSERT INTO submission_keys (thread_id, key, run_id)
+    {{numbers}} SELECT '{THREAD}', 'otids:earlier-' || n, 'earlier-' || n FROM numbers WHERE n <= {{of_thread}}
+"""
+INSERT_MESSAGES = f"""
+    INSERT INTO messages (id, agent_id, thread_id, run_id, turn, position, in_context, left_because, body, created_at)
+    {{numbers}}
+    SELECT 'earlier-' || n, '{AGENT.id}', '{THREAD}', 'earlier-' || n, n, 1, FALSE, 'compacted',
+        CAST(:body AS TEXT), {MOMENT} + n
+    FROM numbers WHERE n <= {{of_thread}}
+"""
+
+DOCUMENTS = {"options": to_json(RunOptions()), "usage": to_json(Usage()), "body": to_json(said("hi").body)}
+
+Result = TypeVar("Result")
+
+
+class Times:
+    """How long each thing took, in seconds."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[float]] = {}
+
+    async def take(self, name: str, work: Awaitable[Result]) -> Result:
+        began = time.perf_counter()
+        result = await work
+        self.of.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make databases on")
+    parser.add_argument("--runs", type=int, default=1_000_000, help="earlier runs in the project")
+    parser.add_argument("--of-thread", type=int, default=100_000, help="those of them that the thread has")
+    parser.add_argument("--only", choices=["sqlite", "postgres", "idle"], help="measure one thing instead of all")
+    options = parser.parse_args()
+    print(machine())
+    with tempfile.TemporaryDirectory(prefix="holdfast-cost-") as directory:
+        if options.only in (None, "sqlite"):
+            await _grow("SQLite", f"sqlite:///{directory}/cost.db", options)
+        if options.only in (None, "postgres"):
+            async with _new_database(options.postgres) as url:
+                await _grow("Postgres", url, options)
+        if options.only in (None, "idle"):
+            async with _new_database(options.postgres) as url:
+                _show([await _idle(url, options.postgres, Path(directory))])
+
+
+@asynccontextmanager
+async def _new_database(admin_url: str) -> AsyncGenerator[str]:
+    server = PostgresServer(admin_url)
+    url = server.create_database()
+    try:
+        yield url
+    finally:
+        server.drop_database(url)
+
+
+async def _grow(name: str, url: str, options: argparse.Namespace) -> None:
+    """The same with few earlier runs and with many."""
+    database = Database(url, answer_s=None)
+    try:
+        await migrate(database)
+        await AgentEditor(database).create(AGENT, system_message_id=IDS.message())
+        await _insert(database, 1, FEW, of_thread=FEW)
+        few = await _cycles(Stores(database))
+        began = time.monotonic()
+        # Those that were measured have the turns in between.
+        await _insert(database, FEW + WARM_UP + TIMES + 1, options.runs, of_thread=options.of_thread)
+        _say(f"{name}: inserted {options.runs:,} runs in {time.monotonic() - began:.0f} s")
+        many = await _cycles(Stores(database))
+    finally:
+        await database.aclose()
+    _show(
+        Row(f"{name}: {what}, {runs} earlier runs", milliseconds(times.of[what]))
+        for what in few.of
+        for runs, times in ((f"{FEW:,}", few), (f"{options.of_thread:,} of {options.runs:,}", many))
+    )
+
+
+async def _insert(database: Database, first: int, last: int, *, of_thread: int) -> None:
+    numbers = NUMBERS.format(first=first, last=last)
+    async with database.write() as connection:
+        for statement in (INSERT_RUNS, INSERT_KEYS, INSERT_MESSAGES):
+            values = {name: text for name, text in DOCUMENTS.items() if f":{name}" in statement}
+            await connection.execute(sa.text(statement.format(numbers=numbers, of_thread=of_thread)), values)
+        if not database.is_sqlite:
+            # Postgres does it by itself, some time later; nobody does it for SQLite.
+            await connection.execute(sa.text("ANALYZE"))
+
+
+async def _cycles(stores: Stores) -> Times:
+    """One run of the thread after the other."""
+    for _ in range(WARM_UP):
+        await _cycle(stores, Times())
+    times = Times()
+    for _ in range(TIMES):
+        await _cycle(stores, times)
+    return times
+
+
+async def _cycle(stores: Stores, times: Times) -> None:
+    run, newest = some_run(), Page(limit=50)
+    await times.take("submit", stores.runs.submit(run, [said("hi")], keys=[f"otids:{run.id}"], refuse_if_busy=True))
+    claimed = await times.take("claim", stores.runs.claim(run.id, run.dispatch, IDS.claim(), NOW))
+    assert claimed is not None
+    await times.take("settle", stores.settle(claimed))
+    thread = RunFilter(thread_id=THREAD)
+    await times.take("list of the thread", stores.listing.page(PROJECT, thread, newest))
+    await times.take("list of the project", stores.listing.page(PROJECT, RunFilter(), newest))
+
+
+async def _idle(url: str, admin_url: str, directory: Path) -> Row:
+    """Transactions per second of a deployment that has nothing to do."""
+    async with AsyncExitStack() as stack:
+        async with open_database(url) as database:
+            await migrate(database)
+        redis = PrivateRedis(directory)
+        await redis.start()
+        stack.push_async_callback(redis.kill)
+        stack.push_async_callback(redis.close)
+        connections = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": redis.url, "HOLDFAST_RETAIN_DAYS": "30"}
+        processes = await stack.enter_async_context(processes_in(directory, {**SETTINGS, **connections}, fork))
+        for _ in range(PROCESSES):
+            await asyncio.gather(processes.api(free_port()), processes.worker())
+        await asyncio.sleep(SETTLED_S)
+        # Asked from another database, so that the question is not counted.
+        asking = await stack.enter_async_context(open_database(admin_url))
+        before, began = await _transactions(asking, url), time.monotonic()
+        await asyncio.sleep(WATCHED_S)
+        per_s = (await _transactions(asking, url) - before) / (time.monotonic() - began)
+    return Row(f"idle: {PROCESSES} API processes and {PROCESSES} workers", f"{per_s:.2f} transactions/s")
+
+
+async def _transactions(asking: Database, url: str) -> int:
+    counted = sa.text("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name")
+    async with asking.read() as connection:
+        return (await connection.execute(counted, {"name": sa.make_url(url).database})).scalar_one()
+
+
+def _show(rows: Iterable[Row]) -> None:
+    for row in rows:
+        print(f"| {row.name} | {row.figure} |", flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
