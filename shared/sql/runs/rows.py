@@ -92,6 +92,7 @@ async def insert_run(
     connection: AsyncConnection, run: Run, given: Sequence[NewMessage], keys: Sequence[str] = ()
 ) -> Run:
     """Stores a new run with its input, and the keys by which a repeated submission is recognised; the run as stored."""
+    stored = to_json(list(given))
     inserted = await connection.execute(
         sa.insert(runs)
         .values(
@@ -103,7 +104,9 @@ async def insert_run(
             status=run.status,
             background=run.options.background,
             options=to_json(run.options),
-            input="[]",
+            # A worker of the release before looks here. Workers are replaced before the API, so the only run that a new
+            # process stores and an old worker may claim is a continuation, by the expiry of an approval.
+            input=stored if run.continues else "[]",
             continues=run.continues,
             turn=run.turn,
             dispatch=run.dispatch,
@@ -121,7 +124,7 @@ async def insert_run(
         .returning(*RUN_COLUMNS)
     )
     if given:
-        await connection.execute(sa.insert(run_inputs).values(run_id=run.id, input=to_json(list(given))))
+        await connection.execute(sa.insert(run_inputs).values(run_id=run.id, input=stored))
     if keys:
         rows = [{"thread_id": run.thread_id, "key": key, "run_id": run.id} for key in dict.fromkeys(keys)]
         await connection.execute(sa.insert(submission_keys), rows)
