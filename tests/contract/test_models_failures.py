@@ -1,7 +1,5 @@
 """What a provider does wrong becomes one `ModelError`, the same for every wire; a cut stream is never a success."""
 
-import asyncio
-
 import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
@@ -172,15 +170,12 @@ async def test_a_connection_lost_before_the_first_event_is_retried() -> None:
 @pytest.mark.parametrize("handle", HANDLES)
 @pytest.mark.parametrize("silent", ["before headers", "after headers"])
 async def test_a_model_that_never_answers_is_given_up_once(handle: str, silent: str) -> None:
-    silence = {"silent_before_headers": 60.0} if silent == "before headers" else {"silent_after_headers": 60.0}
-    loop = asyncio.get_running_loop()
+    silence = {"silent_before_headers": 3600.0} if silent == "before headers" else {"silent_after_headers": 3600.0}
     async with models_on_server(first_event_timeout=0.3, retries=3) as (server, models):
         await models.warm([handle])
         server.say("Too late.", **silence)
-        began = loop.time()
         with pytest.raises(ModelError, match=r"no event within 0\.3 s") as caught:
             await ask(models, call(handle))
-        assert loop.time() - began < 20
         assert len(server.requests) == 1
     assert caught.value.error_type == ModelErrorType.TIMEOUT
 

@@ -1,5 +1,7 @@
 """What comes while a run is ending is answered or refused, and never taken in and dropped."""
 
+import asyncio
+
 from shared.domain.ids import ThreadId
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
@@ -13,13 +15,15 @@ async def test_a_message_that_is_taken_in_while_its_run_ends_is_answered(
 ) -> None:
     """The worker had looked for messages and waited for the database to end the run; the message was dropped."""
     product = working_product
-    models.play(Turn(text="Nearly done.", silent_before_headers=1), Turn(text="Now done."))
+    is_locked = asyncio.Event()
+    models.play(Turn(text="Nearly done.", silent_before_headers=60, resume=is_locked), Turn(text="Now done."))
     agent = await product.agent()
     run = await product.client.agents.messages.create_async(agent_id=agent.id, input="First")
     await wait_until(lambda: models.requests, description="the model to be asked")
     url = product.context.database.url.render_as_string(hide_password=False)
 
     async with thread_locked(url, ThreadId(agent.id)) as somebody_waits:
+        is_locked.set()
         await wait_until(somebody_waits, description="the worker to end the run")
         injected = await product.http.post(f"/v1/runs/{run.id}/inject", json={"input": "One more thing"})
         assert injected.status_code == 200

@@ -117,7 +117,9 @@ async def test_cancel_reaches_async_code_under_both_names(
             await asyncio.sleep(60)
         async def tool(path):
             try:
-                open(path, "w").write("started")
+                # Closed here, and not by a destructor: that would swallow what a signal raises in it.
+                with open(path, "w") as file:
+                    file.write("started")
                 {wait}
             except {error}:
                 await asyncio.sleep(0.01)
