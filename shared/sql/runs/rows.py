@@ -103,7 +103,8 @@ async def insert_run(
             status=run.status,
             background=run.options.background,
             options=to_json(run.options),
-            input="[]",
+            # A worker of the release before `run_inputs` looks here. Without decisions it would start what was denied.
+            input="[]" if run.continues is None else to_json(list(given)),
             continues=run.continues,
             turn=run.turn,
             dispatch=run.dispatch,
