@@ -5,16 +5,13 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 
 from shared.domain.approvals import hash_of
 from shared.domain.errors import AlreadyDecided, Conflict, HoldfastError, NoPendingApproval, NotFound, WrongToolCalls
 from shared.domain.ids import AgentId, ApprovalId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.messages import Decision, NewMessage
+from shared.domain.messages import Decision
 from shared.domain.runs import Run
-from shared.sql.columns import from_json
-from shared.sql.run_tables import runs
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -234,13 +231,3 @@ async def test_requests_that_nobody_decided_in_time_are_found(stores: Stores) ->
     assert [one.tool_call_id for one in await stores.approvals.expired(late)] == ["a"]
     await stores.decide(approve("a"), approve("b"), approve("c"))
     assert await stores.approvals.expired(late) == []
-
-
-async def test_a_worker_of_the_release_before_finds_the_decision_of_a_continuation(stores: Stores) -> None:
-    """It looks for the input in the run's row: an approval that expired during an upgrade was decided for nobody."""
-    await stores.parked(call("a", needs_approval=True))
-    continuation = await stores.decide(approve("a"))
-    async with stores.database.read() as connection:
-        found = await connection.execute(sa.select(runs.c.input).where(runs.c.id == continuation.id))
-        (given,) = from_json(found.scalar_one(), list[NewMessage])
-    assert given.body == decided(approve("a")).body
