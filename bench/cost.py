@@ -1,7 +1,7 @@
 """Measures what must not grow: `python -m bench.cost`.
 
-Submit, claim, settle and the lists of runs, once with ten earlier runs in the thread and once with 100,000, of a
-million in the project; and the transactions of a deployment of ten API processes and ten workers without any work.
+Submit, claim, settle, the lists of runs and retention, once with ten earlier runs in the thread and once with 100,000,
+of a million in the project; and the transactions of a deployment of ten API processes and ten workers without any work.
 The earlier runs are inserted by SQL, and what is measured are the stores' own methods, without the wire.
 """
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ from tests.kit.services.databases import PostgresServer, open_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 
-TIMES, WARM_UP = 200, 20
+TIMES, WARM_UP, PRUNINGS = 200, 20, 20
 FEW = 10
 PROCESSES = 10
 SETTLED_S, WATCHED_S = 20, 60
@@ -152,6 +153,10 @@ async def _cycles(stores: Stores) -> Times:
     times = Times()
     for _ in range(TIMES):
         await _cycle(stores, times)
+    later = NOW + timedelta(days=1)
+    for _ in range(PRUNINGS):
+        pruned = await times.take(f"pruning of {FEW} runs", stores.retention.prune(later, later, limit=FEW))
+        assert pruned["runs"] == FEW
     return times
 
 
