@@ -42,8 +42,8 @@ class Deciding:
         return continued
 
     async def leave_to_clock(self, story: Story, parked: RunRecord) -> RunRecord | None:
-        """Waits until the clock has decided what a parked run waits for, or somebody has who came at that moment. The
-        run that carries it out, if there is one."""
+        """Waits until the clock has decided what a parked run waits for, or somebody has who came at that moment. Its
+        continuation, if there is one."""
         [asked] = await self.witness.approvals_of(parked.run_id)
         if self.dice.random() < 0.3:
             until_s = (asked.expires_at - datetime.now(UTC)).total_seconds()

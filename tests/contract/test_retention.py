@@ -160,8 +160,8 @@ async def a_run_that_left_a_message_for_the_next(stores: Stores) -> Run:
 
 async def a_run_that_was_parked_long_ago_and_decided_just_now(stores: Stores) -> Run:
     parked = await stores.parked(WAITS)
-    carrying = await stores.decide(approve("a"), created_at=MUCH_LATER)
-    await stores.settle(await stores.claim(carrying), now=MUCH_LATER)
+    continuation = await stores.decide(approve("a"), created_at=MUCH_LATER)
+    await stores.settle(await stores.claim(continuation), now=MUCH_LATER)
     return parked
 
 

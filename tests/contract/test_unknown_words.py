@@ -115,11 +115,11 @@ async def add_field(stores: Stores, column: sa.Column[Any]) -> None:
 async def test_a_worker_of_the_release_before_started_a_tool_that_was_denied(stores: Stores) -> None:
     """It reads the input where that was kept then, and took a run without a decision for one that was approved."""
     await stores.park(await stores.claimed(), WAITS)
-    carrying = await stores.decide(Decision(tool_call_id="a", approve=False))
+    continuation = await stores.decide(Decision(tool_call_id="a", approve=False))
     async with stores.database.read() as connection:
-        found = await connection.execute(sa.select(runs.c.input).where(runs.c.id == carrying.id))
+        found = await connection.execute(sa.select(runs.c.input).where(runs.c.id == continuation.id))
         given = from_json(found.scalar_one(), list[NewMessage])
-    assert given == await stores.runs.input_of(carrying.id)
+    assert given == await stores.runs.input_of(continuation.id)
     [response] = given
     assert isinstance(response.body, ApprovalResponse)
     assert [one.approve for one in response.body.decisions] == [False]

@@ -104,8 +104,8 @@ async def insert_run(
             status=run.status,
             background=run.options.background,
             options=to_json(run.options),
-            # A worker of the release before looks here, and without decisions it would start what was denied. Workers are
-            # replaced before the API, so the only run that a new process stores and an old worker may claim is a
+            # A worker of the release before looks here, and without decisions it would start what was denied. Workers
+            # are replaced before the API, so the only run that a new process stores and an old worker may claim is a
             # continuation, by the expiry of an approval.
             input="[]" if run.continues is None else stored,
             continues=run.continues,
