@@ -28,15 +28,21 @@ async def rows_of_page(
     page: Page,
     *conditions: sa.ColumnElement[bool],
     columns: Sequence[sa.Column[Any]] | None = None,
+    owner: tuple[sa.Column[str], str] | None = None,
 ) -> list[RowMapping]:
     """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`,
-    `project_id` and `number`.
+    `project_id` and `number`. With `owner`, only rows with this value in this column. The table has an index of that
+    column and `number`, and the page is read from there, whatever others have added since.
 
     The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place. Raises
     `NotFound` for a cursor that the project does not have, instead of ending the list early.
     """
-    number = table.c.number
-    query = sa.select(*(columns or table.c)).where(table.c.project_id == project_id, *conditions).limit(page.limit)
+    number, order = table.c.number, [table.c.number]
+    query = sa.select(*(columns or table.c)).where(*conditions).limit(page.limit)
+    if owner is None or owner[0] is not table.c.project_id:
+        query = query.where(table.c.project_id == project_id)
+    if owner is not None:
+        query, order = query.where(is_owned_by(connection, *owner)), [owner[0], number]
     if page.after is not None:
         place = await _number_of(connection, table, project_id, page.after)
         query = query.where(number > place if page.ascending else number < place)
@@ -45,9 +51,22 @@ async def rows_of_page(
         query = query.where(number < place if page.ascending else number > place)
     # With `before` alone the page ends at the cursor: read away from it, then turn the page round.
     backwards = page.before is not None and page.after is None
-    found = await connection.execute(query.order_by(number if page.ascending is not backwards else number.desc()))
+    is_ascending = page.ascending is not backwards
+    found = await connection.execute(query.order_by(*(part if is_ascending else part.desc() for part in order)))
     rows = list(found.mappings())
     return rows[::-1] if backwards else rows
+
+
+def is_owned_by(connection: AsyncConnection, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
+    """That the column has this value, for a query that orders by the column and then by `number`.
+
+    Postgres is told a range, because it takes an equal column out of the order. Then the primary key has the order,
+    too, and it may walk back over everybody's newer rows to find the owner's. SQLite takes the index of an equal column
+    before any other, and its order with it.
+    """
+    if connection.dialect.name == "sqlite":
+        return column == value
+    return sa.and_(column >= value, column <= value)
 
 
 async def _number_of(connection: AsyncConnection, table: sa.Table, project_id: ProjectId, row_id: str) -> Any:

@@ -32,7 +32,7 @@ from shared.sql.run_tables import (
 from shared.sql.runs.listing import RunFilter
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.previous_release import OURS, fill_with_ended_runs
+from tests.kit.runs.previous_release import EARLIER, OURS, fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
@@ -317,6 +317,33 @@ async def test_no_query_reads_a_whole_table(stores: Stores) -> None:
         whole |= await read_whole(stores, statements)
         await end_what_is_active(stores)
     assert whole == {}
+
+
+@pytest.mark.parametrize("owner", ["thread_id", "agent_id", "project_id"])
+async def test_a_list_walked_back_over_all_that_others_had_added_since(postgres_url: str, owner: str) -> None:
+    """Postgres took the primary key for its order, and threw a million rows away to find fifty."""
+    wanted = {"thread_id": RunFilter(thread_id=THREAD), "agent_id": RunFilter(agent_ids=[AGENT.id])}
+    async with stored_runs(postgres_url) as stores:
+        await fill_with_ended_runs(stores)
+        async with stores.database.write() as connection:
+            ours = {"thread_id": str(THREAD), "agent_id": AGENT.id, "project_id": PROJECT}[owner]
+            last = (await connection.execute(sa.select(sa.func.max(runs.c.number)))).scalar_one() - EARLIER // 2
+            older = sa.case((runs.c.number <= last, ours), else_="others")
+            everybody = {"agent_id": AGENT.id, "project_id": PROJECT, owner: older}
+            await connection.execute(sa.update(runs).values(everybody))
+            await connection.execute(sa.text("ANALYZE"))
+        with sent_statements() as statements:
+            found = await stores.listing.page(PROJECT, wanted.get(owner, RunFilter()), Page(limit=50))
+        with sent_statements() as more:
+            thread_id = THREAD if owner == "thread_id" else None
+            await stores.listing.just_streamed(PROJECT, AGENT.id, thread_id, NOW)
+        statements += more if owner != "project_id" else []
+
+        assert [run.number for run in found] == [*range(last, last - 50, -1)]
+        async with stores.database.read() as connection:
+            for sent in statements:
+                plan = await connection.exec_driver_sql(f"EXPLAIN {sent.text}", tuple(sent.parameters))
+                assert f"using ix_runs_{owner}_number" in "\n".join(str(row[0]) for row in plan)
 
 
 async def test_a_round_of_retention_costs_nothing_for_runs_that_were_pruned(stores: Stores) -> None:

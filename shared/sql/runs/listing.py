@@ -12,7 +12,7 @@ from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, 
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.runs import OTIDS, Run, has_otid, quoted_otid
 from shared.sql.engine import Database
-from shared.sql.paging import Page, rows_of_page
+from shared.sql.paging import Page, is_owned_by, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
 from shared.sql.tables import messages
@@ -54,8 +54,8 @@ class RunListing:
     async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
         """A page in the order asked for; its cursors are run ids. Raises `NotFound` for an unknown one."""
         async with self._database.read() as connection:
-            conditions = _conditions(wanted)
-            rows = await rows_of_page(connection, runs, project_id, page, *conditions, columns=RUN_COLUMNS)
+            owner, conditions = _owner(project_id, wanted), _conditions(wanted)
+            rows = await rows_of_page(connection, runs, project_id, page, *conditions, columns=RUN_COLUMNS, owner=owner)
         return [run_of(row) for row in rows]
 
     async def active_of_agent(
@@ -75,11 +75,13 @@ class RunListing:
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
     ) -> Run | None:
         """The agent's newest run, of one thread or of all, if a client streamed it and it ended after `since`."""
-        query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id, runs.c.agent_id == agent_id)
+        query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id)
+        owner = (runs.c.agent_id, agent_id)
         if thread_id is not None:
-            query = query.where(runs.c.thread_id == thread_id)
+            query, owner = query.where(runs.c.agent_id == agent_id), (runs.c.thread_id, thread_id)
+        newest_first = query.order_by(owner[0].desc(), runs.c.number.desc())
         async with self._database.read() as connection:
-            found = await connection.execute(query.order_by(runs.c.number.desc()).limit(1))
+            found = await connection.execute(newest_first.where(is_owned_by(connection, *owner)).limit(1))
             row = found.mappings().one_or_none()
         newest = None if row is None else run_of(row)
         if newest is None or newest.completed_at is None or newest.completed_at < since:
@@ -157,15 +159,25 @@ class RunListing:
             await connection.execute(sa.delete(runs).where(runs.c.id == run_id))
 
 
+def _owner(project_id: ProjectId, wanted: RunFilter) -> tuple[sa.Column[str], str]:
+    """Who has the fewest of the runs that are wanted, of those by whom they have an index."""
+    # A conversation's id is that of its thread.
+    thread_id = wanted.thread_id or wanted.conversation_id
+    if thread_id is not None:
+        return runs.c.thread_id, thread_id
+    if wanted.agent_ids is not None and len(wanted.agent_ids) == 1:
+        return runs.c.agent_id, wanted.agent_ids[0]
+    return runs.c.project_id, project_id
+
+
 def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
+    """What is wanted beside the owner's."""
     conditions: list[sa.ColumnElement[bool]] = []
-    if wanted.agent_ids is not None:
+    has_thread = wanted.thread_id is not None or wanted.conversation_id is not None
+    if wanted.agent_ids is not None and (has_thread or len(wanted.agent_ids) != 1):
         conditions.append(runs.c.agent_id.in_(wanted.agent_ids))
-    if wanted.conversation_id is not None:
-        # A conversation's id is that of its thread, and threads have an index.
-        conditions.append(runs.c.thread_id == wanted.conversation_id)
-    if wanted.thread_id is not None:
-        conditions.append(runs.c.thread_id == wanted.thread_id)
+    if wanted.thread_id is not None and wanted.conversation_id is not None:
+        conditions.append(runs.c.conversation_id == wanted.conversation_id)
     if wanted.statuses is not None:
         conditions.append(runs.c.status.in_(wanted.statuses))
         if ACTIVE.issuperset(wanted.statuses):
