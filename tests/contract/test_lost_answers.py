@@ -134,6 +134,13 @@ async def submission(stores: Stores) -> Write:
     return lambda: stores.runs.submit(run, given, keys=["otids:1"], refuse_if_busy=True, again=True)
 
 
+async def refused_submission(stores: Stores) -> Write:
+    await stores.parked(WAITS)
+    run, given = some_run(), [said("let me in")]
+    refused = ending(RunTrigger.FAIL, run)
+    return lambda: stores.settlements.store_refused(run, given, refused, again=True)
+
+
 async def first_claim(stores: Stores) -> Write:
     before = await stores.claimed()
     await stores.inbox.inject(before.id, [said("for the next one")], "next")
@@ -262,14 +269,15 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
         cancel_of_a_parked_run,
         compaction,
     ],
+    "SettlementStore.store_refused": [refused_submission],
 }
 """Every write of a run's life, with the states that it is made in."""
 
 NOT_REPEATED = {
     "CallbackStore.claim_due": "what was claimed is due again when the claim is over",
+    "RetentionStore.prune": "what was pruned is not found again, and the next round prunes what is left",
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
-    "SettlementStore.store_refused": "its client is told of an error and may send again: nothing was accepted",
 }
 """The others, and why nobody repeats them."""
 

