@@ -12,8 +12,7 @@ from api.auth import ApiKeys
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
 from api.callbacks.signature import signing_key
 from api.errors import add_error_answers
-from api.middleware import BrowserGuard, LettaPaths, ShutdownAnswers
-from api.request_body import RequestBodies
+from api.middleware import BrowserGuard, LettaPaths, RequestBodies, ShutdownAnswers
 from api.routes import (
     agent_blocks,
     agent_tools,
@@ -30,11 +29,10 @@ from api.routes import (
     steps,
     tools,
 )
-from api.runs.answers import AnswerService
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.compaction import CompactionService
 from api.runs.reader import LogEnds, RunReader
-from api.runs.streaming import StreamService
+from api.runs.streaming import AnswerService, StreamService
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThreads
 from api.services import Services
@@ -42,8 +40,7 @@ from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.connection import is_reachable
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
 from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns
@@ -55,9 +52,8 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.migrate import is_current
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.events import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore

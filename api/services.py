@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
-from api.runs.answers import AnswerService
 from api.runs.cancel import CancelService
 from api.runs.compaction import CompactionService
-from api.runs.streaming import StreamService
+from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from shared.clock import Clock
 from shared.domain.ids import IdMaker

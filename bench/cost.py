@@ -21,12 +21,12 @@ import sqlalchemy as sa
 from bench.deployments import SETTINGS, machine
 from bench.measurements import Row, milliseconds
 from shared.domain.runs import RunOptions, Usage
-from shared.sql.columns import to_json
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
+from shared.sql.tables import to_json
 from tests.kit.commands import fork
 from tests.kit.product.processes import processes_in
 from tests.kit.runs.definitions import NOW, PROJECT

@@ -20,9 +20,8 @@ from shared.runs.unowned import UnownedRuns
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
-from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.events import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.retention import RetentionStore
@@ -78,7 +77,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             name=name,
             execute=executor.execute_run,
             max_runs=settings.max_runs,
-            takes_more=lambda: active_runs.takes_more,
+            takes_more=active_runs.takes_more,
             lease_s=settings.lease_s,
             on_lease_lost=lambda job_id: active_runs.lease_lost(*parse_job_id(job_id)),
             still_ours=lambda job_id: active_runs.still_owned(*parse_job_id(job_id)),

@@ -16,9 +16,8 @@ from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, unbroken
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, RunEnd, end_events
-from shared.redis.event_feed import EventFeed, Subscription
-from shared.redis.event_log import EventLog
-from shared.sql.runs.events import EventStore
+from shared.redis.event_log import EventFeed, EventLog, Subscription
+from shared.sql.runs.checkpoints import EventStore
 from shared.sql.runs.run_store import RunStore
 
 DOUBT_S = 5.0

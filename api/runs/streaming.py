@@ -1,6 +1,6 @@
-"""Server-sent events. Only this module knows how a frame looks on the wire.
+"""How the senders of messages are answered: with a stream, with the whole answer, or with the run.
 
-It sends bodies itself. Everything that is ready leaves in one send, each send waits for the client's socket, and a
+Only this module knows how a frame looks on the wire. It sends the bodies of streams itself. Everything that is ready leaves in one send, each send waits for the client's socket, and a
 client that goes away is noticed at once. A reader costs its socket and one batch of entries.
 
 A comment is one line without the empty line that ends an event. After an event with an id, some clients (`letta-client`
@@ -12,16 +12,25 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
+from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.errors import RETRY_AFTER_S, model_error_answer
 from api.letta.frames import Frame, FrameOptions, Frames
+from api.letta.message_input import MessagesRequest
+from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
 from api.letta.run_requests import StreamRequest
+from api.letta.runs import wire_answer, wire_run
 from api.runs.reader import RunReader
+from api.runs.submission import Submission, SubmissionService
 from shared.clock import Clock
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, Seq
+from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.run_store import RunStore
 
 HEADERS = {
     "cache-control": "no-cache",
@@ -136,3 +145,86 @@ def _cursor(starting_after: int | None, last_event_id: str | None) -> Seq:
     if not digits.isdecimal() or len(digits) > len(str(MAX_SEQ)) or int(digits) > MAX_SEQ:
         raise InvalidRequest(f"Last-Event-ID is {last_event_id[:50]!r}: it must be the number of the last frame seen")
     return Seq(int(digits))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerService:
+    """Submits messages and answers their senders."""
+
+    submissions: SubmissionService
+    streaming: StreamService
+    reader: RunReader
+    runs: RunStore
+    messages: MessageStore
+
+    async def send(self, submission: Submission) -> Response:
+        """Submits, and answers as the request asks: a stream, or the whole answer when the run has ended.
+
+        The run goes on when the client leaves.
+        """
+        request = submission.request
+        refusal = _refusal(request)
+        if refusal is not None:
+            return JSONResponse({"detail": refusal}, 422)
+        run = await self.submissions.submit(submission)
+        if request.streaming:
+            return self.streaming.stream(run, Seq(0), frame_options(request, status_events=run.options.status_events))
+        if not await self._ends(run):
+            return _elsewhere(run)
+        return await self._whole_answer(await self.runs.look_up(run.id))
+
+    async def _ends(self, run: Run) -> bool:
+        """Waits for the run's end. False when this process ends before."""
+        ending = self.streaming.ending
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(self.reader.wait_for_end(run), name=f"wait for {run.id}")
+            leaving = group.create_task(wait_for(ending), name="wait for the server's end")
+            await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            has_ended = waiting.done()
+            waiting.cancel()
+            leaving.cancel()
+        return has_ended
+
+    async def send_later(self, submission: Submission) -> Response:
+        """Submits and answers with the run."""
+        if not submission.request.given_messages():
+            return JSONResponse({"detail": NO_MESSAGES}, 422)
+        return JSONResponse(wire_run(await self.submissions.submit_or_fail(submission)))
+
+    async def _whole_answer(self, run: Run) -> Response:
+        if run.status is RunStatus.FAILED and run.error is not None:
+            error = run.error
+            return model_error_answer(error.error_type, error.detail, error.message)
+        return JSONResponse(wire_answer(run, await self.messages.list_of_run(run.id)))
+
+
+def _elsewhere(run: Run) -> Response:
+    """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
+    that sent the message again would send it twice."""
+    said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its messages"
+    headers = {"Retry-After": str(RETRY_AFTER_S), "x-should-retry": "false"}
+    return JSONResponse({"detail": said, "run_id": run.id}, 503, headers)
+
+
+async def wait_for(event: asyncio.Event) -> None:
+    """Returns when it is set."""
+    await event.wait()
+
+
+def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOptions:
+    """What the sender of this request wants to see of the stream."""
+    wanted = request.include_return_message_types
+    return FrameOptions(
+        pings=request.include_pings,
+        status_events=status_events,
+        message_types=None if wanted is None else frozenset(wanted),
+    )
+
+
+def _refusal(request: MessagesRequest) -> str | None:
+    if not request.given_messages():
+        return NO_MESSAGES
+    if request.streaming:
+        return None
+    given = {option: getattr(request, option) for option in STREAM_DEFAULTS}
+    return next((without_stream(name) for name, value in given.items() if value != STREAM_DEFAULTS[name]), None)

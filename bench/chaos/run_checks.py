@@ -12,10 +12,9 @@ from bench.chaos.tools import IDEMPOTENT, Start
 from bench.chaos.witness import Witness
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import RunError
-from shared.sql.columns import from_json
 from shared.sql.engine import Database
 from shared.sql.run_tables import run_inputs, runs
-from shared.sql.tables import EPOCH, messages
+from shared.sql.tables import EPOCH, from_json, messages
 
 _OTID = re.compile(r'"otid":"((?:sent|decided)-\d+)"')
 _ANY_OTID = re.compile(r'"otid":"((?:sent|given)-\d+)"')

@@ -23,8 +23,7 @@ from shared.domain.settling import RunEnd, ShownStep
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.log_adoption import adopt_log
-from shared.sql.runs.checkpoints import CheckpointStore
-from shared.sql.runs.events import EventStore
+from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 

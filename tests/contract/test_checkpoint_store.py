@@ -13,7 +13,7 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage
 from shared.domain.runs import Run, Step, Usage
-from shared.sql.runs.events import BLOCK_ENTRIES
+from shared.sql.runs.checkpoints import BLOCK_ENTRIES
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,

@@ -11,8 +11,7 @@ from shared.domain.errors import Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis.connection import connect
-from shared.redis.event_feed import EventFeed, Subscription
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog, Subscription
 from tests.kit.services.redis_servers import PrivateRedis, RedisService
 from tests.kit.wait_until import after, wait_until
 

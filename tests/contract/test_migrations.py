@@ -18,12 +18,12 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import NUMBERS_PER_FENCE, LogTail, first_seq_of
 from shared.domain.messages import AssistantMessage
 from shared.domain.runs import RunOptions, Usage
-from shared.sql.columns import to_json
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import MIGRATIONS, is_current, migrate
 from shared.sql.run_tables import metadata, runs
-from shared.sql.runs.events import insert_events
+from shared.sql.runs.checkpoints import insert_events
+from shared.sql.tables import to_json
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import (
     AGENT,

@@ -22,8 +22,7 @@ from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.cancel_signal import Announcements, CancelSignal
 from shared.redis.channel_listener import ChannelListener
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.log_adoption import adopt_log
 from shared.runs.unowned import UnownedRuns

@@ -27,10 +27,10 @@ from worker.models.provider import (
     Finished,
     ModelCall,
     ModelEvent,
+    SilenceLimit,
     Text,
     Thought,
 )
-from worker.models.silence_limit import SilenceLimit
 
 LONGEST_SCRIPT = 50_000
 """Characters of a message to `builtin/scripted`. Reading one takes 3 ms at most, once per model call."""

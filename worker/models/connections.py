@@ -18,7 +18,7 @@ CALL_HEADER = "x-holdfast-call"
 
 _LIMITS = httpx2.Limits(max_connections=2000, max_keepalive_connections=100)
 _TIMEOUT = httpx2.Timeout(3600.0, connect=10.0, pool=30.0)
-"""Silence is limited by `silence_limit.py`; this only keeps a forgotten request from living for ever."""
+"""Silence is limited by `SilenceLimit`; this only keeps a forgotten request from living for ever."""
 
 
 class OpenCall:

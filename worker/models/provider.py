@@ -1,12 +1,14 @@
-"""What the step loop asks of a model, where the call goes, and what comes back. The only types that cross this
-folder's border."""
+"""What the step loop asks of a model, where the call goes, what comes back, and how long a silent model is waited for.
+The only types that cross this folder's border are here."""
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal, Protocol
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from shared.domain.agents import ModelOptions
+from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens
 from shared.domain.model_catalog import Wire, without_credentials
 from shared.domain.runs import Usage
@@ -120,3 +122,57 @@ class ModelProvider(Protocol):
     def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """The answer as it comes. Raises `ModelError`; closes its connection when the generator is closed."""
         ...
+
+
+_Result = TypeVar("_Result")
+
+
+class SilenceLimit:
+    """How long one attempt waits: for the first event of the answer, and then for each of the next. Seconds of the event
+    loop's clock.
+
+    The limit stands around the iterator of events, because the SDKs' own timeouts differ (one of them has none for a
+    stream) and start again with every attempt. The built-in models have the same limit.
+    """
+
+    def __init__(self, first_event: float, idle: float) -> None:
+        self._first_event = first_event
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + first_event
+        self._answering = False
+        self._waiting: asyncio.Timeout | None = None
+
+    def event_seen(self) -> None:
+        """The answer has begun: from here on only silence counts."""
+        self._answering = True
+        self._deadline = self._loop.time() + self._idle
+
+    def bytes_seen(self) -> None:
+        """Something arrived, if only a ping. Before the first event that is not enough: a queue may ping for ever."""
+        if not self._answering:
+            return
+        self._deadline = self._loop.time() + self._idle
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._deadline)
+
+    async def wait(self, awaitable: Awaitable[_Result]) -> _Result:
+        """What `awaitable` gives, or `ModelError` when the limit passes first."""
+        limit = asyncio.timeout_at(self._deadline)
+        try:
+            async with limit:
+                self._waiting = limit
+                return await awaitable
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise self._expired() from error
+        finally:
+            self._waiting = None
+
+    def _expired(self) -> ModelError:
+        if self._answering:
+            detail = f"The model went silent in the middle of its answer for {self._idle:g} s."
+        else:
+            detail = f"The model sent no event within {self._first_event:g} s."
+        return ModelError(ModelErrorType.TIMEOUT, detail)

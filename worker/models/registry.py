@@ -137,7 +137,7 @@ class Models:
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`environment` holds keys and base URLs; timeouts are in seconds (see `silence_limit.py`).
+        """`environment` holds keys and base URLs; timeouts are in seconds (see `SilenceLimit`).
 
         `builtin_models`: whether `builtin/…` may be asked, which do what a message says and need no provider.
         """

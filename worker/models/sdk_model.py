@@ -20,8 +20,7 @@ from worker.models.answer_events import AnswerEvents
 from worker.models.connections import Connections, OpenCall
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
 from worker.models.history_mapping import map_history
-from worker.models.provider import ModelCall, ModelEvent
-from worker.models.silence_limit import SilenceLimit
+from worker.models.provider import ModelCall, ModelEvent, SilenceLimit
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 

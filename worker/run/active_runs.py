@@ -50,7 +50,6 @@ class ActiveRuns:
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _active: dict[RunId, ActiveRun] = field(default_factory=dict[RunId, ActiveRun])
 
-    @property
     def takes_more(self) -> bool:
         """Whether this worker may begin more runs. It may not while a run is executed alone here that has not finished
         a step."""
@@ -61,7 +60,7 @@ class ActiveRuns:
     def tracking(self, run_id: RunId, dispatch: int) -> Generator[ActiveRun]:
         """Makes a run of this dispatch reachable while the block lasts. Raises `ShutdownRequested` when another
         one runs alone here."""
-        if not self.takes_more:
+        if not self.takes_more():
             raise ShutdownRequested
         active = self._active[run_id] = ActiveRun(dispatch=dispatch, interruption=Interruption())
         if self._shutting_down:
@@ -77,7 +76,7 @@ class ActiveRuns:
     def alone(self, active: ActiveRun) -> Generator[None]:
         """Lets no other run begin in this block until `active` has finished a step. Raises `ShutdownRequested` when
         another run is executed alone here already."""
-        if not self.takes_more:
+        if not self.takes_more():
             raise ShutdownRequested
         self._alone = active
         try:

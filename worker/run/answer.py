@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from shared.domain.agents import requires_approval
+from shared.domain.agents import offered_tools, requires_approval
 from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Reasoning, ToolCall
@@ -24,7 +24,6 @@ from worker.models.provider import (
     ToolSpec,
 )
 from worker.run.context import RunContext, StepInHand
-from worker.run.tool_rules import offered_tools
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -22,8 +22,7 @@ from shared.domain.tools import Tool
 from shared.redis.event_log import EventLog
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
-from shared.sql.runs.events import EventStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore

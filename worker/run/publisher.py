@@ -20,8 +20,7 @@ from shared.domain.runs import Run
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.runs.log_adoption import adopt_log
-from shared.sql.runs.checkpoints import CheckpointStore
-from shared.sql.runs.events import EventStore
+from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from worker.run.interruption import Interruption
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shared.domain.agents import ends_turn
 from shared.domain.errors import BudgetExceeded
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
@@ -10,7 +11,6 @@ from shared.domain.settling import RunEnd, open_calls
 from worker.run.answer import take_answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
-from worker.run.tool_rules import ends_turn
 from worker.run.tool_turn import finish_open_calls, run_tools
 
 STOP_REASONS = {

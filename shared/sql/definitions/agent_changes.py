@@ -12,7 +12,6 @@ from shared.domain.agents import Agent, Block, render_system, with_approval_over
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
-from shared.sql.columns import document_of, to_json
 from shared.sql.definitions.agents import (
     AgentStore,
     load_agent,
@@ -27,7 +26,17 @@ from shared.sql.definitions.links import (
 )
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
 from shared.sql.runs.listing import delete_histories
-from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents, blocks, conversations, messages
+from shared.sql.tables import (
+    agent_blocks,
+    agent_tags,
+    agent_tools,
+    agents,
+    blocks,
+    conversations,
+    document_of,
+    messages,
+    to_json,
+)
 
 
 class AgentEditor(AgentStore):

@@ -14,7 +14,6 @@ from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ToolId
 from shared.domain.tools import Tool
-from shared.sql.columns import from_json
 from shared.sql.definitions.links import (
     blocks_of_agents,
     tools_of_agents,
@@ -22,7 +21,7 @@ from shared.sql.definitions.links import (
 from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
 from shared.sql.paging import Page, contains, count_rows, rows_of_page
-from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents
+from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents, from_json
 
 
 async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> list[Agent]:

@@ -14,7 +14,6 @@ from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
 from shared.domain.messages import NewMessage
-from shared.sql.columns import document_of, from_json
 from shared.sql.definitions.agents import load_agent
 from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
@@ -22,7 +21,7 @@ from shared.sql.history.messages import insert_into_thread
 from shared.sql.paging import Page, contains, field_of_document, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.runs.listing import delete_histories
-from shared.sql.tables import conversations
+from shared.sql.tables import conversations, document_of, from_json
 
 ArchiveStatus = Literal["unarchived", "archived", "all"]
 

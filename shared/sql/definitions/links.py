@@ -11,8 +11,7 @@ from shared.domain.agents import Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId
 from shared.domain.tools import Tool
-from shared.sql.columns import document_of, from_json
-from shared.sql.tables import agent_blocks, agent_tools, blocks, tools
+from shared.sql.tables import agent_blocks, agent_tools, blocks, document_of, from_json, tools
 
 _SEED = 1
 """Keeps these advisory locks apart from those of other nouns."""

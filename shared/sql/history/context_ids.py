@@ -8,8 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage
-from shared.sql.columns import from_json
-from shared.sql.tables import messages
+from shared.sql.tables import from_json, messages
 
 
 async def ids_in_context(connection: AsyncConnection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:

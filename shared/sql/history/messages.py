@@ -14,10 +14,9 @@ from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Run
-from shared.sql.columns import to_json
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread, oldest_in_progress
-from shared.sql.tables import agents, messages
+from shared.sql.tables import agents, messages, to_json
 
 
 def message_of(row: RowMapping) -> Message:

@@ -12,9 +12,9 @@ from shared.domain.errors import NotFound, PendingApproval
 from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
-from shared.sql.columns import from_json
 from shared.sql.engine import Database
 from shared.sql.run_tables import approvals, runs
+from shared.sql.tables import from_json
 
 
 def approval_of(row: RowMapping) -> Approval:

@@ -3,9 +3,12 @@ when the fence is old, and does no harm when it is repeated because the answer t
 
 A step that calls tools has two checkpoints: the answer, so that a crash cannot make the model ask for the same tools a
 second time, and the results. Between them the intents say which tools were about to start.
+
+The events of a run, its log, are kept in compressed blocks for as long as the run.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,12 +21,89 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
 from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.runs import Run, Step, Usage
-from shared.sql.columns import to_json
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
-from shared.sql.run_tables import runs, tool_intents
-from shared.sql.runs.events import insert_events
+from shared.sql.run_tables import event_blocks, runs, tool_intents
 from shared.sql.runs.rows import lock_owned, lock_run, update_owned, upsert_step
+from shared.sql.tables import to_json
+
+BLOCK_ENTRIES = 1000
+"""Entries per block: one read of the middle of a long log unpacks no more than this."""
+
+BLOCKS_AT_ONCE = 64
+
+SMALL_BLOCK = 100
+WORTH_MERGING = 8
+"""The end of a run puts its small blocks together when it has so many of them."""
+
+
+async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTail) -> None:
+    """Stores entries. The caller has locked the run's row, and has left out what SQL has."""
+    rows = [
+        {
+            "run_id": run_id,
+            "first_seq": tail.first + start,
+            "last_seq": tail.first + start + len(part) - 1,
+            "data": zlib.compress(b"\n".join(part), 1),
+        }
+        for start in range(0, len(tail.entries), BLOCK_ENTRIES)
+        if (part := tail.entries[start : start + BLOCK_ENTRIES])
+    ]
+    if rows:
+        await connection.execute(sa.insert(event_blocks), rows)
+
+
+async def merge_small_blocks(connection: AsyncConnection, run_id: RunId) -> None:
+    """Puts the small blocks of an ended run together: each costs a row, and compresses badly."""
+    size = event_blocks.c.last_seq - event_blocks.c.first_seq + 1
+    is_small = sa.and_(event_blocks.c.run_id == run_id, size < SMALL_BLOCK)
+    counted = await connection.execute(sa.select(sa.func.count()).select_from(event_blocks).where(is_small))
+    if counted.scalar_one() < WORTH_MERGING:
+        return
+    found = await connection.execute(
+        sa.select(event_blocks.c.first_seq, event_blocks.c.data).where(is_small).order_by(event_blocks.c.first_seq)
+    )
+    entries = _unpacked((row.first_seq, row.data) for row in found)
+    await connection.execute(sa.delete(event_blocks).where(is_small))
+    for tail in consecutive(entries):
+        await insert_events(connection, run_id, tail)
+
+
+async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
+    """The first `limit` entries after a cursor, or all of them, in order; empty when SQL has none."""
+    of_run = event_blocks.c.run_id == run_id
+    around = sa.select(sa.func.max(event_blocks.c.first_seq)).where(of_run, event_blocks.c.first_seq <= after + 1)
+    begin = sa.func.coalesce(around.scalar_subquery(), 0)
+    chosen = sa.select(event_blocks.c.first_seq, event_blocks.c.data).order_by(event_blocks.c.first_seq)
+    entries: Entries = []
+    condition = event_blocks.c.first_seq >= begin
+    while True:
+        found = await connection.execute(chosen.where(of_run, condition).limit(BLOCKS_AT_ONCE))
+        blocks = found.all()
+        entries.extend(item for item in _unpacked((row.first_seq, row.data) for row in blocks) if item[0] > after)
+        if len(blocks) < BLOCKS_AT_ONCE or (limit is not None and len(entries) >= limit):
+            return entries[:limit]
+        condition = event_blocks.c.first_seq > blocks[-1].first_seq
+
+
+def _unpacked(blocks: Iterable[tuple[int, bytes]]) -> Entries:
+    return [
+        (Seq(seq), entry)
+        for first, data in blocks
+        for seq, entry in enumerate(zlib.decompress(data).split(b"\n"), start=first)
+    ]
+
+
+class EventStore:
+    """Reads logs from SQL."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self, run_id: RunId, after: Seq, limit: int | None = BLOCK_ENTRIES) -> Entries:
+        """The first `limit` entries after a cursor (None: all of them), in order; empty when SQL has none."""
+        async with self._database.read() as connection:
+            return await read_events(connection, run_id, after, limit)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,13 +16,13 @@ from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
 from shared.domain.runs import Run
-from shared.sql.columns import to_json
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread
 from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.approvals import approval_of, requests_of, waiting_on
 from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
+from shared.sql.tables import to_json
 
 
 class AskedBy(NamedTuple):

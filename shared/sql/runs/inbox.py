@@ -14,12 +14,12 @@ from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
-from shared.sql.columns import from_json, to_json
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import injected_messages, runs, submission_keys
 from shared.sql.runs.checkpoints import store_tail
 from shared.sql.runs.rows import get_run, lock_run, update_owned
+from shared.sql.tables import from_json, to_json
 
 IfEnded = Literal["refuse", "next"]
 """What happens to an injected message whose run ends before its delivery: it is dropped, or becomes input of the next

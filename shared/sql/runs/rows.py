@@ -19,8 +19,8 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
 from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Step, Usage
-from shared.sql.columns import from_json, to_json
 from shared.sql.run_tables import run_inputs, runs, steps, submission_keys
+from shared.sql.tables import from_json, to_json
 
 RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input]
 """The columns that are read of a run; not `input`, which holds megabytes in some runs of an earlier release."""

@@ -26,18 +26,16 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolReturn, ToolReturns
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
-from shared.sql.columns import to_json
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages, messages_of_turn, replace_by_summary, take_out_of_context
 from shared.sql.history.thread_queue import Dispatch, input_to_place, lock_thread, next_in_queue, next_turn
 from shared.sql.run_tables import approvals, callbacks, tool_intents
 from shared.sql.runs.approvals import insert_approvals
-from shared.sql.runs.checkpoints import Checkpoint, store_step
-from shared.sql.runs.events import insert_events, merge_small_blocks, read_events
+from shared.sql.runs.checkpoints import Checkpoint, insert_events, merge_small_blocks, read_events, store_step
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
 from shared.sql.runs.run_store import submitted_before
-from shared.sql.tables import agents
+from shared.sql.tables import agents, to_json
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):

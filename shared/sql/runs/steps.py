@@ -5,9 +5,9 @@ import sqlalchemy as sa
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId, RunId, StepId
 from shared.domain.runs import Step
-from shared.sql.columns import from_json
 from shared.sql.engine import Database
 from shared.sql.run_tables import steps
+from shared.sql.tables import from_json
 
 
 class StepStore:

@@ -7,7 +7,6 @@ import sqlalchemy as sa
 
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import RunOptions, Step, Usage
-from shared.sql.columns import to_json
 from shared.sql.run_tables import (
     approvals,
     callbacks,
@@ -19,7 +18,7 @@ from shared.sql.run_tables import (
     submission_keys,
     tool_intents,
 )
-from shared.sql.tables import messages
+from shared.sql.tables import messages, to_json
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, said
 

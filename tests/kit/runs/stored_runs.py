@@ -28,9 +28,8 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore, requests_of
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.events import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.retention import RetentionStore
