@@ -130,15 +130,14 @@ class JobLeases:
         self._finish = LuaScript(redis, "finish")
 
     async def claim(self, most: int) -> Claimed:
-        """Leases up to `most` jobs that wait."""
+        """Leases up to `most` jobs that wait. A job whose id is no text is nobody's, and is passed over."""
         async with redis_answers():
             wait_ms, *job_ids = await self._claim(
                 keys=[keys.QUEUE],
                 args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, most, keys.SCORE_SLACK_MS],
             )
-        return Claimed(
-            [job_id.decode("utf-8", "replace") for job_id in job_ids], wait_ms / 1000 if wait_ms >= 0 else None
-        )
+        texts = [_text(job_id) for job_id in job_ids]
+        return Claimed([text for text in texts if text], wait_ms / 1000 if wait_ms >= 0 else None)
 
     async def renew(self, job_ids: Sequence[str]) -> dict[str, Renewal]:
         """Renews the leases that are still this worker's."""
@@ -182,6 +181,15 @@ class JobLeases:
                     args=[job_id, self._worker],
                 )
         return bool(finished)
+
+
+def _text(job_id: bytes) -> str:
+    try:
+        return job_id.decode()
+    except UnicodeDecodeError:
+        # Half understood it would be another job: its lease would be missed, taken again, and executed.
+        log.warning("job_not_understood", job_id=repr(job_id))
+        return ""
 
 
 class WorkerPresence:

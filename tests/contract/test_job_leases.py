@@ -1,7 +1,9 @@
 """What one worker may do to a job, and what it may not do to another worker's."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 from arq.connections import ArqRedis
@@ -9,14 +11,21 @@ from arq.connections import ArqRedis
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
+from shared.redis.embedded import connect_embedded
 from shared.redis.queue import JobLeases, Renewal, RunQueue, WorkerPresence
+from tests.kit.clocks import FrozenClock, PlayedLoop, embedded_redis_follows
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
 from worker.queue.leases import LeaseRenewer
 
 
 def renewer_of(
-    redis: ArqRedis, *, lease_s: float, lost: list[str], still_ours: Callable[[str], Awaitable[bool]]
+    redis: ArqRedis,
+    *,
+    lease_s: float,
+    lost: list[str],
+    still_ours: Callable[[str], Awaitable[bool]],
+    now: Callable[[], float] = time.monotonic,
 ) -> LeaseRenewer:
     """Renews for the worker "mine", on this event loop. What it loses is noted in `lost`."""
     return LeaseRenewer(
@@ -24,7 +33,7 @@ def renewer_of(
         worker="mine",
         lease_s=lease_s,
         is_embedded=True,
-        now=time.monotonic,
+        now=now,
         on_lost=lost.append,
         still_ours=still_ours,
     )
@@ -167,7 +176,7 @@ async def test_a_job_that_ends_while_its_lease_is_taken_again_is_released(
     await leases.release(job_id)
 
     async def released() -> bool:
-        return asked != [] and renewer.leases.to_renew() == () and await holder(redis, job_id) is None
+        return asked != [] and renewer.leases.to_renew() == {} and await holder(redis, job_id) is None
 
     async with renewer.renewing():
         await wait_until(released, description="the job to be released")
@@ -239,3 +248,42 @@ async def test_a_lease_counts_only_when_sql_has_said_so_after_it_was_taken_again
     async with renewer.renewing():
         await wait_until(lambda: lost == [job_id], description="the job to be stopped")
         assert time.monotonic() - held_since < 3.0
+
+
+class SilentRedis(ArqRedis):
+    """A server inside this process that does not answer once `is_silent` is set."""
+
+    is_silent = False
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if self.is_silent:
+            await asyncio.Event().wait()
+        return await super().execute_command(*args, **options)
+
+
+def test_a_job_that_began_just_after_a_renewal_was_stopped_after_its_lease() -> None:
+    """Redis did not answer from then on. The thread reported when the renewal before that job had to be repeated, found
+    the job young enough, and waited another sixth of a lease for an answer."""
+    clock = FrozenClock()
+
+    async def ours(_: str) -> bool:
+        return True
+
+    async def stopped_after_ms() -> int:
+        loop = cast("PlayedLoop", asyncio.get_running_loop())
+        lost: list[str] = []
+        redis = SilentRedis(cast("Any", connect_embedded()).connection_pool)
+        renewer = renewer_of(redis, lease_s=9.0, lost=lost, still_ours=ours, now=clock.monotonic)
+        async with renewer.renewing():
+            await loop.until_quiet()  # the first renewal, of no job
+            clock.advance(20)
+            began = clock.ms
+            renewer.hold("run-1:1", asked_at=clock.monotonic())
+            redis.is_silent = True
+            while not lost:
+                clock.advance(10)
+                await loop.until_quiet()
+            return clock.ms - began
+
+    with embedded_redis_follows(clock), asyncio.Runner(loop_factory=lambda: PlayedLoop(clock)) as runner:
+        assert 7_500 <= runner.run(stopped_after_ms()) <= 7_600, "a sixth of a lease before its end"

@@ -23,7 +23,7 @@ from shared.redis import keys
 from shared.redis.cancel_signal import Announcements, CancelSignal
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.event_log import EventFeed, EventLog
-from shared.redis.queue import RunQueue
+from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.log_adoption import adopt_log
 from shared.runs.unowned import UnownedRuns
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, stored_runs
@@ -120,6 +120,15 @@ async def test_a_job_that_nobody_understands_ends_no_worker(redis: ArqRedis, run
     async with serving(make_worker(redis, runs)):
         await RunQueue(redis).dispatch((run_id, 1))
         await wait_until(lambda: runs.started == [(run_id, 1)], description="the run to start")
+
+
+async def test_a_job_whose_id_is_no_text_was_taken_for_another_job(redis: ArqRedis, run_id: RunId) -> None:
+    """Its id was decoded with replacements. Nobody had a lease on that job, so the worker took it again and ran it."""
+    await cast("Any", redis).zadd(keys.QUEUE, {b"\xff\xfe:1": 1})
+    await RunQueue(redis).dispatch((run_id, 1))
+    claimed = await JobLeases(redis, worker="worker-1", lease_s=30).claim(10)
+    assert claimed.job_ids == [keys.job_id(run_id, 1)]
+    assert claimed.next_in_s is not None, "it is there for whoever understands it"
 
 
 async def test_what_is_not_understood_on_the_feed_sends_readers_to_the_log(

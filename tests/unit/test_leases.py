@@ -113,7 +113,7 @@ def test_a_job_that_is_not_here_stays_away(happening: Happening) -> None:
 @pytest.mark.parametrize("state", LeaseState)
 def test_only_living_leases_are_renewed_and_only_forgotten_ones_are_taken_again(state: LeaseState) -> None:
     leases = leases_in(state)
-    assert leases.to_renew() == ((JOB,) if state in (HELD, UNSURE) else ())
+    assert list(leases.to_renew()) == ([JOB] if state in (HELD, UNSURE) else [])
     assert leases.unsure() == ([JOB] if state is UNSURE else [])
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_is_gone_is_forgotten(state: LeaseState) -> None:
     leases = leases_in(state)
     leases.forget(JOB)
     assert leases.state(JOB) is None
-    assert leases.to_renew() == ()
+    assert leases.to_renew() == {}
 
 
 def test_a_job_stops_before_its_lease_ends() -> None:
@@ -190,4 +190,4 @@ def test_the_leases_of_other_jobs_are_left_alone() -> None:
     leases = leases_in(HELD)
     leases.hold("run-2:1", asked_at=4.0)
     assert leases.catch_up([Report({JOB: TAKEN, "run-2:1": RENEWED}, 5.0)], now=6.0) == {JOB: "another worker has it"}
-    assert leases.to_renew() == ("run-2:1",)
+    assert list(leases.to_renew()) == ["run-2:1"]

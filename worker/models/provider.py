@@ -128,8 +128,8 @@ _Result = TypeVar("_Result")
 
 
 class SilenceLimit:
-    """How long one attempt waits: for the first event of the answer, and then for each of the next. Seconds of the event
-    loop's clock.
+    """How long one attempt waits: for the first event of the answer, and then for each of the next. Seconds of the
+    event loop's clock.
 
     The limit stands around the iterator of events, because the SDKs' own timeouts differ (one of them has none for a
     stream) and start again with every attempt. The built-in models have the same limit.

@@ -70,17 +70,16 @@ class Leases:
 
     def hold(self, job_id: str, *, asked_at: float) -> None:
         """A job was claimed; `asked_at` is when its claim was sent."""
-        valid_until = asked_at + self._lease_s
-        self._leases.setdefault(job_id, _Lease(valid_until)).valid_until = valid_until
+        self._leases.setdefault(job_id, _Lease(asked_at)).valid_until = asked_at + self._lease_s
 
     def state(self, job_id: str) -> LeaseState | None:
         """The state of a job's lease; None when the job is not here."""
-        lease = self._leases.get(job_id)
-        return None if lease is None else lease.state
+        return self._leases[job_id].state if job_id in self._leases else None
 
-    def to_renew(self) -> tuple[str, ...]:
-        """The jobs whose leases are to be renewed."""
-        return tuple(job_id for job_id, lease in self._leases.items() if lease.state in _LIVING)
+    def to_renew(self) -> dict[str, float]:
+        """The jobs whose leases are to be renewed, and when each must stop if its lease is not."""
+        living = ((job_id, lease) for job_id, lease in self._leases.items() if lease.state in _LIVING)
+        return {job_id: lease.valid_until - self._margin_s for job_id, lease in living}
 
     def unsure(self) -> list[str]:
         """The jobs whose leases Redis has forgotten."""
@@ -112,7 +111,7 @@ class Leases:
 
     def overdue(self, now: float) -> list[str]:
         """Loses the leases that end before they can be renewed; the jobs that must stop."""
-        late = [job_id for job_id in self.to_renew() if self._leases[job_id].valid_until - self._margin_s <= now]
+        late = [job_id for job_id, stop_at in self.to_renew().items() if stop_at <= now]
         for job_id in late:
             self._leases[job_id].state = LeaseState.LOST
         return late
@@ -181,7 +180,7 @@ class LeaseRenewer:
         self._loop = asyncio.get_running_loop()
         self._retaking = asyncio.Event()
         # Read by the thread, and replaced as a whole by the process's loop.
-        self._to_renew: tuple[str, ...] = ()
+        self._to_renew: dict[str, float] = {}
         self._hurries = False
         self._alive_at = now()
         # Written by the thread.
@@ -231,13 +230,14 @@ class LeaseRenewer:
             silent_s = asked_at - self._alive_at
             if silent_s > self._lease_s:
                 logger.warning("this process's event loop has been standing still for %.1f s", silent_s)
-            job_ids = self._to_renew if silent_s <= STANDSTILL_LEASES * self._lease_s else ()
+            jobs = self._to_renew if silent_s <= STANDSTILL_LEASES * self._lease_s else {}
             answers: dict[str, Renewal] | None = None
-            # There must be time left to stop the jobs when no answer comes.
-            answer_in = max(renewed_at + self._lease_s * 5 / 6 - asked_at, self._lease_s / 6)
+            # Only this thread's report stops a job in time, and the job may be younger than the last renewal.
+            report_at = max(renewed_at + self._lease_s * 5 / 6, min(jobs.values(), default=0))
+            answer_in = max(report_at - asked_at, self._lease_s / 12)
             try:
                 async with asyncio.timeout(answer_in):
-                    answers = await leases.renew(job_ids) if job_ids else {}
+                    answers = await leases.renew(list(jobs)) if jobs else {}
                     await presence.show(self._worker, for_s=self._lease_s)
                 renewed_at = asked_at
             except (Unavailable, TimeoutError) as error:

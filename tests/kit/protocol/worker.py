@@ -38,7 +38,7 @@ class ProtocolRenewer(LeaseRenewer):
     async def renew(self) -> None:
         """Renews what is held, in one call, and reports as the renewing thread does."""
         asked_at = self._now()
-        answers = await self.job_leases.renew(self.leases.to_renew())
+        answers = await self.job_leases.renew(list(self.leases.to_renew()))
         self._reports.append(Report(answers, asked_at))
         self._read_reports()
 
