@@ -71,7 +71,8 @@ def create_app(services: Services) -> FastAPI:
     app = FastAPI(title="Holdfast", version=VERSION, redirect_slashes=False)
     app.state.services = services
     for routes in ROUTES:
-        app.include_router(routes.router)
+        # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
+        app.router.routes.extend(routes.router.routes)
     add_error_answers(app)
     settings, keys = services.settings, services.keys
     # The last one that is added is the first one that a request meets.

@@ -1,7 +1,8 @@
 """How the senders of messages are answered: with a stream, with the whole answer, or with the run.
 
-Only this module knows how a frame looks on the wire. It sends the bodies of streams itself. Everything that is ready leaves in one send, each send waits for the client's socket, and a
-client that goes away is noticed at once. A reader costs its socket and one batch of entries.
+Only this module knows how a frame looks on the wire. It sends the bodies of streams itself. Everything that is ready
+leaves in one send, each send waits for the client's socket, and a client that goes away is noticed at once. A reader
+costs its socket and one batch of entries.
 
 A comment is one line without the empty line that ends an event. After an event with an id, some clients (`letta-client`
 among them) take every empty line for another event, without data, and fail on it.

@@ -1,4 +1,4 @@
-"""Agents, as stored, with the memory blocks that are rendered into their instructions, and the rules for their tools."""
+"""Agents as stored, the memory blocks that are rendered into their instructions, and the rules for their tools."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
