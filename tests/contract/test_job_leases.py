@@ -258,7 +258,7 @@ class SilentRedis(ArqRedis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         if self.is_silent:
             await asyncio.Event().wait()
-        return await super().execute_command(*args, **options)
+        return await cast("Any", super()).execute_command(*args, **options)
 
 
 def test_a_job_that_began_just_after_a_renewal_was_stopped_after_its_lease() -> None:
