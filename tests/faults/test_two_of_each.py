@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 from letta_client import AsyncLetta
 
+from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
@@ -105,7 +106,8 @@ async def test_runs_that_wait_for_a_slow_model_do_not_keep_new_runs_from_startin
         return Turn(text="slow", silent_after_headers=3600) if request.model == "gpt-4o" else Turn(text="quick")
 
     models.answer_with(answer)
-    await asyncio.gather(processes.worker(max_runs=100), processes.worker(max_runs=100))
+    settings: dict[str, object] = {"max_runs": 100, "lease_s": LONG_LEASE_S}
+    await asyncio.gather(processes.worker(**settings), processes.worker(**settings))
     slow = [await product.agent(model="openai/gpt-4o") for _ in range(WAITING)]
     quick = await product.agent()
     for agent in slow:

@@ -4,14 +4,19 @@ A service may be shared with others or be hard to break by itself, but the way t
 """
 
 import asyncio
+import itertools
+import os
 import random
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import cast
 
 LISTENING_PORTS = range(10_000, 32_000)
 """Linux takes the ports of outgoing connections from 32768 upwards."""
+
+PROCESSES = 16
+"""Test processes of a session that may take ports side by side."""
 
 
 class TcpProxy:
@@ -190,10 +195,11 @@ def free_port() -> int:
     """A port of loopback on which nobody listens.
 
     It is none that the kernel gives to outgoing connections: one of these could take it before it is listened on, or
-    while a service is down whose port it is.
+    while a service is down whose port it is. For the same reason the test processes of a session take theirs from
+    ranges of their own, one after the other.
     """
     while True:
-        port = random.choice(LISTENING_PORTS)
+        port = next(_PORTS)
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -201,3 +207,13 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def _ports_of_this_process() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ours = LISTENING_PORTS[worker % PROCESSES :: PROCESSES]
+    start = random.randrange(len(ours))  # another session may take ports as well
+    return itertools.cycle([*ours[start:], *ours[:start]])
+
+
+_PORTS = _ports_of_this_process()
