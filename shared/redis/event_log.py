@@ -24,6 +24,13 @@ from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import LuaScript, Redis, redis_answers
 
+MAX_ENTRIES = 1000
+MAX_BYTES = 1 << 20
+"""What a reader that is slower than its run may leave in this process before it has to read the log."""
+
+PAGE = 1000
+"""Entries that a reader which is behind gets from the log at once."""
+
 
 class RedisLostData(HoldfastError):
     """Redis has lost a part of the log: its owner opens it again, and appends again what SQL lacks."""
@@ -111,12 +118,6 @@ class EventLog:
 
     def _holder(self, fence: Fence) -> str:
         return f"{fence} {self._owner}"
-
-
-MAX_ENTRIES = 1000
-MAX_BYTES = 1 << 20
-PAGE = 1000
-"""Entries that a reader which is behind gets from the log at once."""
 
 
 class Subscription:
