@@ -94,16 +94,23 @@ class UnownedRuns:
     async def _announce(self, settled: Settled) -> None:
         """Sends the end to live readers, and dispatches the thread's next run. Redis may be away, because SQL has
         both."""
-        run, tail = settled.run, settled.tail
         try:
-            if tail.entries:
-                await self.event_log.open(run.id, run.fence)
-                await self.event_log.append(run.id, run.fence, tail, needs=Seq(0))
-            await self.event_log.expire(run.id)
-            if settled.next is not None:
-                await self.queue.dispatch(settled.next)
+            await self._send_end(settled.run, settled.tail)
         except (Unavailable, LeaseLost) as error:
-            log.warning("cancel_not_announced", run_id=run.id, reason=str(error))
+            log.warning("cancel_not_announced", run_id=settled.run.id, reason=str(error))
+        # Also when another process has ended the run and sent its end: the settle gave the next run a new dispatch,
+        # which only this process knows.
+        if settled.next is not None:
+            try:
+                await self.queue.dispatch(settled.next)
+            except Unavailable as error:
+                log.warning("dispatch_left_to_sweeper", next_run=settled.next.run_id, reason=str(error))
+
+    async def _send_end(self, run: Run, tail: LogTail) -> None:
+        if tail.entries:
+            await self.event_log.open(run.id, run.fence)
+            await self.event_log.append(run.id, run.fence, tail, needs=Seq(0))
+        await self.event_log.expire(run.id)
 
     async def _persist(self, write: Callable[[], Awaitable[Result]]) -> Result:
         return await retry_while_unavailable(lambda _: write(), for_s=PATIENCE_S, clock=self.clock)

@@ -21,6 +21,7 @@ from shared.redis import keys
 from shared.redis.event_log import EventFeed, EventLog, RedisLostData
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import UnownedRuns
+from shared.sql.history.thread_queue import Dispatch
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from tests.kit.services.redis_losses import lose_end_of_stream
 from tests.kit.services.redis_servers import PrivateRedis, read_only
@@ -182,3 +183,21 @@ async def test_two_who_cancel_a_run_that_nobody_holds_end_it_once(stores: Stores
     assert await stores.runs.look_up(run.id) == cancelled
     stored = await stores.events.read(run.id, Seq(1))
     assert [is_end(entry) for _, entry in stored].count(True) == 1
+
+
+async def test_a_run_waited_for_the_sweeper_because_two_had_cancelled_the_one_before(
+    stores: Stores, private_redis: PrivateRedis
+) -> None:
+    """The second of them came when the run had ended and another one was submitted, gave that one a new dispatch, found
+    that the end was sent already, and told nobody of the dispatch. Found by the interleavings of a conversation."""
+    run = await stores.submitted()
+    first, second = unowned_of(stores, private_redis), unowned_of(stores, private_redis)
+    await first.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
+    submitted = await stores.submitted()
+    await first.queue.dispatch(Dispatch(submitted.id, submitted.dispatch))
+
+    await second.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
+
+    waiting = await stores.runs.look_up(submitted.id)
+    assert waiting.status is RunStatus.CREATED
+    assert await second.queue.queued_among([(waiting.id, waiting.dispatch)])

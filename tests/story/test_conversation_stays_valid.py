@@ -101,8 +101,8 @@ async def _start(stack: AsyncExitStack, url: str) -> tuple[Product, list[str]]:
     models = await stack.enter_async_context(ModelServer())
     database = Database(url)
     stack.push_async_callback(database.aclose)
-    product = await stack.enter_async_context(
-        running_product(database, connect_embedded(), models, settings={"tool_grace": 0.2})
-    )
+    # Without a sweeper, which would find after half a minute what was left undone.
+    given = {"tool_grace": 0.2, "sweep_s": 3600}
+    product = await stack.enter_async_context(running_product(database, connect_embedded(), models, settings=given))
     quick = [await product.tool(TOOLS["quick"]), await product.tool(TOOLS["failing"])]
     return product, [*quick, await product.tool(TOOLS["asking"], default_requires_approval=True)]

@@ -131,7 +131,7 @@ class ConversationDriver:
             waits = any(run.status is RunStatus.AWAITING_APPROVAL for run in in_hand)
             return not any(run.status is RunStatus.RUNNING or not waits for run in in_hand)
 
-        await wait_until(at_rest, description=f"the runs of {self.agent.id} to come to rest", timeout=20)
+        await wait_until(at_rest, description=f"the runs of {self.agent.id} to come to rest")
 
     async def check(self) -> None:
         """Everything that must hold when a conversation has come to rest."""
