@@ -15,13 +15,7 @@ from pathlib import Path
 
 from api.cli import main
 
-PRELOADED = [
-    __name__,
-    "worker.models.sdk_model",
-    "worker.models.openai_wire",
-    "worker.models.anthropic_wire",
-    "worker.models.google_wire",
-]
+PRELOADED = [__name__, "tests.kit.model_clients"]
 ROOT = Path(__file__).parents[2]
 
 

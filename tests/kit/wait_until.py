@@ -5,22 +5,31 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+PATIENT_S = 0.1
+
 
 async def wait_until(
     predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = 60.0, every: float = 0.01
 ) -> Any:
-    """The predicate's first true value. Fails the test, naming `description`, when it stays false for `timeout` s."""
+    """The predicate's first true value. Fails the test, naming `description`, when it stays false for `timeout` s.
+
+    A predicate that awaits asks a server or a database, which costs the machine more than it costs the test to wait: it
+    is asked again `every` s at first, and less and less often.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while True:
         value = predicate()
-        if inspect.isawaitable(value):
+        is_asked = inspect.isawaitable(value)
+        if is_asked:
             value = await value
         if value:
             return value
         if loop.time() > deadline:
             raise AssertionError(f"timed out after {timeout} s waiting for {description}; last value: {value!r}")
         await asyncio.sleep(every)
+        if is_asked:
+            every = max(every, min(every * 1.5, PATIENT_S))
 
 
 def after(delay: float = 0.0) -> asyncio.Future[None]:

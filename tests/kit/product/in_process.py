@@ -40,9 +40,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.wait_until import wait_until
 from worker.main import working
 
-# The SDKs take seconds to import. Here no test pays for it, nor waits for it while a lease of its own runs out.
-for _wire in ("openai_wire", "anthropic_wire", "google_wire"):
-    import_module(f"worker.models.{_wire}")
+import_module("tests.kit.model_clients")
 
 HEADERS = {"X-Stainless-Package-Version": "1.12.1"}
 

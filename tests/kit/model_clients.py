@@ -1,0 +1,23 @@
+"""Imports all that a worker needs to ask a model, which takes seconds.
+
+Done before a test begins, no test pays for it, nor waits for it while a lease of its own runs out. Some of it the SDKs
+import, or work out, when they are first used; so a client of each is made here, as a worker does when it starts.
+"""
+
+import asyncio
+
+from openai.types.chat import ChatCompletionChunk
+
+from worker.models.registry import Models
+
+KEYS = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
+
+
+async def _make_clients() -> None:
+    models = Models(KEYS, first_event_timeout=1, idle_timeout=1, retries=0)
+    await models.warm()
+    await models.aclose()
+
+
+asyncio.run(_make_clients())
+ChatCompletionChunk.model_rebuild()
