@@ -210,7 +210,9 @@ def free_port() -> int:
 
 
 def _ports_of_this_process() -> Iterator[int]:
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    name = os.environ.get("PYTEST_XDIST_WORKER")
+    # A program that stands alone, like the bench, may go on beside a session.
+    worker = 0 if name is None else 1 + int(name.removeprefix("gw"))
     ours = LISTENING_PORTS[worker % PROCESSES :: PROCESSES]
     start = random.randrange(len(ours))  # another session may take ports as well
     return itertools.cycle([*ours[start:], *ours[:start]])
