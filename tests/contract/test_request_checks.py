@@ -19,7 +19,8 @@ from tests.kit.raw_http import RawConnection, chunk, head, raw_connection, repea
 from tests.kit.services.databases import open_database
 
 MAX_BODY = 50_000
-SILENCE_S = 0.2
+PATIENT_S = 60.0
+IMPATIENT_S = 1.0
 KEY = {"Authorization": "Bearer secret"}
 
 
@@ -30,12 +31,21 @@ async def database(sqlite_url: str) -> AsyncGenerator[Database]:
 
 
 @pytest.fixture
-async def port(database: Database) -> AsyncGenerator[int]:
-    """A server with a key, a small limit and little patience."""
+def patience_s() -> float:
+    """How long the server lets a client be silent. Tests of that have it shorter."""
+    return PATIENT_S
+
+
+falls_silent = pytest.mark.parametrize("patience_s", [IMPATIENT_S])
+
+
+@pytest.fixture
+async def port(database: Database, patience_s: float) -> AsyncGenerator[int]:
+    """A server with a key and a small limit."""
     async with AsyncExitStack() as stack:
-        api = api_app(database, api_keys="default=secret", max_body_bytes=MAX_BODY, request_timeout=SILENCE_S)
+        api = api_app(database, api_keys="default=secret", max_body_bytes=MAX_BODY, request_timeout=patience_s)
         app = await stack.enter_async_context(api)
-        address = await stack.enter_async_context(listening(app, timeout_s=SILENCE_S))
+        address = await stack.enter_async_context(listening(app, timeout_s=patience_s))
         yield urlsplit(address).port or 0
 
 
@@ -66,6 +76,7 @@ async def test_a_body_that_says_that_it_is_too_long_is_refused_unread(raw: RawCo
     assert str(MAX_BODY) in answer.json()["detail"]
 
 
+@falls_silent
 @pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "1"])
 async def test_a_length_of_thousands_of_digits_is_no_500(raw: RawConnection, length: str) -> None:
     await raw.send(head("POST", "/v1/blocks", Content_Length=length, **KEY))
@@ -106,6 +117,7 @@ async def test_what_is_sent_after_a_refusal_is_not_taken_for_ever(raw: RawConnec
     await raw.is_closed()
 
 
+@falls_silent
 async def test_a_body_that_stops_in_the_middle_is_given_up(raw: RawConnection) -> None:
     """A thousand of them stayed open for as long as their senders liked."""
     await raw.send(head("POST", "/v1/blocks", Transfer_Encoding="chunked", **KEY), chunk(b'{"label"'))
@@ -115,12 +127,14 @@ async def test_a_body_that_stops_in_the_middle_is_given_up(raw: RawConnection) -
     await raw.is_closed()
 
 
+@falls_silent
 @pytest.mark.parametrize("said", [b"", b"\r\n\r\n", b"POST /v1/blocks HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A"])
 async def test_a_connection_that_asks_for_nothing_is_closed(raw: RawConnection, said: bytes) -> None:
     await raw.send(said)
     await raw.is_closed()
 
 
+@falls_silent
 async def test_a_connection_that_falls_silent_between_requests_is_closed(raw: RawConnection) -> None:
     await raw.send(head("GET", "/v1/blocks/count", **KEY))
     assert (await raw.answer()).status == 200

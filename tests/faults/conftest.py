@@ -68,12 +68,12 @@ async def patient_product(
 async def processes(
     product: Product, postgres_url: str, private_redis: PrivateRedis, models: ModelServer, tmp_path: Path
 ) -> AsyncIterator[Processes]:
-    """Processes on the same database and the same Redis as `product`."""
+    """Processes on the same database and the same Redis as `product`. Their leases are as long as in production: a test
+    that needs one to be over ends it."""
     environment = {
         **models.base_urls(),
         "HOLDFAST_DATABASE_URL": postgres_url,
         "HOLDFAST_REDIS_URL": private_redis.url,
-        "HOLDFAST_LEASE_S": str(LEASE_S),
         "HOLDFAST_SWEEP_S": str(SWEEP_S),
         "HOLDFAST_MODEL_RETRIES": "0",
         "HOLDFAST_DATABASE_CONNECTIONS": "8",

@@ -14,6 +14,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
@@ -122,6 +123,7 @@ async def test_a_cancel_of_a_run_whose_worker_is_dead_is_settled_by_the_api(
     async with reading(product.http, run_id) as reader:
         await wait_until(lambda: len(reader.of_type("assistant_message")) == 2, description="the first words")
         await worker.kill()
+        await end_leases(product.context.redis)
         receipt = (await product.http.post(f"/v1/runs/{run_id}/cancel")).json()
         await reader.end()
 

@@ -22,6 +22,7 @@ from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes
 from tests.kit.product.waiting_calls import waiting, waiting_calls
 from tests.kit.runs.stored_runs import said, some_run
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 from worker.main import working
@@ -166,6 +167,7 @@ async def test_a_run_of_a_dead_worker_is_taken_up_by_one_whose_clock_has_jumped(
     async with reading(product.http, run_id) as reader:
         await wait_until(lambda: len(reader.of_type("assistant_message")) == 3, description="the first words")
         await dying.kill()
+        await end_leases(private_redis.client())
         clock.advance(hours=hours)
         async with worker_by(clock, product, private_redis):
             await reader.end()
@@ -242,6 +244,7 @@ async def test_a_cancel_of_a_dead_workers_run_is_settled_across_a_jump(
     async with reading(product.http, run_id) as reader:
         await wait_until(lambda: reader.of_type("assistant_message"), description="the first words")
         await dying.kill()
+        await end_leases(product.context.redis)
         clock.advance(hours=hours)
         receipt = (await product.http.post(f"/v1/runs/{run_id}/cancel")).json()
         await reader.end()

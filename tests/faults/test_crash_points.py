@@ -19,15 +19,14 @@ import pytest
 
 from shared.concurrency import background
 from shared.crash_points import CrashPoint
-from shared.domain.ids import RunId
-from shared.redis.queue import RunQueue
-from tests.faults.conftest import LEASE_S, LONG_LEASE_S
+from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.careful_client import ask, ask_until_answered, deciding
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 from worker.run.publisher import SPILL_AT
@@ -177,6 +176,7 @@ async def test_a_worker_that_dies_there(
     async with deciding(product.http):
         dying = await processes.worker(crash_at=f"{write}:{side}")
         assert await dying.ended(within_s=LONG_S) == -9
+        await end_leases(product.context.redis)
         await processes.worker()
         await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
 
@@ -238,12 +238,13 @@ async def test_a_worker_that_dies_there_in_an_answer(
         first = await processes.worker()
         await shown(product.http, run_id, 4)
         await first.kill()
-    # A long answer takes a busy machine a while: its worker is not to lose the lease over it.
-    dying = await processes.worker(crash_at=f"{write}:{side}", lease_s=4 * LEASE_S)
+        await end_leases(product.context.redis)
+    dying = await processes.worker(crash_at=f"{write}:{side}")
     if write is CrashPoint.HAND_OVER:
         await shown(product.http, run_id, 4)
         dying.ask_to_end()
     assert await dying.ended(within_s=LONG_S) == -9
+    await end_leases(product.context.redis)
     await processes.worker()
     await assert_both_ended(product, agent_id)
 
@@ -258,6 +259,7 @@ async def test_a_worker_that_loses_the_answer_in_an_answer(
         first = await processes.worker(sweep_s=NEVER_S)
         await shown(product.http, run_id, 4)
         await first.kill()
+        await end_leases(product.context.redis)
     worker = await processes.worker(crash_at=f"{write}:{lost}", sweep_s=NEVER_S, lease_s=LONG_LEASE_S)
     if write is CrashPoint.HAND_OVER:
         await shown(product.http, run_id, 4)
@@ -327,17 +329,14 @@ async def test_an_api_that_dies_over_a_run_whose_worker_is_gone(
     agent = await product.agent()
     port = free_port()
     dying, worker = await asyncio.gather(
-        processes.api(port, crash_at=f"{CrashPoint.TAKE_OVER}:{side}"), processes.worker(sweep_s=NEVER_S)
+        processes.api(port, crash_at=f"{CrashPoint.TAKE_OVER}:{side}"),
+        processes.worker(sweep_s=NEVER_S),
     )
     path = f"/v1/agents/{agent.id}/messages/async"
     run = await ask_until_answered(product.http, path, {"input": "Hello", "stream_tokens": True})
     await shown(product.http, run["id"], 4)
     await worker.kill()
-
-    async def lease_is_over() -> bool:
-        return not await RunQueue(product.context.redis).is_leased(RunId(run["id"]), 1)
-
-    await wait_until(lease_is_over, description="the lease of the dead worker to end")
+    await end_leases(product.context.redis)
     async with api_at(port) as http:
         answer = await ask(http, "POST", f"/v1/runs/{run['id']}/cancel", {})
         if side in DIES:

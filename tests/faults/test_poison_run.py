@@ -7,6 +7,7 @@ from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
 from tests.kit.product.processes import Processes
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.wait_until import wait_until
 
 NEIGHBOURS = 4
@@ -55,6 +56,7 @@ async def test_a_run_that_kills_its_workers_fails_alone(
         if await poison_is_over():
             break
         await worker.kill()
+        await end_leases(product.context.redis)
 
     assert asked["poison"] == 3, "two deaths in company, and one alone"
     poison = await product.run(runs["poison"])
@@ -75,6 +77,7 @@ async def test_a_suspect_waits_for_the_steps_of_its_neighbours_and_then_runs_alo
         worker = await processes.worker()
         await wait_until(lambda so_far=death: len(models.requests) == so_far, description="the model to be asked")
         await worker.kill()
+        await end_leases(product.context.redis)
 
     models.answer_with(lambda request: Turn(text="Done.", pace=1 if said_in(request) == "neighbour" else 0))
     neighbour = await submit(product, "neighbour")

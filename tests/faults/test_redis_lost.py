@@ -27,19 +27,19 @@ async def flush(redis: PrivateRedis) -> None:
 
 
 async def test_a_long_stream_is_the_same_after_redis_was_emptied(
-    working_product: Product, private_redis: PrivateRedis
+    patient_product: Product, private_redis: PrivateRedis
 ) -> None:
-    run_id = await submit(working_product, {"text": "word ", "repeat": TOKENS})
-    assert (await working_product.ended(run_id))["status"] == "completed"
-    before = await read_whole(working_product.http, run_id)
+    run_id = await submit(patient_product, {"text": "word ", "repeat": TOKENS})
+    assert (await patient_product.ended(run_id))["status"] == "completed"
+    before = await read_whole(patient_product.http, run_id)
     before.assert_complete()
     assert len(before.raw) > TOKENS
 
     await flush(private_redis)
 
-    after = await read_whole(working_product.http, run_id)
+    after = await read_whole(patient_product.http, run_id)
     assert after.raw == before.raw
-    middle = await read_whole(working_product.http, run_id, starting_after=TOKENS // 2)
+    middle = await read_whole(patient_product.http, run_id, starting_after=TOKENS // 2)
     assert middle.raw == before.raw[TOKENS // 2 :]
 
 

@@ -22,9 +22,8 @@ async def test_a_stream_that_began_at_one_api_is_resumed_at_the_other(
 ) -> None:
     models.play(Turn(text="word " * 200, pace=0.005))
     ports = [free_port(), free_port()]
-    await asyncio.gather(
-        *(processes.api(port) for port in ports), processes.worker(max_runs=1), processes.worker(max_runs=1)
-    )
+    workers = (processes.worker(max_runs=1, lease_s=LONG_LEASE_S) for _ in range(2))
+    await asyncio.gather(*(processes.api(port) for port in ports), *workers)
     async with api_at(ports[0]) as one, api_at(ports[1]) as other:
         agent = await product.agent()
         run_id = await submit(one, agent.id)

@@ -14,6 +14,7 @@ from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import FrameReader, read_whole, reading
 from tests.kit.product.processes import Processes
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
@@ -64,14 +65,14 @@ async def test_a_run_goes_on_when_its_worker_is_killed_in_the_middle_of_an_answe
 ) -> None:
     models.say("one two three four", silent_after=3)
     models.say("All of it.")
-    first = await processes.worker()
+    first = await processes.worker(lease_s=2 * LEASE_S)
     agent_id, run_id = await submit(product)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         await processes.worker()
         killed_at = now()
         await first.kill()
-        assert await asked_again(models, killed_at) < LEASE_S + SLACK_S
+        assert await asked_again(models, killed_at) < 2 * LEASE_S + SLACK_S
         await reader.end()
 
     reader.assert_complete()
@@ -129,6 +130,7 @@ async def test_a_tool_that_was_started_is_not_started_again_when_its_worker_is_k
         await wait_until(lambda: log.read_text().endswith("\n"), description="the tool to say who it is")
         await processes.worker()
         await first.kill()
+        await end_leases(product.context.redis)
         await reader.end()
 
     reader.assert_complete()
@@ -187,7 +189,7 @@ async def test_readiness_knows_whether_a_worker_lives(product: Product, processe
         return (await product.http.get("/readyz")).status_code == status
 
     assert await ready(503)
-    worker = await processes.worker()
+    worker = await processes.worker(lease_s=LEASE_S)
     await wait_until(lambda: ready(200), description="the API to be ready")
     await worker.kill()
     await wait_until(lambda: ready(503), description="the API to miss the worker")
@@ -198,7 +200,7 @@ async def test_a_zombie_writes_nothing_when_it_wakes_up(
 ) -> None:
     models.play(Turn(text="zombie " * 2000, pace=0.01))
     models.say("All of it.")
-    zombie = await processes.worker()
+    zombie = await processes.worker(lease_s=2 * LEASE_S)
     agent_id, run_id = await submit(product)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)

@@ -241,7 +241,7 @@ class LeaseRenewer:
                     await presence.show(self._worker, for_s=self._lease_s)
                 renewed_at = asked_at
             except (Unavailable, TimeoutError) as error:
-                logger.warning("leases could not be renewed: %s", error or "no answer in time")
+                logger.warning("leases could not be renewed: %s", str(error) or "no answer in time")
             self._reports.append(Report(answers or {}, asked_at))
             self._loop.call_soon_threadsafe(self._read_reports)
             await asyncio.sleep(self._lease_s / (20 if answers is None or self._hurries else 3))

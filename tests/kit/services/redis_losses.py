@@ -1,9 +1,12 @@
-"""How a Redis loses what it was told: all of it, the newest of it as after a failover, or the end of one stream."""
+"""How a Redis loses what it was told: all of it, the newest of it as after a failover, the end of one stream, or all
+leases before their time."""
 
 from dataclasses import dataclass
 from typing import Any, cast
 
 from arq.connections import ArqRedis
+
+from shared.redis import keys
 
 FOR_EVER = -1
 
@@ -48,3 +51,12 @@ async def lose_end_of_stream(redis: ArqRedis, key: str, count: int) -> int:
         await client.xadd(key, fields, id=entry_id)
     await client.pexpireat(key, expires_ms)
     return len(entries) - len(kept)
+
+
+async def end_leases(redis: ArqRedis) -> None:
+    """All leases are over, as they would be in time: the next worker finds what dead ones had. Leases that are longer
+    than any standstill of a busy machine, and are ended so, make a test depend on the death alone."""
+    client = cast("Any", redis)
+    for job_id in await client.zrange(keys.QUEUE, 0, -1):
+        await client.delete(keys.LEASE_PREFIX.encode() + job_id)
+        await client.zadd(keys.QUEUE, {job_id: 1}, xx=True)
