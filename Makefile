@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Most tests wait for processes and servers more than they compute.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 5
 FAST_TESTS := tests/architecture tests/unit tests/contract
 ARGS ?=
 
