@@ -7,12 +7,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from redis.exceptions import RedisError
 
-from bench.chaos.schedule import Fault
+from bench.chaos.schedule import LOSES_WORKER, Fault
 from shared.domain.lifecycle import RunStatus
 from shared.redis import keys
 from shared.sql.engine import Database
@@ -20,6 +20,21 @@ from shared.sql.run_tables import runs
 
 GIVE_UP_S = 60.0
 NEVER = float("inf")
+BEGINS_ALONE_AFTER = 2
+"""Workers lost with a run before it stores a step, after which it waits until a worker has nothing else to do."""
+
+
+class Holding(NamedTuple):
+    """What SQL says of a run."""
+
+    fence: int
+    status: str
+    attempts: int
+    """Workers that have had it since it stored a step, the present one included."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.status == RunStatus.RUNNING
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,7 @@ class Recovered:
     run_id: str
     began_at: float
     took_s: float
+    begins_alone: bool
 
     @property
     def until(self) -> float:
@@ -47,32 +63,32 @@ class Recoveries:
     unknown: int = 0
     """Faults whose runs could not be told, because Redis did not say who held them."""
 
-    async def held_by(self, pid: int) -> dict[str, int]:
-        """The running runs that the worker with this number holds, with their fences."""
+    async def held_by(self, pid: int) -> dict[str, Holding]:
+        """The running runs that the worker with this number holds."""
         try:
             async with asyncio.timeout(0.3):
                 held = await self._leased_by(pid)
         except (RedisError, OSError):
             self.unknown += 1
             return {}
-        return {run_id: fence for run_id, (fence, status) in (await self._look(held)).items() if _is_running(status)}
+        return {run_id: holding for run_id, holding in (await self._look(held)).items() if holding.is_running}
 
-    async def watch(self, fault: Fault, held: dict[str, int], began_at: float, every_s: float) -> None:
+    async def watch(self, fault: Fault, held: dict[str, Holding], began_at: float, every_s: float) -> None:
         """Waits until each of these runs has a newer fence or has ended."""
         waiting = dict(held)
         first = True
         while waiting:
             now = time.monotonic()
-            seen = await self._look(list(waiting))
-            for run_id, (fence, status) in seen.items():
-                if fence > waiting[run_id] or not _is_running(status):
+            for run_id, found in (await self._look(list(waiting))).items():
+                before = waiting[run_id]
+                if found.fence > before.fence or not found.is_running:
                     # One that had ended by the first look has ended by itself.
-                    if not (first and fence == waiting[run_id]):
-                        self.measured.append(Recovered(fault, run_id, began_at, time.monotonic() - began_at))
+                    if not (first and found.fence == before.fence):
+                        self.measured.append(_recovered(fault, run_id, before, began_at, time.monotonic() - began_at))
                     del waiting[run_id]
             first = False
             if now - began_at > GIVE_UP_S:
-                self.measured += [Recovered(fault, run_id, began_at, NEVER) for run_id in waiting]
+                self.measured += [_recovered(fault, *one, began_at, NEVER) for one in waiting.items()]
                 return
             await asyncio.sleep(every_s)
 
@@ -86,16 +102,19 @@ class Recoveries:
             self.unknown += 1
         return [keys.parse_job_id(key.decode().removeprefix(keys.LEASE_PREFIX))[0] for key in held]
 
-    async def _look(self, run_ids: list[str]) -> dict[str, tuple[int, str]]:
+    async def _look(self, run_ids: list[str]) -> dict[str, Holding]:
         if not run_ids:
             return {}
-        query = sa.select(runs.c.id, runs.c.fence, runs.c.status).where(runs.c.id.in_(run_ids))
+        query = sa.select(runs.c.id, runs.c.fence, runs.c.status, runs.c.attempts_without_progress).where(
+            runs.c.id.in_(run_ids)
+        )
         async with self.database.read() as connection:
-            return {row.id: (row.fence, row.status) for row in await connection.execute(query)}
+            return {run_id: Holding(*rest) for run_id, *rest in await connection.execute(query)}
 
 
-def _is_running(status: str) -> bool:
-    return status == RunStatus.RUNNING
+def _recovered(fault: Fault, run_id: str, held: Holding, began_at: float, took_s: float) -> Recovered:
+    loses_worker = fault.kind in LOSES_WORKER
+    return Recovered(fault, run_id, began_at, took_s, loses_worker and held.attempts >= BEGINS_ALONE_AFTER)
 
 
 def percentile(figures: list[float], share: float) -> float:

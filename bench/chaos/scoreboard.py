@@ -14,7 +14,9 @@ SHOWN = 60
 """So many violations are printed; all are counted."""
 
 KILL_SLACK_S = 2.0
-HAND_OVER_S = 0.2
+UNDISTURBED = "no other fault"
+BEGINS_ALONE = "no other fault, two workers lost without a step"
+DISTURBED = "among other faults"
 
 
 @dataclass
@@ -30,10 +32,9 @@ class Scoreboard:
     explicit_gaps: int
     tool_starts: int
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether everything is zero that must be, a recovery that took too long included."""
-        return not self.ledger.violations and not self._too_slow()
+    def is_clean(self, *, timed: bool) -> bool:
+        """Whether everything is zero that must be; if `timed`, no recovery took too long either."""
+        return not self.ledger.violations and not (timed and self._too_slow())
 
     def lines(self) -> Iterable[str]:
         """All of it."""
@@ -57,8 +58,7 @@ class Scoreboard:
 
     def _recovery(self) -> Iterable[str]:
         for kind in (FaultKind.KILL_WORKER, FaultKind.FREEZE_WORKER, FaultKind.END_WORKER):
-            alone, others = self._measured(kind)
-            for title, measured in (("no other fault", alone), ("among other faults", others)):
+            for title, measured in self._measured(kind).items():
                 yield f"recovery, {kind}, {title}: {_figures([one.took_s for one in measured])}"
         if self.recoveries.unknown:
             yield f"recovery: {self.recoveries.unknown} times it could not be told which runs a worker held"
@@ -78,18 +78,22 @@ class Scoreboard:
 
     def _too_slow(self) -> list[Recovered]:
         """The p99 must be below; with few runs that is all of them but one in a hundred."""
-        kills, _ = self._measured(FaultKind.KILL_WORKER)
+        kills = self._measured(FaultKind.KILL_WORKER)[UNDISTURBED]
         limit = self.lease_s + KILL_SLACK_S
         if not kills or percentile([one.took_s for one in kills], 0.99) <= limit:
             return []
         return [one for one in kills if one.took_s > limit]
 
-    def _measured(self, kind: FaultKind) -> tuple[list[Recovered], list[Recovered]]:
-        """Those without another fault meanwhile, and the others."""
-        measured = [one for one in self.recoveries.measured if one.fault.kind is kind]
-        return [one for one in measured if self._is_alone(one)], [one for one in measured if not self._is_alone(one)]
+    def _measured(self, kind: FaultKind) -> dict[str, list[Recovered]]:
+        """The recoveries from such faults, by what else they had to wait for."""
+        measured: dict[str, list[Recovered]] = {UNDISTURBED: [], BEGINS_ALONE: [], DISTURBED: []}
+        for one in self.recoveries.measured:
+            if one.fault.kind is kind:
+                kept_waiting = BEGINS_ALONE if one.begins_alone else UNDISTURBED
+                measured[kept_waiting if self._is_undisturbed(one) else DISTURBED].append(one)
+        return measured
 
-    def _is_alone(self, recovered: Recovered) -> bool:
+    def _is_undisturbed(self, recovered: Recovered) -> bool:
         return not any(
             happened.began_at < recovered.until and happened.ended_at + OVERLAP_S > recovered.began_at
             for happened in self.faults.happened
