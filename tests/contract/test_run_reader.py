@@ -60,7 +60,7 @@ def restarted(follows: int) -> bytes:
 
 async def all_of(reader: RunReader, run: Run, after: int) -> list[tuple[Seq, bytes]]:
     """What a reader sees up to the end of the log."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [entry async for batch in reader.follow(run, Seq(after), quiet_s=0.1) for entry in batch]
 
 
@@ -212,7 +212,7 @@ async def test_a_reader_in_the_middle_of_a_log_that_is_pruned_is_told_and_gets_t
 ) -> None:
     run = await stores.claimed()
     ended = (await stores.settle(run, tail=LogTail(Seq(2), ENTRIES * (2 * BLOCK_ENTRIES // len(ENTRIES))))).run
-    async with asyncio.timeout(20), aclosing(reader.follow(ended, Seq(1), quiet_s=5)) as batches:
+    async with asyncio.timeout(60), aclosing(reader.follow(ended, Seq(1), quiet_s=60)) as batches:
         seen = await anext(batches)
         assert len(seen) == BLOCK_ENTRIES
         await pruned(stores, ended)
@@ -224,7 +224,7 @@ async def test_a_reader_in_the_middle_of_a_log_that_is_pruned_is_told_and_gets_t
 
 async def test_an_end_that_was_published_while_nobody_heard_it_is_found(stores: Stores, reader: RunReader) -> None:
     run = await stores.claimed()
-    async with asyncio.timeout(20), aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches:
+    async with asyncio.timeout(60), aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches:
         assert await anext(batches) == []
         settled = (await stores.settle(run, tail=LogTail(Seq(2), ENTRIES[:2]))).run
         seen = [seq async for batch in batches for seq, _ in batch]
@@ -233,7 +233,7 @@ async def test_an_end_that_was_published_while_nobody_heard_it_is_found(stores: 
 
 async def test_the_stream_of_a_run_that_is_deleted_ends(stores: Stores, reader: RunReader) -> None:
     run = await stores.claimed()
-    async with asyncio.timeout(20), aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches:
+    async with asyncio.timeout(60), aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches:
         assert await anext(batches) == []
         await stores.settle(run)
         await stores.listing.delete(run.project_id, run.id)

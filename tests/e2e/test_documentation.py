@@ -43,13 +43,11 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        asyncio.run(
-            wait_until(lambda: _answers(server, url), description="holdfast dev to answer", timeout=30, every=0.1)
-        )
+        asyncio.run(wait_until(lambda: _answers(server, url), description="holdfast dev to answer", every=0.1))
         yield url
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=60)
 
 
 def _answers(server: subprocess.Popen[bytes], url: str) -> bool:
@@ -67,7 +65,7 @@ def _program(document: str, language: str, base_url: str) -> str:
 
 
 def _expect_success(command: list[str | Path], program: str, directory: Path) -> None:
-    done = subprocess.run([*command, program], cwd=directory, capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run([*command, program], cwd=directory, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"{program}\n\nanswered:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 

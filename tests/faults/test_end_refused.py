@@ -57,7 +57,7 @@ async def test_a_run_whose_end_could_not_be_stored_counted_as_one_that_kills_its
             async def claimed_often() -> bool:
                 return (await runs.look_up(run_id)).fence > MAX_ATTEMPTS + 2
 
-            await wait_until(claimed_often, description="the run to come to its end again and again", timeout=30)
+            await wait_until(claimed_often, description="the run to come to its end again and again")
         ended = await product.ended(run_id)
         assert (ended["status"], ended["stop_reason"]) == ("completed", "end_turn")
         assert [m["content"] for m in (await product.history(agent.id))[1:]] == ["Hi", "Done."]

@@ -52,7 +52,7 @@ async def test_a_run_that_kills_its_workers_fails_alone(
             in_company = death > 2 or all(asked[text] == death for text in runs)
             return (asked["poison"] == death and in_company) or await poison_is_over()
 
-        await wait_until(is_time, description=f"the poison to act, {death}", timeout=40)
+        await wait_until(is_time, description=f"the poison to act, {death}")
         if await poison_is_over():
             break
         await worker.kill()

@@ -73,7 +73,7 @@ async def test_a_reader_that_comes_after_redis_was_emptied_gets_the_steps_that_a
     await flush(private_redis)
 
     async with reading(working_product.http, run.id) as reader:
-        await wait_until(lambda: reader.of_type("tool_return_message"), description="the tool's return", timeout=2)
+        await wait_until(lambda: reader.of_type("tool_return_message"), description="the tool's return")
     await working_product.http.post(f"/v1/runs/{run.id}/cancel")
     whole = await read_whole(working_product.http, run.id)
     whole.assert_complete()

@@ -28,7 +28,7 @@ def test_a_wrong_start_is_refused_in_one_line(arguments: list[str], environment:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
 
     ended = subprocess.run(
-        [*COMMAND, *arguments], env=clean | environment, capture_output=True, text=True, timeout=30, check=False
+        [*COMMAND, *arguments], env=clean | environment, capture_output=True, text=True, timeout=60, check=False
     )
 
     assert ended.returncode == 1

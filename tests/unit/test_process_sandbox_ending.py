@@ -280,4 +280,4 @@ async def test_nothing_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
     finally:
         worker.kill()
         worker.wait()
-    await wait_until(lambda: not any(is_alive(pid) for pid in family), description="the family's death", timeout=5)
+    await wait_until(lambda: not any(is_alive(pid) for pid in family), description="the family's death")
