@@ -15,7 +15,9 @@ from tests.kit.product.processes import Processes, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
 
 LEASE_S = 1.5
+USUAL_LEASE_S = 6.0
 LONG_LEASE_S = 20.0
+PATIENCE_S = 1.5
 SWEEP_S = 0.3
 
 
@@ -48,8 +50,9 @@ async def product(database: Database, private_redis: PrivateRedis, models: Model
 async def working_product(
     database: Database, private_redis: PrivateRedis, models: ModelServer
 ) -> AsyncIterator[Product]:
-    """API and worker, in this process."""
-    settings = {"lease_s": LEASE_S, "database_patience": LEASE_S, "sweep_s": SWEEP_S}
+    """API and worker, in this process. Leases are as long as in production: on a busy machine the event loop stands
+    still for seconds."""
+    settings = {"lease_s": USUAL_LEASE_S, "database_patience": PATIENCE_S, "sweep_s": SWEEP_S}
     async with running_product(database, private_redis.client(), models, settings=settings) as running:
         yield running
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from shared.domain.ids import RunId
 from shared.sql.engine import Database
-from tests.faults.conftest import LEASE_S
+from tests.faults.conftest import PATIENCE_S
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.services.databases import PostgresServer
@@ -55,7 +55,7 @@ async def test_a_step_whose_checkpoint_the_database_refused_is_taken_again(worki
         async with reading(working_product.http, run_id) as shown:
             await wait_until(lambda: shown.of_type("tool_call_message"), description="the step to be shown")
 
-        await after(3 * LEASE_S)  # longer than a worker waits
+        await after(3 * PATIENCE_S)  # longer than a worker waits
 
     whole = await read_whole(working_product.http, run_id)
 
