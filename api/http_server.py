@@ -20,6 +20,11 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_UNREAD_BYTES = 1_000_000
 """So much of a body is thrown away after its answer, so that a client which is still sending can read the answer."""
 
+IDLE_S = 75
+"""Seconds that a connection may be idle between two requests. Whoever uses it again must be the first to let go, or a
+request is sent into a connection that is just being closed. Clients let go after 5 s (httpx) or 4 s (Node), proxies
+after 60 s (nginx, AWS ALB). uvicorn's own limit is 5 s."""
+
 STREAMS_END_S = 5
 """Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
 
@@ -27,7 +32,7 @@ HEAD_TOO_LONG = "Request Header Fields Too Large"
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. It is closed when it holds no request that is being answered for `timeout_s`."""
+    """One connection. It is closed when it has begun, or begun a request, and no request is there after `timeout_s`."""
 
     def __init__(self, *args: Any, timeout_s: float, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -101,11 +106,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def server_config(app: FastAPI, *, timeout_s: float, **given: Any) -> uvicorn.Config:
+def server_config(app: FastAPI, *, timeout_s: float, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
     """How to serve the application. `given` are further fields of uvicorn's."""
     protocol = functools.partial(BoundedHttpProtocol, timeout_s=timeout_s)
     return uvicorn.Config(
-        app, http=cast("type[asyncio.Protocol]", protocol), ws="none", lifespan="off", log_level="warning", **given
+        app,
+        http=cast("type[asyncio.Protocol]", protocol),
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        timeout_keep_alive=idle_s,
+        **given,
     )
 
 

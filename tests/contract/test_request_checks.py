@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from api.http_server import MAX_HEAD_BYTES, MAX_UNREAD_BYTES
+from api.http_server import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, server_config
 from shared.json_limits import MAX_DEPTH, MAX_VALUES
 from shared.sql.engine import Database
 from tests.kit.product.in_process import api_app, api_client, listening
@@ -19,8 +20,8 @@ from tests.kit.raw_http import RawConnection, chunk, head, raw_connection, repea
 from tests.kit.services.databases import open_database
 
 MAX_BODY = 50_000
-PATIENT_S = 60.0
-IMPATIENT_S = 1.0
+PATIENT_S = 60
+IMPATIENT_S = 1
 KEY = {"Authorization": "Bearer secret"}
 
 
@@ -31,7 +32,7 @@ async def database(sqlite_url: str) -> AsyncGenerator[Database]:
 
 
 @pytest.fixture
-def patience_s() -> float:
+def patience_s() -> int:
     """How long the server lets a client be silent. Tests of that have it shorter."""
     return PATIENT_S
 
@@ -40,12 +41,12 @@ falls_silent = pytest.mark.parametrize("patience_s", [IMPATIENT_S])
 
 
 @pytest.fixture
-async def port(database: Database, patience_s: float) -> AsyncGenerator[int]:
+async def port(database: Database, patience_s: int) -> AsyncGenerator[int]:
     """A server with a key and a small limit."""
     async with AsyncExitStack() as stack:
         api = api_app(database, api_keys="default=secret", max_body_bytes=MAX_BODY, request_timeout=patience_s)
         app = await stack.enter_async_context(api)
-        address = await stack.enter_async_context(listening(app, timeout_s=patience_s))
+        address = await stack.enter_async_context(listening(app, timeout_s=patience_s, idle_s=patience_s))
         yield urlsplit(address).port or 0
 
 
@@ -132,6 +133,20 @@ async def test_a_body_that_stops_in_the_middle_is_given_up(raw: RawConnection) -
 async def test_a_connection_that_asks_for_nothing_is_closed(raw: RawConnection, said: bytes) -> None:
     await raw.send(said)
     await raw.is_closed()
+
+
+@falls_silent
+async def test_a_connection_that_asks_for_nothing_more_is_closed(raw: RawConnection) -> None:
+    await raw.send(head("GET", "/v1/blocks/count", **KEY))
+    assert (await raw.answer()).status == 200
+    await raw.is_closed()
+
+
+def test_the_server_closed_a_connection_just_as_its_client_used_it_again() -> None:
+    """Both gave an idle connection five seconds, and a request that met the closing was lost."""
+    keeps = server_config(FastAPI(), timeout_s=PATIENT_S).timeout_keep_alive
+    assert keeps > (httpx.Limits().keepalive_expiry or 0)
+    assert keeps > 60, "which is what the usual proxies take"
 
 
 @falls_silent

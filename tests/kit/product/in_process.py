@@ -25,7 +25,7 @@ from letta_client import AsyncLetta
 from letta_client.types import AgentState
 from redis.asyncio.connection import BlockingConnectionPool
 
-from api.http_server import server_config
+from api.http_server import IDLE_S, server_config
 from api.main import serving
 from api.services import Services
 from shared.clock import Clock, SystemClock
@@ -135,10 +135,10 @@ def _http_client(base_url: str) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, *, timeout_s: float = 30) -> AsyncGenerator[str]:
+async def listening(app: FastAPI, *, timeout_s: float = 30, idle_s: int = IDLE_S) -> AsyncGenerator[str]:
     """Serves an application on a free port of loopback; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(server_config(app, timeout_s=timeout_s, timeout_graceful_shutdown=1))
+        server = uvicorn.Server(server_config(app, timeout_s=timeout_s, idle_s=idle_s, timeout_graceful_shutdown=1))
         async with background(_serve(server, listener), name="test API"):
             await wait_until(lambda: server.started, description="the API to listen")
             try:
