@@ -39,7 +39,8 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def product(database: Database, private_redis: PrivateRedis, models: ModelServer) -> AsyncIterator[Product]:
     """The API, in this process. Nobody works until the test starts a worker."""
-    settings = {"lease_s": LEASE_S}
+    # No pings: a silence may be long on a busy machine, and what readers have seen is compared.
+    settings = {"lease_s": LEASE_S, "keepalive_s": 3600.0}
     async with running_product(
         database, private_redis.client(), models, settings=settings, with_worker=False
     ) as running:

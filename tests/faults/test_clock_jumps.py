@@ -28,7 +28,7 @@ from tests.kit.wait_until import wait_until
 from worker.main import working
 
 JUMPS = pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "back"])
-SETTINGS = {"lease_s": 6.0, "sweep_s": 0.05, "max_runs": 20}
+SETTINGS = {"lease_s": 20.0, "sweep_s": 0.05, "max_runs": 20}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from shared.sql.engine import Database
+from tests.faults.conftest import USUAL_LEASE_S
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product, running_product
 from tests.kit.product.behind_proxies import Outage, ProxiedProcesses, behind_proxies, unavailable
@@ -23,7 +24,7 @@ from tests.kit.runs.whole_runs import assert_nothing_is_half_written
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
-PATIENT_S = 6.0
+PATIENT_S = 20.0
 SHORT_S = 1.5
 STALLED_S = 15.0
 """A database that accepts connections and says nothing is given up after 10 s; the worker's patience comes on top."""
@@ -98,7 +99,7 @@ async def assert_one_end(product: Product, reader: FrameReader) -> None:
 
 @pytest.mark.parametrize("outage", OUTAGES)
 async def test_requests_are_refused_in_time_while_the_database_is_away(start: Start, outage: Outage) -> None:
-    async with start(lease_s=SHORT_S) as running:
+    async with start(lease_s=PATIENT_S) as running:
         agent = await running.product.agent()
         run_id = await running.submit_to(agent.id)
         assert (await running.product.ended(run_id))["status"] == "completed"
@@ -159,7 +160,7 @@ async def test_a_run_ends_once_when_the_database_was_away_for_longer_than_its_wo
 ) -> None:
     lost = CALLS if at == "step" else ANSWERS
     models.play(lost, *([CALLS] if at == "step" else []), Turn(text="Done."))
-    async with start(lease_s=SHORT_S, database_patience=SHORT_S) as running, AsyncExitStack() as readers:
+    async with start(lease_s=USUAL_LEASE_S, database_patience=SHORT_S) as running, AsyncExitStack() as readers:
         run_id = await running.submit(tools=[await running.product.tool(LOOK)])
         reader = await readers.enter_async_context(reading(running.product.http, run_id))
         await reader.reach(10)

@@ -25,9 +25,9 @@ from tests.kit.wait_until import wait_until
 WORDS = 400
 LONG = Turn(text="word " * WORDS, pace=0.01)
 NEVER_ENDING = Turn(text="word " * 20_000, pace=0.01)
-PATIENT_S = 6.0
+PATIENT_S = 20.0
 """A lease that is not over before a test has what it waits for."""
-SHORT_S = 1.5
+SHORT_S = 4.0
 """A lease that is over before the worker can renew it."""
 ANSWERED_S = 15.0
 OUTAGES = ("refused", "stalled")
@@ -139,7 +139,7 @@ async def test_what_is_submitted_while_redis_is_away_is_stored_and_executed_when
     start: Start, models: ModelServer, outage: Outage
 ) -> None:
     models.say("Here I am.")
-    async with start(lease_s=SHORT_S) as running, AsyncExitStack() as readers:
+    async with start(lease_s=PATIENT_S) as running, AsyncExitStack() as readers:
         agent = await running.product.agent()
         async with unavailable(running.redis_proxy, outage):
             async with asyncio.timeout(ANSWERED_S):

@@ -45,7 +45,8 @@ class FrameReader:
 
     def assert_complete(self) -> None:
         """One frame after the other from the cursor on, every jump announced, without a gap, and one end."""
-        assert unannounced_jumps(self.starting_after, self.seq_ids, self.frames) == []
+        jumps = unannounced_jumps(self.starting_after, self.seq_ids, self.frames)
+        assert not jumps, f"numbers that follow neither the one before nor what is said: {jumps}"
         kinds = [frame["message_type"] for frame in self.frames]
         assert not self.notes("gap")
         assert kinds.count("end") == 1
@@ -72,7 +73,7 @@ class FrameReader:
     async def reach(self, frames: int) -> None:
         await wait_until(lambda: len(self.raw) >= frames, description=f"{frames} frames of {self.run_id}")
 
-    async def end(self, timeout: float = 20.0) -> None:
+    async def end(self, timeout: float = 60.0) -> None:
         await wait_until(lambda: self.done, description=f"the stream of {self.run_id} to end", timeout=timeout)
 
 
