@@ -76,6 +76,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.NotFound: ErrorAnswer(404, _plain),
     domain.InvalidRequest: ErrorAnswer(400, _INVALID),
     domain.InvalidToolSource: ErrorAnswer(400, _INVALID),
+    domain.UnknownTools: ErrorAnswer(400, _plain),
     domain.NoPendingApproval: ErrorAnswer(400, _plain),
     domain.WrongToolCalls: ErrorAnswer(400, _plain),
     domain.Conflict: ErrorAnswer(409, _CONFLICT),

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
+from api.base_tools import BaseToolShelf
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
 from api.callbacks.signature import signing_key
 from api.errors import add_error_answers
@@ -112,6 +113,7 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
     agent_store, conversation_store, message_store = (
         AgentEditor(database), ConversationStore(database), MessageStore(database)
     )  # fmt: skip
+    tool_store = ToolStore(database)
     event_log, queue = EventLog(process.redis, ttl_s=settings.stream_ttl_s), RunQueue(process.redis)
     unowned = _unowned(process, run_store, event_log, queue)
     canceller = _canceller(process, unowned, feed)
@@ -129,7 +131,8 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
         keys=ApiKeys.parse(settings.api_keys.get_secret_value()),
         environment=process.environment,
         agents=agent_store,
-        tools=ToolStore(database),
+        tools=tool_store,
+        base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),
         conversations=conversation_store,
         messages=message_store,
@@ -137,7 +140,7 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
         listing=listing,
         steps=StepStore(database),
         approvals=approval_store,
-        decisions=ApprovalDecisions(approvals=approval_store, tools=ToolStore(database), approval_service=decisions),
+        decisions=ApprovalDecisions(approvals=approval_store, tools=tool_store, approval_service=decisions),
         inbox=InboxStore(database),
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
         sending=AnswerService(

@@ -103,7 +103,7 @@ _NOT_OURS = re.compile(
     r"|agents/(?:import|search)"
     r"|blocks/[^/]+/identities(?:/.*)?"
     r"|messages/(?:batches(?:/.*)?|search)"
-    r"|tools/(?:add-base-tools|composio.*|generate-tool|mcp.*|run|search)"
+    r"|tools/(?:composio.*|generate-tool|mcp.*|run|search)"
     r")"
 )
 

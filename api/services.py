@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
+from api.base_tools import BaseToolShelf
 from api.runs.cancel import CancelService
 from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
@@ -36,6 +37,7 @@ class Services:
     """The process's environment variables: which model providers are configured."""
     agents: AgentEditor
     tools: ToolStore
+    base_tools: BaseToolShelf
     blocks: BlockStore
     conversations: ConversationStore
     messages: MessageStore

@@ -34,6 +34,7 @@ class CrashPoint(StrEnum):
     DELIVER = "deliver"
     CHECKPOINT = "checkpoint"
     INTENT = "intent"
+    EDIT_MEMORY = "edit_memory"
     HAND_OVER = "hand_over"
     PARK = "park"
     DECIDE = "decide"

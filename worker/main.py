@@ -18,6 +18,7 @@ from shared.runs.approvals import ApprovalService
 from shared.runs.retention import Retention
 from shared.runs.unowned import UnownedRuns
 from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore
@@ -123,6 +124,7 @@ def _run_services(process: ProcessContext, models: Models, sandbox: ProcessSandb
     return RunServices(
         models=models,
         sandbox=sandbox,
+        memory=MemoryStore(database),
         agents=AgentStore(database),
         messages=MessageStore(database),
         runs=RunStore(database),

@@ -22,6 +22,7 @@ from api.letta.model_settings import (
     changed_options,
 )
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
+from shared.domain.base_tools import base_tool_rules, default_base_tools
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.model_catalog import DEFAULT_HANDLE
 
@@ -201,6 +202,8 @@ class AgentCreate(AgentFields):
     agent_type: str = "letta_v1_agent"
     tools: Names | None = None
     """Names of tools, beside `tool_ids`."""
+    include_base_tools: bool | None = True
+    include_base_tool_rules: bool | None = None
     memory_blocks: Annotated[list[BlockCreate], Field(max_length=MAX_LINKS)] | None = None
 
     @model_validator(mode="after")
@@ -209,6 +212,19 @@ class AgentCreate(AgentFields):
         if self.handle() is None:
             raise ValueError(f"model is required: give a handle <provider>/<model>, e.g. {DEFAULT_HANDLE!r}")
         return self
+
+    def base_tools(self) -> tuple[str, ...]:
+        """The names of the tools that an agent of this kind gets unless the request says no."""
+        if self.include_base_tools is False:
+            return ()
+        return default_base_tools(self.agent_type, enable_sleeptime=bool(self.enable_sleeptime))
+
+    def base_rules(self) -> list[dict[str, Any]]:
+        """The rules that come with the base tools. The newest kind of agent does without unless they are asked for."""
+        wanted = self.include_base_tool_rules
+        if wanted is None:
+            wanted = self.agent_type != "letta_v1_agent"
+        return base_tool_rules(dict.fromkeys([*(self.tools or ()), *self.base_tools()])) if wanted else []
 
 
 class AgentUpdate(AgentFields):
@@ -224,7 +240,8 @@ class AgentUpdate(AgentFields):
 def new_agent(
     body: AgentCreate, project_id: ProjectId, ids: IdMaker, now: datetime, named_tools: Sequence[ToolId] = ()
 ) -> Agent:
-    """The agent that the request asks for, without its new blocks. `named_tools` are those of `body.tools`."""
+    """The agent that the request asks for, without its new blocks. `named_tools` are those that it names, and its base
+    tools."""
     agent_id = ids.agent()
     blank = Agent(
         id=agent_id,
@@ -237,4 +254,8 @@ def new_agent(
         updated_at=now,
     )
     agent = body.apply(blank)
-    return replace(agent, tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])))
+    return replace(
+        agent,
+        tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])),
+        tool_rules=[*agent.tool_rules, *body.base_rules()],
+    )

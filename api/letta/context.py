@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, assert_never
 
 from api.letta.envelope import wire_time
-from shared.domain.agents import render_memory
+from shared.domain.agents import render_memory, render_metadata
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -32,9 +32,11 @@ def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str
     shown = [_wire_message(message) for message in messages]
     spoken = [message for message in shown if message["role"] != "system"]
     summaries = [message.body.text for message in messages if isinstance(message.body, Summary)]
+    metadata = render_metadata(agent, details.blocks)
     tokens = {
         "num_tokens_system": _tokens(agent.system),
         "num_tokens_core_memory": _tokens(memory),
+        "num_tokens_external_memory_summary": _tokens(metadata),
         "num_tokens_functions_definitions": _tokens(functions) if functions else 0,
         "num_tokens_messages": sum(_tokens(_said(message)) for message in spoken),
     }
@@ -44,8 +46,7 @@ def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str
         "num_messages": len(shown),
         "num_archival_memory": 0,
         "num_recall_memory": len(shown),
-        "num_tokens_external_memory_summary": 0,
-        "external_memory_summary": "",
+        "external_memory_summary": metadata,
         "system_prompt": agent.system,
         "core_memory": memory,
         "num_tokens_memory_filesystem": 0,

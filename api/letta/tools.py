@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.letta.approvals import Waiting
 from api.tool_source.reader import read_tool_source
 from shared.bounded_schema import schema_flaw
+from shared.domain.base_tools import is_base_tool
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId
-from shared.domain.tools import DEFAULT_RETURN_CHAR_LIMIT, Tool
+from shared.domain.tools import CUSTOM, DEFAULT_RETURN_CHAR_LIMIT, Tool
 
 _WARNINGS = "schema_warnings"
 _AS_IS = (
@@ -83,6 +84,8 @@ class ToolFields(BaseModel):
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
         if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
             return tool
+        if source_code is None and is_base_tool(tool):
+            raise InvalidRequest(f"{tool.name!r} comes with the server: to change it, make a tool of its name (PUT)")
         given = _well_formed(self.json_schema or {})
         # What is said in this request wins; what an earlier one said yields to a source that comes later.
         before = tool.json_schema if source_code is None else {}
@@ -95,6 +98,7 @@ class ToolFields(BaseModel):
         return replace(
             tool,
             source_code=source,
+            tool_type=CUSTOM if source_code is not None else tool.tool_type,
             name=read.name,
             description=described,
             json_schema={**given, "name": read.name, "description": described, "parameters": parameters},
@@ -143,7 +147,7 @@ def wire_tool(tool: Tool) -> dict[str, Any]:
         "source_type": tool.source_type,
         "name": tool.name,
         "tags": tool.tags,
-        "source_code": tool.source_code,
+        "source_code": tool.source_code or None,
         "json_schema": tool.json_schema,
         "args_json_schema": tool.args_json_schema or {},
         "return_char_limit": tool.return_char_limit,

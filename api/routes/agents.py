@@ -33,7 +33,8 @@ async def create_agent(body: AgentCreate, services: ServicesDep, project_id: Pro
     """Makes an agent, and the memory blocks that come with it."""
     refuse_builtin(body.handle(), builtin=services.settings.builtin_models)
     now = services.clock.now()
-    named_tools = await services.tools.ids_by_name(project_id, body.tools or ())
+    await services.base_tools.fill(project_id)
+    named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
     agent = await services.agents.create(
         new_agent(body, project_id, services.ids, now, named_tools),
         system_message_id=services.ids.message(),

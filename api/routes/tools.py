@@ -2,13 +2,18 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
 from api.letta.tools import ToolCreate, ToolUpdate, new_tool, wire_tool
 from shared.sql.definitions.tools import ToolFilter
 
-router = APIRouter(prefix="/v1/tools", tags=["tools"])
+
+async def _with_base_tools(services: ServicesDep, project_id: ProjectDep) -> None:
+    await services.base_tools.fill(project_id)
+
+
+router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_with_base_tools)])
 
 
 @router.post("")
@@ -46,6 +51,12 @@ async def count_tools(
 ) -> int:
     """How many tools the project has."""
     return await services.tools.count(project_id, ToolFilter(name=name, search=search))
+
+
+@router.post("/add-base-tools")
+async def add_base_tools(services: ServicesDep, project_id: ProjectDep) -> list[dict[str, Any]]:
+    """Gives the project the base tools that it lacks. Answers with all of them."""
+    return [wire_tool(tool) for tool in await services.base_tools.add(project_id)]
 
 
 @router.get("/{tool_id}")

@@ -1,13 +1,14 @@
 """Agents as stored, the memory blocks that are rendered into their instructions, and the rules for their tools."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec.structs import replace
 
-from shared.domain.ids import AgentId, BlockId, ProjectId, ToolId
+from shared.domain.ids import AgentId, BlockId, ConversationId, ProjectId, ToolId
 from shared.domain.tools import Tool
 
 
@@ -23,6 +24,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
     metadata: dict[str, Any] = {}
     tags: list[str] = []
+    version: int = 0
+    """Grows with every change, whoever makes it."""
     created_at: datetime
     updated_at: datetime
 
@@ -92,10 +95,35 @@ DEFAULT_SYSTEM = (
 """The instructions of an agent whose creator gave none."""
 
 
-def render_system(agent: Agent, blocks: Iterable[Block]) -> str:
-    """The agent's instructions followed by its memory blocks, in the order in which they were attached."""
-    memory = render_memory(blocks)
-    return f"{agent.system}\n\n{memory}" if memory else agent.system
+def render_system(agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None) -> str:
+    """What the model is told first: the agent's instructions, its memory blocks in the order in which they were
+    attached, and whose memory it is.
+
+    It changes only when the agent or its memory does: providers find the beginning of a request in their cache.
+    """
+    parts = [agent.system, render_memory(blocks), render_metadata(agent, blocks, conversation_id)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def render_metadata(agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None) -> str:
+    """Whose memory it is, and when it was changed last."""
+    changed_at = max([agent.updated_at, *(block.updated_at for block in blocks)])
+    lines = [
+        "<memory_metadata>",
+        f"- AGENT_ID: {agent.id}",
+        f"- CONVERSATION_ID: {conversation_id or 'default'}",
+        f"- System prompt last recompiled: {changed_at.astimezone(zone_of(agent)):%Y-%m-%d %I:%M:%S %p %Z%z}",
+        "</memory_metadata>",
+    ]
+    return "\n".join(lines)
+
+
+def zone_of(agent: Agent) -> tzinfo:
+    """The agent's time zone; UTC when the machine knows none of that name."""
+    try:
+        return ZoneInfo(agent.timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return UTC
 
 
 def render_memory(blocks: Iterable[Block]) -> str:

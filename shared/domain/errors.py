@@ -4,6 +4,7 @@ HoldfastError
 ├── NotFound                    an id that this project does not have
 ├── InvalidRequest              the request cannot be understood or makes no sense
 │   ├── InvalidToolSource       a tool's source cannot be turned into a schema
+│   ├── UnknownTools            an agent is to get tools that the project does not have
 │   ├── NoPendingApproval       a decision, but nothing waits for one
 │   └── WrongToolCalls          a decision that does not cover exactly the waiting calls
 ├── Conflict                    true request, wrong moment
@@ -25,7 +26,7 @@ HoldfastError
 └── Unavailable                 a service that we need does not answer
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -51,6 +52,15 @@ class InvalidRequest(HoldfastError):
 
 class InvalidToolSource(InvalidRequest):
     """The tool's source cannot be turned into a schema."""
+
+
+class UnknownTools(InvalidRequest):
+    """The project has no tools of these names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        # The wire's words: programs look for them, and go on without these tools.
+        listed = ", ".join(map(repr, names))
+        super().__init__(f"Tools not found by name: {{{listed}}}. GET /v1/tools lists what there is; PUT makes a tool.")
 
 
 class NoPendingApproval(InvalidRequest):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from shared.domain.ids import AgentId, ConversationId, MessageId, RunId, StepId, ThreadId
+from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, RunId, StepId, ThreadId
 
 
 class TextContent(msgspec.Struct, frozen=True, tag="text"):
@@ -106,6 +106,8 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     """Handle of the model that spoke."""
     provider_response: str | None = None
     """JSON of the provider-neutral response: the signatures and ids that must go back unchanged. None if partial."""
+    seen_memory: dict[BlockId, int] = {}
+    """Versions of the memory blocks that the model was shown, of an answer that writes one anew."""
     sibling_id: MessageId | None = None
     """A second id for the part that the wire shows as a message of its own, when only some of the calls wait."""
     sibling_holds: Literal["calls", "approvals"] | None = None

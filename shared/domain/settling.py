@@ -28,7 +28,7 @@ from shared.domain.events import (
     Unknown,
     UsageReported,
 )
-from shared.domain.ids import IdMaker, MessageId, StepId
+from shared.domain.ids import BlockId, IdMaker, MessageId, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import (
     ApprovalResponse,
@@ -61,6 +61,8 @@ class OpenCalls(msgspec.Struct, frozen=True):
     decided: bool
     """The answer's decisions are stored, so no denial has to be added."""
     decisions: list[Decision] = []
+    seen_memory: dict[BlockId, int] = {}
+    """Versions of the memory blocks that the model was shown when it asked for a block to be written anew."""
 
 
 def open_calls(history: Sequence[Message]) -> OpenCalls | None:
@@ -76,7 +78,11 @@ def open_calls(history: Sequence[Message]) -> OpenCalls | None:
             if not body.tool_calls:
                 return None
             return OpenCalls(
-                step_id=message.step_id, calls=body.tool_calls, decided=decisions is not None, decisions=decisions or []
+                step_id=message.step_id,
+                calls=body.tool_calls,
+                decided=decisions is not None,
+                decisions=decisions or [],
+                seen_memory=body.seen_memory,
             )
     return None
 

@@ -9,6 +9,9 @@ from shared.domain.ids import ProjectId, ToolId
 
 DEFAULT_RETURN_CHAR_LIMIT = 50_000
 
+CUSTOM = "custom"
+"""The type of a tool that a client made."""
+
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that agents can be given."""
@@ -30,7 +33,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     unknown."""
     return_char_limit: int = DEFAULT_RETURN_CHAR_LIMIT
     source_type: str = "python"
-    tool_type: str = "custom"
+    tool_type: str = CUSTOM
     pip_requirements: list[dict[str, Any]] | None = None
     npm_requirements: list[dict[str, Any]] | None = None
     approval_expires_s: float | None = None

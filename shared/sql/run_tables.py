@@ -127,6 +127,7 @@ tool_intents = sa.Table(
     sa.Column("tool_name", sa.Text, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("started_at", UtcMoment, nullable=False),
+    sa.Column("result", sa.Text),
 )
 
 event_blocks = sa.Table(

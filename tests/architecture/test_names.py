@@ -29,6 +29,10 @@ NOUNS = {
 LAST_WORD = re.compile(r"[A-Z][a-z0-9]*$")
 
 
+WIRE_TERMS = frozenset({"base_tools"})
+"""Names of Letta's wire, which programs and documents use."""
+
+
 def gerunds(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         last = LAST_WORD.search(node.name) if isinstance(node, ast.ClassDef) else None
@@ -38,7 +42,7 @@ def gerunds(source: Source) -> Iterator[str]:
 
 def vague_names(path: str) -> Iterator[str]:
     for part in PurePosixPath(path.removesuffix(".py")).parts:
-        for word in part.lower().split("_"):
+        for word in [] if part in WIRE_TERMS else part.lower().split("_"):
             if BANNED.fullmatch(word):
                 yield f"{path}:1: {word!r} says nothing; name the file or folder after what it does"
 

@@ -146,7 +146,7 @@ async def test_an_update_changes_links_tags_and_the_system_message(database: Dat
     assert await store.get(PROJECT, agent.id) == changed
     assert (changed.name, changed.tool_ids, changed.tags) == ("Grace", [second.id], ["new"])
     assert changed.updated_at == LATER
-    assert await system_text(database, agent) == "Be verbose."
+    assert (await system_text(database, agent)).startswith("Be verbose.\n\n<memory_metadata>")
 
 
 async def test_a_change_of_a_block_reaches_the_system_message(database: Database, store: AgentEditor) -> None:
@@ -158,13 +158,13 @@ async def test_a_change_of_a_block_reaches_the_system_message(database: Database
     assert "Likes coffee." in await system_text(database, agent)
 
     await store.detach_block(PROJECT, agent.id, block.id, LATER)
-    assert await system_text(database, agent) == "Be brief."
+    assert (await system_text(database, agent)).startswith("Be brief.\n\n<memory_metadata>")
 
     await store.attach_block(PROJECT, agent.id, block.id, LATER)
     assert "Likes coffee." in await system_text(database, agent)
 
     await blocks.delete(PROJECT, block.id)
-    assert await system_text(database, agent) == "Be brief."
+    assert (await system_text(database, agent)).startswith("Be brief.\n\n<memory_metadata>")
     assert (await store.get(PROJECT, agent.id)).block_ids == []
 
 

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from letta_client import (
     AsyncLetta,
+    BadRequestError,
     NotFoundError,
     UnprocessableEntityError,
 )
@@ -148,7 +149,7 @@ async def test_an_agent_is_changed_listed_and_deleted(client: AsyncLetta, http: 
 
 async def test_tools_of_an_agent(client: AsyncLetta) -> None:
     tool = await client.tools.upsert(source_code=ROLL_DICE)
-    agent = await client.agents.create(model="builtin/echo", tools=["roll_dice"])
+    agent = await client.agents.create(model="builtin/echo", tools=["roll_dice"], include_base_tools=False)
     assert [found.id for found in (await client.agents.tools.list(agent.id)).items] == [tool.id]
 
     detached = await client.agents.tools.detach(tool.id, agent_id=agent.id)
@@ -163,8 +164,8 @@ async def test_tools_of_an_agent(client: AsyncLetta) -> None:
     rules = (await client.agents.retrieve(agent.id)).tool_rules
     assert rules is not None
     assert [rule.tool_name for rule in rules] == ["roll_dice"]
-    with pytest.raises(NotFoundError, match="'web_search'"):
-        await client.agents.create(model="builtin/echo", tools=["web_search"])
+    with pytest.raises(BadRequestError, match=r"Tools not found by name: \{'no_such_tool'\}"):
+        await client.agents.create(model="builtin/echo", tools=["no_such_tool"])
 
 
 async def test_the_context_of_a_new_agent(client: AsyncLetta, http: httpx.AsyncClient) -> None:
@@ -173,6 +174,7 @@ async def test_the_context_of_a_new_agent(client: AsyncLetta, http: httpx.AsyncC
         model="builtin/echo",
         system="Be brief.",
         tools=["roll_dice"],
+        include_base_tools=False,
         memory_blocks=[{"label": "human", "value": "Likes tea."}],
     )
 
@@ -183,7 +185,8 @@ async def test_the_context_of_a_new_agent(client: AsyncLetta, http: httpx.AsyncC
     assert "Likes tea." in context["core_memory"]
     assert [message["role"] for message in context["messages"]] == ["system"]
     assert [function["function"]["name"] for function in context["functions_definitions"]] == ["roll_dice"]
-    parts = ("system", "core_memory", "functions_definitions", "messages")
+    parts = ("system", "core_memory", "external_memory_summary", "functions_definitions", "messages")
+    assert f"- AGENT_ID: {agent.id}" in context["external_memory_summary"]
     assert context["context_window_size_current"] == sum(context[f"num_tokens_{part}"] for part in parts)
 
 

@@ -83,8 +83,9 @@ async def test_a_tool_is_changed_listed_and_deleted(client: AsyncLetta) -> None:
     other = await client.tools.create(source_code=LAUNCH, json_schema=schema)
     assert other.json_schema == schema
 
-    assert [found.name for found in (await client.tools.list()).items] == ["launch", "roll_dice"]
-    assert [found.name async for found in client.tools.list(limit=1)] == ["launch", "roll_dice"]
+    mine = ["launch", "roll_dice"]
+    assert [found.name for found in (await client.tools.list(limit=2)).items] == mine
+    assert [found.name async for found in client.tools.list(limit=1) if found.tool_type == "custom"] == mine
     assert [found.name for found in (await client.tools.list(name="launch")).items] == ["launch"]
     await client.tools.delete(other.id)
     with pytest.raises(NotFoundError):
@@ -165,7 +166,7 @@ async def test_a_schema_that_no_arguments_could_be_checked_against_is_refused(ht
         answer = await http.post("/v1/tools", json={"source_code": ROLL_DICE, **fields})
         assert answer.status_code == 400
         assert "json_schema.parameters: Schema has more than 3000 values" in answer.json()["detail"]
-    assert (await http.get("/v1/tools/count")).json() == 0
+    assert (await http.get("/v1/tools/count?search=roll")).json() == 0
 
     body = {"input": "Hi", "client_tools": [{"name": "mine", "parameters": schema}]}
     answer = await http.post(f"/v1/agents/{UNKNOWN_AGENT}/messages", json=body)

@@ -91,7 +91,7 @@ async def test_a_checkpoint_whose_answer_was_lost_is_stored_once(stores: Stores)
     assert await stores.runs.look_up(run.id) == stored
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
-    assert await stores.checkpoints.started_calls(run.id) == {"a"}
+    assert set(await stores.checkpoints.intents(run.id)) == {"a"}
     assert await stores.steps.list_steps(PROJECT, run_id=run.id) == [step]
 
 
@@ -103,7 +103,7 @@ async def test_a_checkpoint_that_did_not_arrive_is_stored_when_it_is_sent_again(
 
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY)]
-    assert await stores.checkpoints.started_calls(run.id) == {"a"}
+    assert set(await stores.checkpoints.intents(run.id)) == {"a"}
 
 
 async def test_a_checkpoint_that_is_sent_again_under_a_new_owner_is_refused(stores: Stores) -> None:
@@ -130,7 +130,7 @@ async def test_an_intent_is_stored_with_the_answer_that_asks_for_it(stores: Stor
     run = await stores.claimed()
     await stores.recorded(run, answer("", call("a"), call("b")), starting=[call("a")])
     await stores.checkpoints.record_intents(run, [call("b")], NOW)
-    assert await stores.checkpoints.started_calls(run.id) == {"a", "b"}
+    assert set(await stores.checkpoints.intents(run.id)) == {"a", "b"}
 
 
 async def test_a_server_may_number_the_calls_of_every_answer_anew(stores: Stores) -> None:
@@ -138,7 +138,7 @@ async def test_a_server_may_number_the_calls_of_every_answer_anew(stores: Stores
     for _ in range(2):
         run = await stores.recorded(run, answer("", call("call_0")), starting=[call("call_0")])
         run = await stores.recorded(run, results(found("call_0")))
-    assert await stores.checkpoints.started_calls(run.id) == {"call_0"}
+    assert set(await stores.checkpoints.intents(run.id)) == {"call_0"}
 
 
 async def test_the_log_of_an_unfinished_step_is_kept_without_counting_as_a_checkpoint(stores: Stores) -> None:
@@ -202,7 +202,7 @@ async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None
     assert await stores.runs.look_up(old.id) == new
     assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
     assert await stores.events.read(old.id, Seq(1)) == []
-    assert await stores.checkpoints.started_calls(old.id) == set()
+    assert await stores.checkpoints.intents(old.id) == {}
     assert await stores.asked(old) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.conversations import Conversation
-from shared.domain.errors import Conflict, NotFound
+from shared.domain.errors import Conflict, NotFound, UnknownTools
 from shared.domain.ids import AgentId, IdMaker, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
 from shared.sql.definitions.agent_changes import AgentEditor
@@ -79,7 +79,7 @@ async def test_tool_lists(database: Database, tools: ToolStore) -> None:
     assert await tools.count(PROJECT, ToolFilter(search="tool")) == 2
     assert await tools.for_agent(agent.id) == [two]
     assert await tools.ids_by_name(PROJECT, ["two_tool", "one_tool"]) == [two.id, one.id]
-    with pytest.raises(NotFound, match="'three'"):
+    with pytest.raises(UnknownTools, match="'three'"):
         await tools.ids_by_name(PROJECT, ["one_tool", "three"])
 
 

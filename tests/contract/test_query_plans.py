@@ -111,7 +111,7 @@ async def a_step(stores: Stores) -> None:
     await stores.checkpoints.record_intents(run, [call("b")], NOW)
     await stores.checkpoints.record_events(run, LogTail(next_seq(run), [ENTRY]), NOW)
     await stores.checkpoints.has_fence(run)
-    await stores.checkpoints.started_calls(run.id)
+    await stores.checkpoints.intents(run.id)
     await stores.runs.owns(run.id, run.fence, run.dispatch)
 
 

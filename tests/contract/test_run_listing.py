@@ -206,7 +206,7 @@ async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores
     assert texts_of(history) == ["hi", "", "done"]
     assert {stored.run_id for stored in history} == {None}
     assert await stores.events.read(run.id, run.last_seq) == []
-    assert await stores.checkpoints.started_calls(run.id) == set()
+    assert await stores.checkpoints.intents(run.id) == {}
     assert await stores.callbacks.claim_due(NOW) == []
     assert (await stores.runs.submit(replace(some_run(), id=run.id), [], keys=["otid:1"])).is_new
     async with stores.database.read() as connection:

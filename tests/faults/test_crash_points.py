@@ -54,6 +54,7 @@ IN_EVERY_LIFE = (
     CrashPoint.DELIVER,
     CrashPoint.CHECKPOINT,
     CrashPoint.INTENT,
+    CrashPoint.EDIT_MEMORY,
     CrashPoint.PARK,
     CrashPoint.SETTLE,
     CrashPoint.FINISH_JOB,
@@ -86,8 +87,9 @@ def answers(log: Path) -> Callable[[ReceivedRequest], Turn]:
     def answer(request: ReceivedRequest) -> Turn:
         told = [message for message in request.body["messages"] if message["role"] == "tool"]
         if len(told) == 0:
-            return Turn(text="First.", calls=[Call("note", {"word": "first", "log": str(log)})])
-        if len(told) == 1:
+            remembering = Call("core_memory_append", {"label": "human", "content": "first"})
+            return Turn(text="First.", calls=[Call("note", {"word": "first", "log": str(log)}), remembering])
+        if len(told) == 2:
             return Turn(text="Second.", calls=[Call("note_if_allowed", {"word": "second", "log": str(log)})])
         return Turn(text="All is noted.")
 
@@ -97,7 +99,8 @@ def answers(log: Path) -> Callable[[ReceivedRequest], Turn]:
 async def agent_of(product: Product, models: ModelServer, log: Path) -> str:
     models.answer_with(answers(log))
     tools = [await product.tool(NOTES), await product.tool(ASKED_NOTES, default_requires_approval=True)]
-    return (await product.agent(tools=tools)).id
+    tools.append((await product.client.tools.list(name="core_memory_append")).items[0].id)
+    return (await product.agent(tools=tools, memory_blocks=[{"label": "human", "value": "begin"}])).id
 
 
 async def all_ended(http: httpx.AsyncClient, agent_id: str, *, runs: int) -> list[dict[str, Any]]:
@@ -135,6 +138,9 @@ async def assert_nothing_was_lost(
     for returned, word in zip(returns, ("first", "second"), strict=True):
         assert returned["tool_return"] == f"noted {word}" or "outcome unknown" in returned["tool_return"]
         assert word in words or returned["status"] == "error"
+    memory = await product.client.agents.blocks.retrieve("human", agent_id=agent_id)
+    assert memory.value == "begin\nfirst", "an edit is made once"
+    assert returns[0]["tool_returns"][1]["tool_return"] == memory.value
     said = [message["content"] for message in history if message["message_type"] == "user_message"]
     assert sorted(said) == sorted(["And this.", "Note it.", *([] if behind is None else [behind])])
     assert history[-1]["content"] == "All is noted."

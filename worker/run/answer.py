@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from shared.domain.agents import offered_tools, requires_approval
+from shared.domain.base_tools import REWRITING
 from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Reasoning, ToolCall
@@ -43,6 +44,7 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
     context.progress.count_lost(shown.lost_calls, asked, shown.lost_text)
     shown.forget_lost()
     in_hand = context.progress.begin_step(context.new_step(), asked)
+    context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
     draft = _Draft(context, in_hand)
     call = ModelCall(
         handle=context.model,
@@ -154,6 +156,7 @@ class _Draft:
             self._show_whole()
         context, calls = self._context, self._calls
         context.progress.count(finished.usage)
+        rewrites = any(call.name in REWRITING for call in calls)
         self._in_hand.finish(finished.usage)
         body = AssistantMessage(
             text="".join(self._text),
@@ -161,6 +164,7 @@ class _Draft:
             tool_calls=calls,
             model=context.model,
             provider_response=finished.provider_response,
+            seen_memory=dict(context.progress.seen_memory) if rewrites else {},
             sibling_id=self._sibling,
             sibling_holds=None if self._sibling is None else ("calls" if self._first_kind else "approvals"),
         )

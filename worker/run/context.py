@@ -13,7 +13,7 @@ from shared.domain.approvals import Approval
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
-from shared.domain.ids import IdMaker
+from shared.domain.ids import BlockId, IdMaker
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall, ToolReturn, estimate_tokens
 from shared.domain.runs import Run, Step, Usage
@@ -21,6 +21,7 @@ from shared.domain.settling import PARKED, RunEnd
 from shared.domain.tools import Tool
 from shared.redis.event_log import EventLog
 from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
 from shared.sql.runs.inbox import InboxStore
@@ -59,6 +60,7 @@ class RunServices:
 
     models: Models
     sandbox: ToolSandbox
+    memory: MemoryStore
     agents: AgentStore
     messages: MessageStore
     runs: RunStore
@@ -114,6 +116,10 @@ class RunProgress:
 
     usage: Usage
     step_count: int
+    blocks: Sequence[Block] = ()
+    """The agent's memory, as the next step shows it to the model."""
+    seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
+    """Versions of the blocks that the model was shown when it gave the answer in hand."""
     in_hand: StepInHand | None = None
     called: list[str] = field(default_factory=list[str])
     """Names of the tools that this run has called, in order; tool rules depend on them."""
@@ -150,7 +156,6 @@ class RunContext:
     """One run that a worker executes: what is fixed, and its progress."""
 
     agent: Agent
-    blocks: Sequence[Block]
     tools: dict[str, Tool]
     services: RunServices
     publisher: Publisher
@@ -180,7 +185,9 @@ class RunContext:
     @property
     def system(self) -> str:
         """The instructions for this run's model calls."""
-        return self.run.options.override_system or render_system(self.agent, self.blocks)
+        return self.run.options.override_system or render_system(
+            self.agent, self.progress.blocks, self.run.conversation_id
+        )
 
     def emit(self, *events: Event) -> None:
         self.publisher.emit(*events)
@@ -197,8 +204,10 @@ class RunContext:
         )
 
     async def history(self) -> list[Message]:
-        """The conversation as it is stored, up to this run's turn."""
-        messages = self.services.messages
+        """The conversation as it is stored, up to this run's turn. The agent's memory is read with it: its own tools,
+        other agents and people change it while the run goes on."""
+        messages, memory = self.services.messages, self.services.memory
+        self.progress.blocks = await self.retry_while_unavailable(lambda: memory.blocks(self.agent.id))
         return await self.retry_while_unavailable(
             lambda: messages.context(self.run.thread_id, up_to_turn=self.run.turn)
         )
@@ -254,10 +263,9 @@ class RunContext:
 async def load_context(services: RunServices, publisher: Publisher, interruption: Interruption) -> RunContext:
     """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone."""
     run = publisher.run
-    agent, tools, blocks = await services.agents.equipped(run.project_id, run.agent_id)
+    agent, tools = await services.agents.equipped(run.project_id, run.agent_id)
     return RunContext(
         agent=agent,
-        blocks=blocks,
         tools={tool.name: tool for tool in tools},
         services=services,
         publisher=publisher,

@@ -2,12 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
+from msgspec.structs import replace
+
+from shared.domain.base_tools import base_tool_arguments, is_base_tool
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
+from shared.domain.tools import Tool
 from shared.tool_arguments import RefusedArguments, check_arguments
+from worker.run.base_tools import run_base_tool
 from worker.run.context import RunContext
 from worker.tools.invocation import ToolInvocation
 
@@ -36,7 +42,8 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
     checkpoints = context.services.checkpoints
-    started = await context.retry_while_unavailable(lambda: checkpoints.started_calls(context.run.id))
+    started = await context.retry_while_unavailable(lambda: checkpoints.intents(context.run.id))
+    context.progress.seen_memory = dict(open_.seen_memory)
     decided = {call.id: decided_return(call, decisions.get(call.id)) for call in open_.calls}
     context.progress.returns.update({call_id: result for call_id, result in decided.items() if result is not None})
     brought = [call for call in open_.calls if call.id in decisions and decisions[call.id].kind == "tool"]
@@ -90,9 +97,18 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
             call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
         )
     edited = decision.edited_arguments if decision is not None else None
-    arguments = await check_arguments(call.arguments if edited is None else edited, tool.parameters)
+    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.parameters
+    arguments = await check_arguments(call.arguments if edited is None else edited, schema)
     if isinstance(arguments, RefusedArguments):
         return _error(call, arguments.text)
+    run = run_base_tool if is_base_tool(tool) else _run_in_sandbox
+    result = await run(context, call, tool, arguments)
+    if edited is None:
+        return result
+    return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
+
+
+async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
     outcome = await context.services.sandbox.call(
         ToolInvocation(
             source_code=tool.source_code,
@@ -103,12 +119,11 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
             return_char_limit=tool.return_char_limit,
         )
     )
-    note = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
     return ToolReturn(
         tool_call_id=call.id,
         tool_name=call.name,
         status=outcome.status,
-        text=note + outcome.text,
+        text=outcome.text,
         stdout=outcome.stdout,
         stderr=outcome.stderr,
     )

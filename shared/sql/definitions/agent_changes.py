@@ -14,6 +14,7 @@ from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ThreadId, 
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.sql.definitions.agents import (
     AgentStore,
+    agents_of,
     load_agent,
 )
 from shared.sql.definitions.links import (
@@ -195,6 +196,19 @@ async def render_again(connection: AsyncConnection, changed: Iterable[Agent]) ->
             )
             .values(body=to_json(_system_message(agent, blocks[agent.id])))
         )
+
+
+async def render_agents_of(connection: AsyncConnection, block_id: BlockId) -> None:
+    """`render_agents` for every agent that has this block."""
+    linked = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == block_id)
+    found = await connection.execute(linked)
+    await render_agents(connection, list(found.scalars()))
+
+
+async def render_agents(connection: AsyncConnection, agent_ids: Sequence[AgentId]) -> None:
+    """`render_again` for agents that are known by their ids."""
+    found = await connection.execute(sa.select(agents).where(agents.c.id.in_(agent_ids)))
+    await render_again(connection, await agents_of(connection, list(found.mappings())))
 
 
 def _system_message(agent: Agent, blocks: Sequence[Block]) -> SystemMessage:

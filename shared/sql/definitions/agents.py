@@ -91,11 +91,11 @@ class AgentFilter(msgspec.Struct, frozen=True):
 
 
 class EquippedAgent(NamedTuple):
-    """What a run needs of its agent. Tools and blocks are in the order in which they were attached."""
+    """What a run needs of its agent from its beginning to its end. Tools are in the order in which they were
+    attached."""
 
     agent: Agent
     tools: Sequence[Tool]
-    blocks: Sequence[Block]
 
 
 class AgentDetails(msgspec.Struct, frozen=True):
@@ -124,8 +124,7 @@ class AgentStore:
         async with self._database.read() as connection:
             agent = await load_agent(connection, project_id, agent_id)
             tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if agent.tool_ids else []
-            blocks = (await blocks_of_agents(connection, [agent_id]))[agent_id] if agent.block_ids else []
-            return EquippedAgent(agent, tools, blocks)
+            return EquippedAgent(agent, tools)
 
     async def list(self, project_id: ProjectId, wanted: AgentFilter, page: Page) -> list[Agent]:
         """A page of the project's agents."""

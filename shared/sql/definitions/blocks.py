@@ -6,17 +6,16 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, BlockId, ProjectId
-from shared.sql.definitions.agent_changes import render_again
-from shared.sql.definitions.agents import agents_of, load_agent
+from shared.sql.definitions.agent_changes import render_agents_of
+from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import block_of, block_values, blocks_of_agents, load_blocks, lock_definitions
 from shared.sql.engine import Database
 from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
-from shared.sql.tables import agent_blocks, agents, blocks
+from shared.sql.tables import agent_blocks, blocks
 
 
 class BlockFilter(msgspec.Struct, frozen=True):
@@ -85,9 +84,9 @@ class BlockStore:
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             [before] = await load_blocks(connection, project_id, [block_id])
-            block = replace(change(before), updated_at=now)
+            block = replace(change(before), updated_at=now, version=before.version + 1)
             await connection.execute(sa.update(blocks).where(blocks.c.id == block_id).values(block_values(block)))
-            await _render_agents_of(connection, block_id)
+            await render_agents_of(connection, block_id)
             return block
 
     async def delete(self, project_id: ProjectId, block_id: BlockId) -> None:
@@ -96,14 +95,8 @@ class BlockStore:
             await lock_definitions(connection, project_id)
             await load_blocks(connection, project_id, [block_id])
             await connection.execute(sa.delete(blocks).where(blocks.c.id == block_id))
-            await _render_agents_of(connection, block_id)
+            await render_agents_of(connection, block_id)
             await connection.execute(sa.delete(agent_blocks).where(agent_blocks.c.block_id == block_id))
-
-
-async def _render_agents_of(connection: AsyncConnection, block_id: BlockId) -> None:
-    linked = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == block_id)
-    found = await connection.execute(sa.select(agents).where(agents.c.id.in_(linked)))
-    await render_again(connection, await agents_of(connection, list(found.mappings())))
 
 
 def _conditions(wanted: BlockFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:

@@ -10,7 +10,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.domain.errors import Conflict, NotFound
+from shared.domain.base_tools import is_base_tool
+from shared.domain.errors import Conflict, UnknownTools
 from shared.domain.ids import AgentId, ProjectId, ToolId
 from shared.domain.tools import Tool
 from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
@@ -61,25 +62,53 @@ class ToolStore:
             )
             return tool_of(stored.mappings().one())
 
+    async def add_base_tools(self, project_id: ProjectId, wanted: Sequence[Tool]) -> list[Tool]:
+        """Stores those of the product's own tools whose names the project does not use, and replaces older forms of
+        them; the project's tools of all these names."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            names = [tool.name for tool in wanted]
+            found = await connection.execute(
+                sa.select(tools).where(tools.c.project_id == project_id, tools.c.name.in_(names))
+            )
+            present = {row["name"]: tool_of(row) for row in found.mappings()}
+            for tool in wanted:
+                before = present.get(tool.name)
+                if before is None:
+                    await connection.execute(sa.insert(tools).values(tool_values(tool)))
+                elif is_base_tool(before) and before.json_schema != tool.json_schema:
+                    tool = replace(before, description=tool.description, json_schema=tool.json_schema)
+                    await connection.execute(sa.update(tools).where(tools.c.id == tool.id).values(tool_values(tool)))
+                else:
+                    continue
+                present[tool.name] = tool
+        return [present[name] for name in names]
+
     async def get(self, project_id: ProjectId, tool_id: ToolId) -> Tool:
         """One tool of this project. Raises `NotFound`."""
         async with self._database.read() as connection:
             [tool] = await load_tools(connection, project_id, [tool_id])
             return tool
 
-    async def ids_by_name(self, project_id: ProjectId, names: Sequence[str]) -> Sequence[ToolId]:
-        """The ids of the tools with these names, in this order. Raises `NotFound` naming those that are missing."""
-        if not names:
+    async def ids_by_name(
+        self, project_id: ProjectId, names: Sequence[str], *, if_there: Sequence[str] = ()
+    ) -> Sequence[ToolId]:
+        """The ids of the tools with these names, in this order, and then of those of `if_there` that the project has.
+
+        Raises `UnknownTools` naming those that are missing.
+        """
+        listed = list(dict.fromkeys([*names, *if_there]))
+        if not listed:
             return []
         async with self._database.read() as connection:
             found = await connection.execute(
-                sa.select(tools.c.name, tools.c.id).where(tools.c.project_id == project_id, tools.c.name.in_(names))
+                sa.select(tools.c.name, tools.c.id).where(tools.c.project_id == project_id, tools.c.name.in_(listed))
             )
             ids = {row.name: row.id for row in found}
         missing = [name for name in names if name not in ids]
         if missing:
-            raise NotFound(f"No tool named {', '.join(map(repr, missing))}: create it first (PUT /v1/tools/)")
-        return [ids[name] for name in names]
+            raise UnknownTools(missing)
+        return [ids[name] for name in listed if name in ids]
 
     async def list(self, project_id: ProjectId, wanted: ToolFilter, page: Page) -> list[Tool]:
         """A page of the project's tools."""

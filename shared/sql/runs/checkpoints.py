@@ -19,12 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.crash_points import CrashPoint
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
-from shared.domain.messages import NewMessage, ToolCall
+from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
-from shared.sql.run_tables import event_blocks, runs, tool_intents
+from shared.sql.run_tables import event_blocks, runs
 from shared.sql.runs.rows import lock_owned, lock_run, update_owned, upsert_step
+from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
 from shared.sql.tables import to_json
 
 BLOCK_ENTRIES = 1000
@@ -138,14 +139,14 @@ class CheckpointStore:
         async with self._database.write(CrashPoint.CHECKPOINT) as connection:
             last_seq = await store_tail(connection, run, checkpoint.tail)
             await store_step(connection, run, checkpoint)
-            await _insert_intents(connection, run, starting, checkpoint.now)
+            await insert_intents(connection, run.id, starting, checkpoint.now)
             await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(last_seq))
 
     async def record_intents(self, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
         """Stores that the tools of these calls are about to be started."""
         async with self._database.write(CrashPoint.INTENT) as connection:
             await lock_owned(connection, run.id, run.fence)
-            await _insert_intents(connection, run, calls, now)
+            await insert_intents(connection, run.id, calls, now)
 
     async def record_events(self, run: Run, tail: LogTail, now: datetime) -> None:
         """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""
@@ -191,13 +192,10 @@ class CheckpointStore:
             found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run.id, runs.c.fence == run.fence))
             return found.one_or_none() is not None
 
-    async def started_calls(self, run_id: RunId) -> set[str]:
-        """The ids of the run's tool calls whose tools were about to be started."""
+    async def intents(self, run_id: RunId) -> dict[str, ToolReturn | None]:
+        """The ids of the run's tool calls whose tools were about to be started, with the results that are stored."""
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(tool_intents.c.tool_call_id).where(tool_intents.c.run_id == run_id)
-            )
-            return set(found.scalars())
+            return await intents_of(connection, run_id)
 
 
 async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Seq:
@@ -214,19 +212,10 @@ async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Se
 async def store_step(connection: AsyncConnection, run: Run, checkpoint: Checkpoint) -> None:
     """Stores what a checkpoint has beside its events. The run's row is locked."""
     await insert_messages(connection, run, checkpoint.messages)
+    await forget_intents(connection, run.id, _called_in(checkpoint.messages))
     if checkpoint.step is not None:
         await upsert_step(connection, run, checkpoint.step)
 
 
-async def _insert_intents(connection: AsyncConnection, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
-    rows = {
-        call.id: {
-            "run_id": run.id, "tool_call_id": call.id, "tool_name": call.name, "state": "started", "started_at": now
-        }
-        for call in calls
-    }  # fmt: skip
-    if rows:
-        # Some servers number the calls of every answer anew, so an earlier step may have a call of the same id.
-        same = sa.and_(tool_intents.c.run_id == run.id, tool_intents.c.tool_call_id.in_(rows))
-        await connection.execute(sa.delete(tool_intents).where(same))
-        await connection.execute(sa.insert(tool_intents), list(rows.values()))
+def _called_in(messages: Sequence[NewMessage]) -> list[str]:
+    return [call.id for new in messages if isinstance(new.body, AssistantMessage) for call in new.body.tool_calls]

@@ -29,12 +29,13 @@ from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages, messages_of_turn, replace_by_summary, take_out_of_context
 from shared.sql.history.thread_queue import Dispatch, input_to_place, lock_thread, next_in_queue, next_turn
-from shared.sql.run_tables import approvals, callbacks, tool_intents
+from shared.sql.run_tables import approvals, callbacks
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.checkpoints import Checkpoint, insert_events, merge_small_blocks, read_events, store_step
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
 from shared.sql.runs.run_store import submitted_before
+from shared.sql.runs.tool_intents import intents_of
 from shared.sql.tables import agents, to_json
 
 
@@ -186,13 +187,12 @@ class SettlementStore:
         open_ = open_calls(history)
         closing: list[NewMessage] = []
         if open_ is not None:
-            started = await connection.execute(
-                sa.select(tool_intents.c.tool_call_id).where(tool_intents.c.run_id == run.id)
-            )
+            intents = await intents_of(connection, run.id)
+            finished = {call_id: result for call_id, result in intents.items() if result is not None}
             closing = close_calls(
                 open_,
-                known=settlement.known_returns,
-                started={row.tool_call_id for row in started},
+                known=finished | settlement.known_returns,
+                started=set(intents),
                 why="cancel" if settlement.end.trigger is RunTrigger.CANCEL else "error",
                 reason=settlement.denial_reason,
                 ids=self._ids,

@@ -16,6 +16,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.memory import MemoryStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
@@ -97,6 +98,7 @@ class Owner:
         services = RunServices(
             models=cast("Any", None),
             sandbox=cast("Any", None),
+            memory=far(MemoryStore(stores.database)),
             agents=far(AgentStore(stores.database)),
             messages=far(stores.messages),
             runs=far(stores.runs),

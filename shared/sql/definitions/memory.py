@@ -1,0 +1,84 @@
+"""An agent's memory as a run sees it and edits it: its blocks, and the edits of its memory tools.
+
+An edit is one transaction. It is worked out on the blocks as they are then, and what it came to is stored beside them,
+in the row that says that the call was started. So it happens once: a call that is made again, because the answer to its
+commit or its worker was lost, gets the result that is stored.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.crash_points import CrashPoint
+from shared.domain.agents import Block
+from shared.domain.errors import Conflict
+from shared.domain.ids import AgentId, BlockId
+from shared.domain.memory_edits import EditedMemory, RefusedEdit
+from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.runs import Run
+from shared.sql.definitions.agent_changes import render_agents, render_agents_of
+from shared.sql.definitions.links import block_values, blocks_of_agents, lock_definitions
+from shared.sql.engine import Database
+from shared.sql.runs.rows import lock_owned
+from shared.sql.runs.tool_intents import finish_intent, result_of
+from shared.sql.tables import agent_blocks, blocks
+
+Edit = Callable[[Sequence[Block]], EditedMemory]
+
+
+class MemoryStore:
+    """Reads and edits the memory of running agents."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def blocks(self, agent_id: AgentId) -> Sequence[Block]:
+        """The agent's blocks, in the order in which they were attached."""
+        async with self._database.read() as connection:
+            return (await blocks_of_agents(connection, [agent_id]))[agent_id]
+
+    async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> ToolReturn:
+        """Makes the edit of a call, or finds that it was made; what the model is told.
+
+        `edit` must be quick and pure. Raises `RefusedEdit` when nothing was changed, `StaleFence` when the run
+        has a new owner.
+        """
+        async with self._database.write(CrashPoint.EDIT_MEMORY) as connection:
+            # In this order everywhere: who deletes an agent locks its runs after the project's definitions.
+            await lock_definitions(connection, run.project_id)
+            await lock_owned(connection, run.id, run.fence)
+            done = await result_of(connection, run.id, call.id)
+            if done is not None:
+                return done
+            edited = edit((await blocks_of_agents(connection, [run.agent_id]))[run.agent_id])
+            try:
+                await _store(connection, run.agent_id, edited, now)
+            except Conflict as error:
+                raise RefusedEdit(error.message) from error
+            result = ToolReturn(tool_call_id=call.id, tool_name=call.name, status="success", text=edited.text)
+            await finish_intent(connection, run.id, result, now)
+            return result
+
+
+async def _store(connection: AsyncConnection, agent_id: AgentId, edited: EditedMemory, now: datetime) -> None:
+    """Stores what an edit came to, and the instructions of every agent that it changes. Raises `Conflict` (labels)."""
+    changed, made, detached = edited.changed, edited.made, edited.detached
+    if changed is not None:
+        changed = replace(changed, updated_at=now, version=changed.version + 1)
+        await connection.execute(sa.update(blocks).where(blocks.c.id == changed.id).values(block_values(changed)))
+        await render_agents_of(connection, changed.id)
+    if made is not None:
+        await connection.execute(sa.insert(blocks).values(block_values(made)))
+        await connection.execute(sa.insert(agent_blocks).values(agent_id=agent_id, block_id=made.id))
+        await render_agents_of(connection, made.id)
+    if detached is not None:
+        await _detach(connection, agent_id, detached)
+
+
+async def _detach(connection: AsyncConnection, agent_id: AgentId, block_id: BlockId) -> None:
+    is_link = sa.and_(agent_blocks.c.agent_id == agent_id, agent_blocks.c.block_id == block_id)
+    await connection.execute(sa.delete(agent_blocks).where(is_link))
+    await render_agents(connection, [agent_id])

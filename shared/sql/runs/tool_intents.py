@@ -1,0 +1,68 @@
+"""What is known of a run's tool calls before their results are in the history: that a tool was about to start, and, of
+a call that was answered in one transaction with its effect, the result itself."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import RunId
+from shared.domain.messages import ToolCall, ToolReturn
+from shared.sql.run_tables import tool_intents
+from shared.sql.tables import from_json, to_json
+
+
+async def insert_intents(connection: AsyncConnection, run_id: RunId, calls: Sequence[ToolCall], now: datetime) -> None:
+    """Stores that the tools of these calls are about to start. The run's row is locked."""
+    rows = {
+        call.id: {
+            "run_id": run_id, "tool_call_id": call.id, "tool_name": call.name, "state": "started", "started_at": now
+        }
+        for call in calls
+    }  # fmt: skip
+    await forget_intents(connection, run_id, rows)
+    if rows:
+        await connection.execute(sa.insert(tool_intents), list(rows.values()))
+
+
+async def forget_intents(connection: AsyncConnection, run_id: RunId, call_ids: Collection[str]) -> None:
+    """Deletes what is known of calls with these ids: some servers number the calls of every answer anew, so an earlier
+    answer may have had a call of the same id."""
+    if call_ids:
+        same = sa.and_(tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id.in_(call_ids))
+        await connection.execute(sa.delete(tool_intents).where(same))
+
+
+async def finish_intent(connection: AsyncConnection, run_id: RunId, result: ToolReturn, now: datetime) -> None:
+    """Stores the result of a call, with the transaction that has its effect."""
+    await forget_intents(connection, run_id, [result.tool_call_id])
+    await connection.execute(
+        sa.insert(tool_intents).values(
+            run_id=run_id,
+            tool_call_id=result.tool_call_id,
+            tool_name=result.tool_name,
+            state="finished",
+            started_at=now,
+            result=to_json(result),
+        )
+    )
+
+
+async def result_of(connection: AsyncConnection, run_id: RunId, call_id: str) -> ToolReturn | None:
+    """The stored result of a call; None for a call that was not finished with its effect."""
+    found = await connection.execute(
+        sa.select(tool_intents.c.result).where(
+            tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id == call_id, tool_intents.c.result.is_not(None)
+        )
+    )
+    text = found.scalar_one_or_none()
+    return None if text is None else from_json(text, ToolReturn)
+
+
+async def intents_of(connection: AsyncConnection, run_id: RunId) -> dict[str, ToolReturn | None]:
+    """The ids of the run's calls whose tools were about to start, with the results that are stored."""
+    found = await connection.execute(
+        sa.select(tool_intents.c.tool_call_id, tool_intents.c.result).where(tool_intents.c.run_id == run_id)
+    )
+    return {row.tool_call_id: None if row.result is None else from_json(row.result, ToolReturn) for row in found}

@@ -1,0 +1,86 @@
+"""Runs the tools that come with the product. They need no sandbox: they are our own code."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from shared.domain.agents import Block
+from shared.domain.base_tools import MEMORY_TOOLS
+from shared.domain.memory_edits import EditedMemory, Memory, RefusedEdit, edit_memory
+from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.tools import Tool
+from worker.run.context import RunContext
+
+Arguments = Mapping[str, Any]
+
+INSTEAD: Mapping[str, str] = {
+    "web_search": "This server has no web search. Ask the user for what you need, or for a tool that finds it.",
+    "fetch_webpage": "This server fetches no web pages. Ask the user for the text, or for a tool that fetches it.",
+    "run_code": "This server runs no code of yours. Work it out yourself, or ask the user for a tool that does it.",
+}
+"""What the model is told by tools that need something that this server has not."""
+
+
+async def run_base_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
+    """The result of a call of a base tool. The arguments fit its schema."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if tool.name in MEMORY_TOOLS:
+        return await _edit_memory(context, call, given)
+    if tool.name not in _SIMPLE:
+        return _failed(call, INSTEAD.get(tool.name, "This worker does not have this tool. Do without it."))
+    text = await _SIMPLE[tool.name](context, given)
+    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="success", text=text)
+
+
+async def _edit_memory(context: RunContext, call: ToolCall, arguments: Arguments) -> ToolReturn:
+    services, seen = context.services, context.progress.seen_memory
+    now = services.clock.now()
+    tried: list[EditedMemory] = []
+
+    def edit(blocks: Sequence[Block]) -> EditedMemory:
+        memory = Memory(blocks, seen, partial(_new_block, context))
+        tried.append(edit_memory(memory, call.name, arguments))
+        return tried[-1]
+
+    try:
+        async with context.publisher.writing() as run:
+            result = await context.retry_while_unavailable(lambda: services.memory.edit(run, call, edit, now))
+    except RefusedEdit as error:
+        return _failed(call, error.message)
+    changed = tried[-1].changed if tried else None
+    if changed is not None and seen.get(changed.id) == changed.version:
+        # What the model does next to this block knows of its own edit, unless somebody else's came between.
+        seen[changed.id] = changed.version + 1
+    return result
+
+
+def _new_block(context: RunContext, label: str, value: str, description: str) -> Block:
+    now = context.services.clock.now()
+    return Block(
+        id=context.services.ids.block(),
+        project_id=context.run.project_id,
+        label=label,
+        value=value,
+        description=description,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+async def _send_message(_context: RunContext, _arguments: Arguments) -> str:
+    return "Sent message successfully."
+
+
+async def _finish_edits(_context: RunContext, _arguments: Arguments) -> str:
+    return "None"
+
+
+_SIMPLE: Mapping[str, Callable[[RunContext, Arguments], Awaitable[str]]] = {
+    "send_message": _send_message,
+    "memory_finish_edits": _finish_edits,
+}
+
+
+def _failed(call: ToolCall, why: str) -> ToolReturn:
+    text = f"Error executing function {call.name}: {why}"
+    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
