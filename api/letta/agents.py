@@ -5,7 +5,7 @@ Fields that Holdfast keeps but does not act on are listed in `KEPT`; the rest of
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -51,8 +51,15 @@ Tag = Annotated[str, Field(max_length=500)]
 """Agents are found by their tags, and an index of Postgres has room for so many characters."""
 
 
+class FilledIn(BaseModel):
+    """Arguments that a rule gives to the calls of a tool."""
+
+    name: str
+    args: dict[str, Any] | None = None
+
+
 class ToolRule(BaseModel):
-    """A rule for one of the agent's tools; the types have fields of their own."""
+    """A rule for one of the agent's tools; each type has fields of its own."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,17 +76,23 @@ class ToolRule(BaseModel):
         "required_before_exit",
     ]
     prompt_template: str | None = None
+    args: dict[str, Any] | None = None
+    children: list[str] | None = None
+    child_arg_nodes: list[FilledIn] | None = None
+    child_output_mapping: dict[str, str] | None = None
+    default_child: str | None = None
+    require_output_mapping: bool | None = None
+    max_count_limit: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _is_understood(self) -> Self:
-        given = self.model_extra or {}
-        children, most = given.get("children"), given.get("max_count_limit")
-        names = cast("list[object]", children) if isinstance(children, list) else []
-        if not isinstance(children, list | None) or not all(isinstance(name, str) for name in names):
-            raise ValueError("children must be a list of names of tools")
-        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
-            raise ValueError("max_count_limit must be a number of calls")
+    def _has_its_cases(self) -> Self:
+        if self.type == "conditional" and not self.child_output_mapping:
+            raise ValueError("child_output_mapping must name a tool for at least one result")
         return self
+
+    def document(self) -> dict[str, Any]:
+        """The rule as it is stored and shown: with the fields that its author gave."""
+        return {"prompt_template": None, **self.model_dump(exclude_unset=True)}
 
 
 class EmbeddingConfigFields(BaseModel):
@@ -193,7 +206,7 @@ class AgentFields(BaseModel):
         )
         if self.tool_rules is None:
             return changed
-        return with_tool_rules(changed, [rule.model_dump() for rule in self.tool_rules])
+        return with_tool_rules(changed, [rule.document() for rule in self.tool_rules])
 
 
 class AgentCreate(AgentFields):

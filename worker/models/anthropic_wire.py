@@ -48,7 +48,8 @@ def _settings(call: ModelCall, messages: Sequence[ModelMessage], profile: ModelP
     options = call.options
     settings = AnthropicModelSettings(max_tokens=options.max_output_tokens or DEFAULT_MAX_TOKENS)
     thinking = None
-    if options.reasoning and family_of(call.handle).can_think and _may_think(messages):
+    # A call cannot be forced from a model that thinks.
+    if options.reasoning and not call.must_call and family_of(call.handle).can_think and _may_think(messages):
         thinking = _thinking(call, settings.get("max_tokens", DEFAULT_MAX_TOKENS), profile)
     if thinking is not None:
         settings["anthropic_thinking"] = thinking

@@ -53,6 +53,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     """The conversation in order, without system messages; every call in it has its result."""
     tools: Sequence[ToolSpec] = ()
     options: ModelOptions = ModelOptions()
+    must_call: bool = False
+    """The answer must call one of the tools."""
 
     def estimated_tokens(self) -> int:
         """About how many tokens the call sends: instructions and history, without tools and images."""

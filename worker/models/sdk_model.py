@@ -99,6 +99,8 @@ class SdkModel:
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
     ) -> AbstractAsyncContextManager[StreamedResponse]:
         settings = self._wire.settings(call, messages)
+        if call.must_call and call.tools:
+            settings["tool_choice"] = "required"
         settings["extra_headers"] = connection.header
         return direct.model_request_stream(
             self._wire.model, messages, model_settings=settings, model_request_parameters=_parameters(call)

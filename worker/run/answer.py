@@ -7,11 +7,12 @@ from typing import Literal
 import msgspec
 import structlog
 
-from shared.domain.agents import offered_tools, requires_approval
+from shared.domain.agents import requires_approval
 from shared.domain.base_tools import REWRITING
 from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Reasoning, ToolCall
+from shared.domain.tool_rules import NextCalls
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,
@@ -46,11 +47,13 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
     in_hand = context.progress.begin_step(context.new_step(), asked)
     context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
     draft = _Draft(context, in_hand)
+    may_call = context.next_calls()
     call = ModelCall(
         handle=context.model,
         system=context.system,
         history=history,
-        tools=tool_specs(context),
+        tools=tool_specs(context, may_call),
+        must_call=may_call.forced,
         options=context.options,
     )
     async with aclosing(context.services.models.stream(call)) as events:
@@ -59,15 +62,16 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
     return draft.finish()
 
 
-def tool_specs(context: RunContext) -> list[ToolSpec]:
-    """The tools that the model may call now: the agent's, as its rules allow, and the client's."""
-    allowed = offered_tools(context.agent.tool_rules, list(context.tools), context.progress.called)
+def tool_specs(context: RunContext, may_call: NextCalls) -> list[ToolSpec]:
+    """The tools that the model may call now: the agent's, as its rules allow, and the client's unless a call of the
+    agent's is forced."""
     own = [
         ToolSpec(tool.name, tool.json_schema.get("description") or tool.description, tool.parameters)
         for name, tool in context.tools.items()
-        if name in allowed
+        if name in may_call.allowed
     ]
-    clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in context.run.options.client_tools]
+    declared = () if may_call.forced else context.run.options.client_tools
+    clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in declared]
     names = {tool.name for tool in clients}
     return [*(tool for tool in own if tool.name not in names), *clients]
 
@@ -77,7 +81,9 @@ def waits(context: RunContext, name: str) -> bool:
     if any(tool.name == name for tool in context.run.options.client_tools):
         return True
     tool = context.tools.get(name)
-    return tool is not None and requires_approval(context.agent, name, tool.default_requires_approval)
+    if tool is None or name not in context.next_calls().allowed:
+        return False
+    return requires_approval(context.agent, name, tool.default_requires_approval)
 
 
 def _as_text(history: Sequence[Message]) -> str:

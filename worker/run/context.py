@@ -18,6 +18,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall, ToolReturn, estimate_tokens
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd
+from shared.domain.tool_rules import NOTHING_YET, NextCalls, TurnSoFar, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
 from shared.redis.event_log import EventLog
 from shared.sql.definitions.agents import AgentStore
@@ -121,8 +122,8 @@ class RunProgress:
     seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
     """Versions of the blocks that the model was shown when it gave the answer in hand."""
     in_hand: StepInHand | None = None
-    called: list[str] = field(default_factory=list[str])
-    """Names of the tools that this run has called, in order; tool rules depend on them."""
+    turn: TurnSoFar = NOTHING_YET
+    """What the tool rules look at."""
     open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
     """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
 
@@ -188,6 +189,14 @@ class RunContext:
         return self.run.options.override_system or render_system(
             self.agent, self.progress.blocks, self.run.conversation_id
         )
+
+    def next_calls(self) -> NextCalls:
+        """The agent's tools that the model may call now, by the agent's rules."""
+        return next_calls(self.agent.tool_rules, self.tools, self.progress.turn)
+
+    def missing_calls(self) -> list[str]:
+        """The agent's tools that must be called before the run may end."""
+        return missing_calls(self.agent.tool_rules, self.tools, self.progress.turn)
 
     def emit(self, *events: Event) -> None:
         self.publisher.emit(*events)
@@ -264,11 +273,16 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
     """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone."""
     run = publisher.run
     agent, tools = await services.agents.equipped(run.project_id, run.agent_id)
+    progress = RunProgress(usage=run.usage, step_count=run.step_count)
+    if agent.tool_rules:
+        # A run that continues another one, or goes on after its worker died, has called tools before.
+        earlier = await services.messages.list_of_turn(run.thread_id, run.turn or 0)
+        progress.turn = turn_so_far(message.body for message in earlier)
     return RunContext(
         agent=agent,
         tools={tool.name: tool for tool in tools},
         services=services,
         publisher=publisher,
         interruption=interruption,
-        progress=RunProgress(usage=run.usage, step_count=run.step_count),
+        progress=progress,
     )

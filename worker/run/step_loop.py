@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from shared.domain.agents import ends_turn
 from shared.domain.errors import BudgetExceeded
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.messages import AssistantMessage, Message, NewMessage, UserMessage, text_of
+from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
 from shared.domain.settling import RunEnd, open_calls
-from worker.run.answer import take_answer
+from shared.domain.tool_rules import ends_turn
+from worker.run.answer import Answer, take_answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.tool_turn import finish_open_calls, run_tools
@@ -27,16 +27,16 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
     It begins where the history ends: with calls that want results, with an answer that was stored just before its
     worker died, or with a question. Raises `ModelError`, and what interrupts a run.
     """
-    progress, rules = context.progress, context.agent.tool_rules
+    progress = context.progress
     history = await context.history()
     open_ = open_calls(history)
     if open_ is not None:
         await finish_open_calls(context, open_)
         context.stop_if_asked()
-        if ends_turn(rules, progress.called):
+        if _ends_turn(context, [call.name for call in open_.calls]):
             return _completed("tool_rule")
-    elif _is_answered(context, history) and not await _has_more_input(context):
-        return _completed("end_turn", is_answer=True)
+    elif found := await _end_in(context, history):
+        return found
     is_fresh = open_ is None
     while progress.step_count < context.run.options.max_steps:
         if await _deliver_input(context) or not is_fresh:
@@ -44,19 +44,43 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         is_fresh = False
         answer = await take_answer(context, history)
         if not answer.calls:
-            if not await _has_more_input(context):
+            if not await _goes_on(context, answer):
                 return _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)
-            await context.checkpoint([answer.message])
             context.stop_if_asked()
             continue
         if any(call.needs_approval for call in answer.calls):
             return await ask_for_approval(context, answer)
         await run_tools(context, answer.message, answer.calls)
         context.stop_if_asked()
-        if ends_turn(rules, [call.name for call in answer.calls]):
+        if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed("tool_rule")
         _check_budget(context)
     return _completed("max_steps")
+
+
+def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:
+    """Whether a rule ends the run after calls of these tools. One that asks for a call that is missing goes first."""
+    return ends_turn(context.agent.tool_rules, called) and not context.missing_calls()
+
+
+async def _goes_on(context: RunContext, answer: Answer) -> bool:
+    """Whether the run goes on after an answer without calls, which is stored then."""
+    if missing := context.missing_calls():
+        await _tell_missing(context, answer, missing)
+    elif await _has_more_input(context):
+        await context.checkpoint([answer.message])
+    else:
+        return False
+    return True
+
+
+async def _tell_missing(context: RunContext, answer: Answer, missing: Sequence[str]) -> None:
+    """Stores an answer that may not be the last one, and tells the model why. The next answer must call one of them."""
+    services = context.services
+    text = f"You have not called {', '.join(missing)} yet. Each must be called before this turn ends."
+    told = NewMessage(id=services.ids.message(), created_at=services.clock.now(), body=UserMessage(text, role="system"))
+    await context.checkpoint([answer.message, told])
+    context.progress.turn = context.progress.turn.and_then(answer.message.body)
 
 
 def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is_answer: bool = False) -> Outcome:
@@ -64,9 +88,18 @@ def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is
     return Outcome(end=end, messages=messages or [], is_answer=is_answer)
 
 
-def _is_answered(context: RunContext, history: Sequence[Message]) -> bool:
+async def _end_in(context: RunContext, history: Sequence[Message]) -> Outcome | None:
+    """The end that the run had come to when its last worker died: it was stored, but for the settlement."""
     last = history[-1] if history else None
-    return last is not None and last.run_id == context.run.id and isinstance(last.body, AssistantMessage)
+    if last is None or last.run_id != context.run.id:
+        return None
+    match last.body:
+        case AssistantMessage() if not await _has_more_input(context):
+            return _completed("end_turn", is_answer=True)
+        case ToolReturns(returns=returns) if _ends_turn(context, [result.tool_name for result in returns]):
+            return _completed("tool_rule")
+        case _:
+            return None
 
 
 async def _deliver_input(context: RunContext) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from shared.domain.base_tools import base_tool_arguments, is_base_tool
@@ -11,6 +12,7 @@ from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
+from shared.domain.tool_rules import filled_in
 from shared.domain.tools import Tool
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.run.base_tools import run_base_tool
@@ -76,7 +78,7 @@ async def _store_returns(
         step_id=step_id,
     )
     context.emit(ToolsReturned(context.at, message.step_id, message.id, returns))
-    context.progress.called.extend(result.tool_name for result in returns)
+    context.progress.turn = context.progress.turn.and_then(message.body)
     await context.checkpoint([message, *late_input])
     context.progress.returns.clear()
 
@@ -96,9 +98,14 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
         return _error(
             call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
         )
+    allowed = context.next_calls().allowed
+    if call.name not in allowed:
+        offered = ", ".join(sorted(allowed)) or "none"
+        return _error(call, f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}.")
     edited = decision.edited_arguments if decision is not None else None
     schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.parameters
-    arguments = await check_arguments(call.arguments if edited is None else edited, schema)
+    filled = filled_in(context.agent.tool_rules, call.name, context.progress.turn)
+    arguments = await check_arguments(_merged(call.arguments if edited is None else edited, filled), schema)
     if isinstance(arguments, RefusedArguments):
         return _error(call, arguments.text)
     run = run_base_tool if is_base_tool(tool) else _run_in_sandbox
@@ -127,6 +134,17 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
         stdout=outcome.stdout,
         stderr=outcome.stderr,
     )
+
+
+def _merged(text: str, filled: dict[str, Any]) -> str:
+    """The arguments with what a rule fills in. A text that is no JSON object stays: the check says what is wrong."""
+    if not filled:
+        return text
+    try:
+        given = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return text
+    return msgspec.json.encode(given | filled).decode()
 
 
 def _error(call: ToolCall, text: str) -> ToolReturn:

@@ -12,6 +12,7 @@ from shared.domain.agents import Agent, Block, render_system, with_approval_over
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
+from shared.domain.tool_rules import refuse_foreign_rules
 from shared.sql.definitions.agents import (
     AgentStore,
     agents_of,
@@ -46,7 +47,8 @@ class AgentEditor(AgentStore):
     async def create(self, agent: Agent, *, system_message_id: MessageId, new_blocks: Sequence[Block] = ()) -> Agent:
         """Stores an agent, blocks that are made with it, and its system message; the agent as it was stored.
 
-        Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label.
+        Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
+        `InvalidRequest` for a rule about a tool that the agent does not have.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, agent.project_id)
@@ -55,6 +57,7 @@ class AgentEditor(AgentStore):
             agent = replace(agent, block_ids=[*agent.block_ids, *(block.id for block in new_blocks)])
             tools = await load_tools(connection, agent.project_id, agent.tool_ids)
             attached = await load_blocks(connection, agent.project_id, agent.block_ids)
+            refuse_foreign_rules(agent.tool_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, tools)
             await connection.execute(sa.insert(agents).values(agent_values(agent)))
             await link_agent(connection, agent)
@@ -75,6 +78,9 @@ class AgentEditor(AgentStore):
             agent = replace(change(before), updated_at=now)
             tools = await load_tools(connection, project_id, agent.tool_ids)
             await load_blocks(connection, project_id, agent.block_ids)
+            # Rules that the agent has already stay when their tool is taken away: attached again, it must not do more.
+            new_rules = [rule for rule in agent.tool_rules if rule not in before.tool_rules]
+            refuse_foreign_rules(new_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, [tool for tool in tools if tool.id not in before.tool_ids])
             await connection.execute(sa.update(agents).where(agents.c.id == agent_id).values(agent_values(agent)))
             await link_agent(connection, agent)

@@ -170,6 +170,16 @@ class MessageStore:
             )
             return [message_of(row) for row in found.mappings()]
 
+    async def list_of_turn(self, thread_id: ThreadId, turn: int) -> list[Message]:
+        """A turn's messages in order, also those that have left the context; those that were rolled back left out."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages)
+                .where(messages.c.thread_id == thread_id, messages.c.turn == turn, _listed())
+                .order_by(messages.c.position)
+            )
+            return [message_of(row) for row in found.mappings()]
+
     async def list_of_step(self, step_id: StepId) -> list[Message]:
         """A step's messages in order, those that were rolled back left out."""
         async with self._database.read() as connection:
