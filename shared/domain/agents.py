@@ -146,6 +146,23 @@ def _render_block(block: Block) -> str:
     return "\n".join(lines)
 
 
+def agent_for_tool(agent: Agent, blocks: Iterable[Block]) -> dict[str, Any]:
+    """What a tool may know of the agent that it runs for, as JSON. No variables of its own: they are secrets."""
+    memory = [
+        {
+            "id": block.id,
+            "label": block.label,
+            "value": block.value,
+            "description": block.description,
+            "limit": block.limit,
+            "read_only": block.read_only,
+        }
+        for block in blocks
+    ]
+    plain = ("id", "name", "description", "agent_type", "model", "system", "tags", "metadata", "timezone")
+    return {name: getattr(agent, name) for name in plain} | {"memory": {"blocks": memory}}
+
+
 OVERRIDES = "approval_overrides"
 """Key of `Agent.extra`: tool name to whether its calls wait for a person.
 

@@ -8,6 +8,7 @@ from letta_client import BadRequestError
 from tests.kit.model_server import Call, Turn
 from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.product import Product
+from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE
 
 SOURCE = '''
 def {name}(what: str = "nothing") -> str:
@@ -50,10 +51,10 @@ def forces(request: ReceivedRequest) -> bool:
     body: Any = request.body
     if "contents" in body:
         return body.get("toolConfig", {}).get("functionCallingConfig", {}).get("mode") == "ANY"
-    choice = body.get("tool_choice")
-    return choice == "required" or (isinstance(choice, dict) and "any" in str(choice))
+    return str(body.get("tool_choice")).startswith(("required", "{'type': 'any'"))
 
 
+@pytest.mark.parametrize("model", ONE_OF_EACH_WIRE)
 async def test_the_first_call_is_forced_on_every_wire(product: Product, model: str) -> None:
     """The tools were limited, but the model was free to answer instead."""
     agent_id = await ruled_agent(product, {"type": "run_first", "tool_name": "look"}, model=model)

@@ -1,12 +1,14 @@
 """Runs the tools of one answer: each call at most once, checked against its schema, all results in one message."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from shared.domain.agents import agent_for_tool
 from shared.domain.base_tools import base_tool_arguments, is_base_tool
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
@@ -18,6 +20,9 @@ from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.run.base_tools import run_base_tool
 from worker.run.context import RunContext
 from worker.tools.invocation import ToolInvocation
+
+_ASKS = re.compile(r"\bagent_(state|id)\b")
+"""What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
 
 
 async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
@@ -121,7 +126,8 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
             source_code=tool.source_code,
             function=tool.name,
             arguments=arguments,
-            environment=context.agent.tool_environment,
+            environment=context.agent.tool_environment | _whereabouts(context),
+            agent=agent_for_tool(context.agent, context.progress.blocks) if _ASKS.search(tool.source_code) else None,
             timeout_s=context.services.tool_timeout_s,
             return_char_limit=tool.return_char_limit,
         )
@@ -134,6 +140,16 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
         stdout=outcome.stdout,
         stderr=outcome.stderr,
     )
+
+
+def _whereabouts(context: RunContext) -> dict[str, str]:
+    """Variables by which a tool knows for whom it runs. The first is the wire's."""
+    run = context.run
+    return {
+        "LETTA_AGENT_ID": run.agent_id,
+        "LETTA_RUN_ID": run.id,
+        "LETTA_CONVERSATION_ID": run.conversation_id or "default",
+    }
 
 
 def _merged(text: str, filled: dict[str, Any]) -> str:

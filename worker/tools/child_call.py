@@ -26,7 +26,8 @@ FILE_BYTES = 64 << 20
 PROCESSES = 1024
 """Counts every thread of the user on this machine, so it can only stop a runaway, not ration a tool."""
 NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client")
-"""Parameters that the API leaves out of a tool's schema; a function that demands one is given None."""
+"""Parameters that the API leaves out of a tool's schema. A function that demands one is given what is known of the
+agent, or None."""
 
 
 class ToolCancelled(BaseException):
@@ -189,12 +190,40 @@ def run_function(call: dict[str, Any], cancellation: Cancellation) -> Any:
     if name not in module.__dict__:
         raise NameError(f"the source defines no function {name!r}")
     function: Any = module.__dict__[name]
-    positional, named = bind(function, call["arguments"])
+    positional, named = bind(function, call["arguments"], call["agent"])
     result: Any = function(*positional, **named)
     return cancellation.run(result) if hasattr(result, "__await__") else result
 
 
-def bind(function: Any, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+class ReadOnly:
+    """A part of the agent's state: its fields as attributes."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update({name: read_only(value) for name, value in fields.items()})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"agent_state is a copy, so setting {name} would change nothing: use the memory tools")
+
+    def __repr__(self) -> str:
+        return f"ReadOnly({self.__dict__!r})"
+
+    def get_block(self, label: str) -> Any:
+        """Of the agent's memory: its block of this label."""
+        return {block.label: block for block in self.__dict__["blocks"]}[label]
+
+    def list_block_labels(self) -> list[str]:
+        """Of the agent's memory: the labels of its blocks."""
+        return [block.label for block in self.__dict__["blocks"]]
+
+
+def read_only(value: Any) -> Any:
+    items: Any = value
+    if isinstance(value, dict):
+        return ReadOnly(items)
+    return [read_only(item) for item in items] if isinstance(value, list) else value
+
+
+def bind(function: Any, arguments: dict[str, Any], agent: dict[str, Any] | None) -> tuple[list[Any], dict[str, Any]]:
     """The arguments as this function takes them: positional-only ones by place, values as its annotations want them."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
@@ -202,7 +231,9 @@ def bind(function: Any, arguments: dict[str, Any]) -> tuple[list[Any], dict[str,
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     first_default = code.co_argcount - len(function.__defaults__ or ())
     optional = {*names[first_default : code.co_argcount], *(function.__kwdefaults__ or ())}
-    given: dict[str, Any] = {name: None for name in names if name in NOT_FOR_THE_MODEL and name not in optional}
+    known = {} if agent is None else {"agent_state": read_only(agent), "agent_id": agent["id"]}
+    demanded = [name for name in names if name in NOT_FOR_THE_MODEL and (name in known or name not in optional)]
+    given: dict[str, Any] = {name: known.get(name) for name in demanded}
     given.update(converted_arguments(function, arguments))
     leading = [name for name in names[: code.co_posonlyargcount] if name in given]
     return [given.pop(name) for name in leading], given

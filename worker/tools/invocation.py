@@ -15,6 +15,8 @@ class ToolInvocation(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
     environment: dict[str, str] = {}
     """Variables that this tool may see; it sees no others."""
+    agent: dict[str, Any] | None = None
+    """The agent and its memory as JSON, for a function that has a parameter `agent_state`. None: it gets None."""
     timeout_s: float = 180.0
     return_char_limit: int = DEFAULT_RETURN_CHAR_LIMIT
 

@@ -94,6 +94,7 @@ class ProcessSandbox:
             "source": textwrap.dedent(invocation.source_code),
             "function": invocation.function,
             "arguments": invocation.arguments,
+            "agent": invocation.agent,
             "environment": invocation.environment,
             "memory_bytes": self._memory_bytes,
             "text_limit": text_limit,

@@ -1,0 +1,71 @@
+"""A tool knows for whom it runs."""
+
+import json
+
+from tests.kit.model_server import Call, Turn
+from tests.kit.product import Product
+
+WHERE = '''
+def where() -> dict:
+    """Says for whom it runs."""
+    import os
+    return {name: os.environ.get(name) for name in ("LETTA_AGENT_ID", "LETTA_RUN_ID", "LETTA_CONVERSATION_ID", "TOKEN")}
+'''
+
+REMEMBERS = '''
+def remembers(agent_state: "AgentState", label: str) -> str:
+    """
+    Reads a block.
+
+    Args:
+        label (str): Which.
+    """
+    block = agent_state.memory.get_block(label)
+    try:
+        block.value = "changed"
+    except AttributeError as error:
+        refused = str(error)
+    return f"{agent_state.id} {agent_state.memory.list_block_labels()} {block.value} {refused}"
+'''
+
+KNOWS = '''
+def knows(agent_id: str, what: str = "x") -> str:
+    """
+    Says whose it is.
+
+    Args:
+        what (str): Anything.
+    """
+    return agent_id
+'''
+
+
+async def result_of(product: Product, agent_id: str, call: Call) -> str:
+    product.models.play(Turn(calls=[call]), Turn(text="Done."))
+    answer = await product.http.post(f"/v1/agents/{agent_id}/messages", json={"input": "Go."})
+    [returned] = [one for one in answer.json()["messages"] if one["message_type"] == "tool_return_message"]
+    return returned["tool_return"]
+
+
+async def test_a_tool_finds_its_agent_run_and_conversation_in_its_environment(product: Product) -> None:
+    secrets = {"TOKEN": "t", "LETTA_AGENT_ID": "somebody-else"}
+    agent = await product.agent(tools=[await product.tool(WHERE)], secrets=secrets)
+
+    found = json.loads(await result_of(product, agent.id, Call("where", {})))
+
+    [run] = (await product.client.runs.list(agent_id=agent.id)).items
+    assert found == {
+        "LETTA_AGENT_ID": agent.id, "LETTA_RUN_ID": run.id, "LETTA_CONVERSATION_ID": "default", "TOKEN": "t"
+    }  # fmt: skip
+
+
+async def test_a_tool_that_asks_for_its_agent_gets_a_read_only_copy_with_the_memory_of_now(product: Product) -> None:
+    """It got None, and failed with an AttributeError."""
+    tools = [await product.tool(REMEMBERS), await product.tool(KNOWS)]
+    agent = await product.agent(tools=tools, memory_blocks=[{"label": "human", "value": "Name: Ada."}])
+
+    text = await result_of(product, agent.id, Call("remembers", {"label": "human"}))
+
+    assert text.startswith(f"{agent.id} ['human'] Name: Ada. agent_state is a copy")
+    assert (await product.client.agents.blocks.retrieve("human", agent_id=agent.id)).value == "Name: Ada."
+    assert await result_of(product, agent.id, Call("knows", {})) == agent.id
