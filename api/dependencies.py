@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
 
+from api.letta.message_input import IfBusy
+from api.letta.submission_keys import SubmissionHeaders, try_of
 from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, AgentId, BlockId, ConversationId, ProjectId, RunId, StepId, ToolId, is_id
@@ -73,3 +75,19 @@ TenNewestFirst = Annotated[Page, Depends(_page_of(10, "desc"))]
 
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""
+
+
+def submission_headers(
+    idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
+    if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
+    status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+    retry_count: Annotated[str | None, Header(alias="X-Stainless-Retry-Count")] = None,
+    read_timeout: Annotated[str | None, Header(alias="X-Stainless-Read-Timeout")] = None,
+    timeout: Annotated[str | None, Header(alias="X-Stainless-Timeout")] = None,
+) -> SubmissionHeaders:
+    """What the headers of a submission say. The SDK for Python and the one for TypeScript name their timeout
+    differently."""
+    return SubmissionHeaders(idempotency_key, if_busy, status_events, try_of(retry_count, read_timeout or timeout))
+
+
+SubmissionHeadersDep = Annotated[SubmissionHeaders, Depends(submission_headers)]

@@ -18,11 +18,18 @@ RETRY_AFTER_S = 2
 """What a client is told to wait when a service of ours is away."""
 
 
+SHOULD_RETRY = "x-should-retry"
+"""The header by which Letta's SDKs are told whether to send a request again: without it they do so for every 409, 429
+and 5xx."""
+
+
 class ErrorAnswer(NamedTuple):
-    """What an error becomes: a status, and how to make the body."""
+    """What an error becomes: a status, and how to make the body. `passes` is true of an error that the same request may
+    not meet a moment later."""
 
     status: int
     body: Callable[[Any], dict[str, Any]]
+    passes: bool = False
 
 
 def _plain(error: domain.HoldfastError) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def _pending_approval(error: domain.PendingApproval) -> dict[str, Any]:
     }
 
 
-def _busy(error: domain.Busy) -> dict[str, Any]:
+def _other_run(error: domain.Busy | domain.NameTaken) -> dict[str, Any]:
     return {"detail": error.message, "run_id": error.run_id}
 
 
@@ -83,10 +90,11 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.NothingToCancel: ErrorAnswer(409, _CONFLICT),
     domain.PendingApproval: ErrorAnswer(409, _pending_approval),
     domain.AlreadyDecided: ErrorAnswer(409, _CONFLICT),
-    domain.Busy: ErrorAnswer(409, _busy),
-    domain.LifecycleError: ErrorAnswer(409, _CONFLICT),
-    domain.IllegalTransition: ErrorAnswer(409, _CONFLICT),
-    domain.StaleFence: ErrorAnswer(409, _CONFLICT),
+    domain.NameTaken: ErrorAnswer(409, _other_run),
+    domain.Busy: ErrorAnswer(409, _other_run, passes=True),
+    domain.LifecycleError: ErrorAnswer(409, _CONFLICT, passes=True),
+    domain.IllegalTransition: ErrorAnswer(409, _CONFLICT, passes=True),
+    domain.StaleFence: ErrorAnswer(409, _CONFLICT, passes=True),
     domain.RunInterrupted: _NEVER_HERE,
     domain.CancelRequested: _NEVER_HERE,
     domain.LeaseLost: _NEVER_HERE,
@@ -97,7 +105,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,
     domain.ModelError: ErrorAnswer(500, _unknown),  # `model_error_answer` decides by its type
-    domain.Unavailable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE")),
+    domain.Unavailable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE"), passes=True),
 }
 
 _MODEL_STATUS: Mapping[str, int] = {
@@ -110,11 +118,15 @@ _MODEL_STATUS: Mapping[str, int] = {
 
 
 def model_error_answer(error_type: str, detail: str | None, message: str | None = None) -> JSONResponse:
-    """The answer for a run that failed with this error type; types that are not a model's are a 500 of their own."""
+    """The answer for a run that failed with this error type; types that are not a model's are a 500 of their own.
+
+    A worker has tried the model as often as it may. A client that sent the message again would start another run.
+    """
+    headers = {SHOULD_RETRY: "false"}
     if error_type == domain.ModelErrorType.CONTEXT_WINDOW:
-        return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400)
+        return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400, headers)
     said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
-    return JSONResponse(model_error_body(error_type, said, detail), _MODEL_STATUS.get(error_type, 500))
+    return JSONResponse(model_error_body(error_type, said, detail), _MODEL_STATUS.get(error_type, 500), headers)
 
 
 def add_error_answers(app: FastAPI) -> None:
@@ -135,7 +147,9 @@ async def _answer_domain_error(request: Request, error: Exception) -> JSONRespon
         log.warning("%s %s: %s (%s)", request.method, request.url.path, error, _cause(error))
     elif answer.status >= 500:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
+    headers = {SHOULD_RETRY: "true"} if answer.passes else {}
+    if answer.status == 503:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
     return JSONResponse(answer.body(error), answer.status, headers)
 
 

@@ -7,6 +7,7 @@ from random import random
 
 from fastapi import FastAPI
 
+from api.answer_headers import FinalAnswers
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
@@ -81,6 +82,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(LettaPaths)
     if not keys.are_required:
         app.add_middleware(BrowserGuard, names=settings.allowed_hosts.replace(",", " ").split())
+    app.add_middleware(FinalAnswers)
     app.add_middleware(ShutdownAnswers)
     return app
 

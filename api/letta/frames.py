@@ -7,7 +7,7 @@ from uuid import NAMESPACE_OID, uuid5
 import msgspec
 
 from api.letta.envelope import envelope, part_otid
-from api.letta.messages import tool_call_fields, tool_return_fields
+from api.letta.messages import otid_of, tool_call_fields, tool_return_fields
 from shared.domain import events
 from shared.domain.ids import RunId, Seq
 
@@ -80,7 +80,7 @@ class Frames:
                     "user_message",
                     message_id=event.message_id,
                     moment=_moment(event.at),
-                    otid=event.otid,
+                    otid=otid_of(event.message_id, event.otid),
                     run_id=self._run_id,
                     seq_id=seq,
                 )

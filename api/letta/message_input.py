@@ -20,7 +20,6 @@ from shared.domain.messages import (
     TextContent,
     UserMessage,
 )
-from shared.domain.runs import key_of_otids
 from shared.domain.tools import ClientTool
 
 
@@ -194,15 +193,6 @@ def decision_message(
             for decision in decisions
         ]
     return NewMessage(id=ids.message(), created_at=now, body=ApprovalResponse(decisions=decisions))
-
-
-def submission_keys(given: list[MessageIn], idempotency_key: str | None) -> list[str]:
-    """By what a submission is recognised when it is sent again: the header, or the otids of all its messages."""
-    keys = [] if idempotency_key is None else [f"idempotency-key:{idempotency_key}"]
-    otids = [message.otid for message in given]
-    if otids and all(otids):
-        keys.append(key_of_otids(otid for otid in otids if otid))
-    return keys
 
 
 def _decisions_of(message: MessageIn, waiting_calls: list[str]) -> list[Decision]:

@@ -122,9 +122,14 @@ def _head(message_type: str, message: Message, **given: Any) -> WireMessage:
     )
 
 
+def otid_of(message_id: MessageId, given: str | None) -> str:
+    """The otid of what a user said: the client's, or one that is always the same for this message."""
+    return given or part_otid(message_id, 0)
+
+
 def _user_message(message: Message, body: UserMessage) -> WireMessage:
     kind = "system_message" if body.role == "system" else "user_message"
-    head = _head(kind, message, otid=body.otid, name=body.name, sender_id=body.sender_id)
+    head = _head(kind, message, otid=otid_of(message.id, body.otid), name=body.name, sender_id=body.sender_id)
     return {**head, "content": wire_content(body.content)}
 
 

@@ -4,9 +4,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from api.dependencies import OptionalAgentIdQuery, ProjectDep, ServicesDep, TenNewestFirst, ThreadName
+from api.dependencies import (
+    OptionalAgentIdQuery,
+    ProjectDep,
+    ServicesDep,
+    SubmissionHeadersDep,
+    TenNewestFirst,
+    ThreadName,
+)
 from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
-from api.letta.message_input import IfBusy
 from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn
 from api.runs.submission import Submission
@@ -31,9 +37,7 @@ async def send_messages(
     request: ConversationMessagesRequest,
     services: ServicesDep,
     project_id: ProjectDep,
-    idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
-    if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
-    status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+    headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages and streams the answer. While a run is active, a second request is refused, or handled as its
     `if_busy` says.
@@ -49,10 +53,9 @@ async def send_messages(
         conversation_id=thread.conversation_id,
         model=thread.model,
         model_options=thread.model_options,
-        status_events=status_events,
-        idempotency_key=idempotency_key,
+        headers=headers,
         # An agent's default history that is addressed as a conversation refuses a second run as well.
-        if_busy=if_busy or request.if_busy or "reject",
+        if_busy=headers.if_busy or request.if_busy or "reject",
     )
     return await services.sending.send(submission)
 

@@ -1,12 +1,12 @@
 """Messages of agents: send and list them, empty the context, cancel runs."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Response
 
 from api.agent_answers import agent_answer
-from api.dependencies import AgentIdPath, ProjectDep, ServicesDep, TenNewestFirst
-from api.letta.message_input import IfBusy, MessagesRequest
+from api.dependencies import AgentIdPath, ProjectDep, ServicesDep, SubmissionHeadersDep, TenNewestFirst
+from api.letta.message_input import MessagesRequest
 from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn
 from api.runs.submission import Submission
@@ -16,10 +16,6 @@ from shared.domain.ids import MessageId, ThreadId
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"])
 
-IdempotencyKey = Annotated[str | None, Header(max_length=256)]
-IfBusyHeader = Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")]
-StatusEventsHeader = Annotated[bool, Header(alias="X-Holdfast-Status-Events")]
-
 
 @router.post("/messages", response_model=None)
 async def send_messages(
@@ -27,9 +23,7 @@ async def send_messages(
     request: MessagesRequest,
     services: ServicesDep,
     project_id: ProjectDep,
-    idempotency_key: IdempotencyKey = None,
-    if_busy: IfBusyHeader = None,
-    status_events: StatusEventsHeader = False,
+    headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages. The server answers when the run has ended, or with a stream if `streaming` is set. With
     `background` the client may leave, and resume the stream later."""
@@ -38,9 +32,7 @@ async def send_messages(
         request=request,
         background=request.background,
         stream_tokens=request.stream_tokens,
-        status_events=status_events,
-        idempotency_key=idempotency_key,
-        if_busy=if_busy,
+        headers=headers,
     )
     return await services.sending.send(submission)
 
@@ -51,13 +43,11 @@ async def stream_messages(
     request: MessagesRequest,
     services: ServicesDep,
     project_id: ProjectDep,
-    idempotency_key: IdempotencyKey = None,
-    if_busy: IfBusyHeader = None,
-    status_events: StatusEventsHeader = False,
+    headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages and streams the answer."""
     streamed = request.model_copy(update={"streaming": True})
-    return await send_messages(agent_id, streamed, services, project_id, idempotency_key, if_busy, status_events)
+    return await send_messages(agent_id, streamed, services, project_id, headers)
 
 
 @router.post("/messages/async", response_model=None)
@@ -66,9 +56,7 @@ async def send_messages_async(
     request: MessagesRequest,
     services: ServicesDep,
     project_id: ProjectDep,
-    idempotency_key: IdempotencyKey = None,
-    if_busy: IfBusyHeader = None,
-    status_events: StatusEventsHeader = False,
+    headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages and answers at once with the run. The client polls it, streams it, or is called back."""
     submission = Submission(
@@ -77,9 +65,7 @@ async def send_messages_async(
         background=True,
         stream_tokens=request.stream_tokens,
         run_type="send_message_async",
-        status_events=status_events,
-        idempotency_key=idempotency_key,
-        if_busy=if_busy,
+        headers=headers,
     )
     return await services.sending.send_later(submission)
 

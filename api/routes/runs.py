@@ -4,11 +4,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from api.dependencies import NewestFirst, OldestFirst, ProjectDep, RunIdPath, ServicesDep, Texts
-from api.letta.message_input import InjectRequest, submission_keys, user_messages
+from api.dependencies import NewestFirst, OldestFirst, ProjectDep, RunIdPath, ServicesDep, SubmissionHeadersDep, Texts
+from api.letta.message_input import InjectRequest, user_messages
 from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn, StreamRequest
 from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step, wire_usage
+from api.letta.submission_keys import keys_of
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
@@ -163,7 +164,7 @@ async def inject_into_run(
     services: ServicesDep,
     project_id: ProjectDep,
     request: InjectRequest,
-    idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
+    headers: SubmissionHeadersDep,
 ) -> dict[str, Any]:
     """Injects messages into a running run: its next step sees them, in order, exactly once.
 
@@ -172,10 +173,11 @@ async def inject_into_run(
     run = await services.runs.get(project_id, run_id)
     if run.options.compaction is not None:
         raise Conflict(f"run {run_id} takes no messages: it compacts its history and answers nobody")
-    messages = user_messages(request.given_messages(), services.ids, services.clock.now())
+    now = services.clock.now()
+    messages = user_messages(request.given_messages(), services.ids, now)
     if not messages:
         raise InvalidRequest("messages must hold at least one user message")
-    keys = submission_keys(request.given_messages(), idempotency_key)
+    keys = keys_of(request.given_messages(), headers, request, f"inject into {run_id}", now)
     is_new = await services.inbox.inject(run_id, messages, request.if_ended, keys=keys)
     ids = [message.id for message in messages] if is_new else []
     return {"run_id": run_id, "message_ids": ids, "if_ended": request.if_ended, "is_new": is_new}

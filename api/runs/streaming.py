@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import RETRY_AFTER_S, model_error_answer
+from api.errors import RETRY_AFTER_S, SHOULD_RETRY, model_error_answer
 from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import MessagesRequest
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
@@ -203,7 +203,7 @@ def _elsewhere(run: Run) -> Response:
     """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
     that sent the message again would send it twice."""
     said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its messages"
-    headers = {"Retry-After": str(RETRY_AFTER_S), "x-should-retry": "false"}
+    headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}
     return JSONResponse({"detail": said, "run_id": run.id}, 503, headers)
 
 

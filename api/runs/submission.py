@@ -9,9 +9,9 @@ from api.letta.message_input import (
     MessageIn,
     MessagesRequest,
     decision_message,
-    submission_keys,
     user_messages,
 )
+from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.runs.cancel import RunCanceller
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
@@ -22,6 +22,7 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run, RunError, RunOptions
 from shared.domain.settling import RunEnd
+from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.redis.queue import RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
@@ -45,15 +46,14 @@ class Submission:
 
     agent: Agent
     request: MessagesRequest
+    headers: SubmissionHeaders
     background: bool
     stream_tokens: bool
     conversation_id: ConversationId | None = None
-    status_events: bool = False
     model: str | None = None
     """The conversation's own model, if it has one."""
     model_options: ModelOptions | None = None
     run_type: str = "send_message"
-    idempotency_key: str | None = None
     if_busy: IfBusy | None = None
     actor: str = "api"
 
@@ -64,7 +64,12 @@ class Submission:
     @property
     def busy_policy(self) -> IfBusy:
         """What to do when the thread is busy: a conversation refuses, an agent's own history queues."""
-        return self.if_busy or self.request.if_busy or ("reject" if self.conversation_id else "enqueue")
+        return (
+            self.if_busy
+            or self.headers.if_busy
+            or self.request.if_busy
+            or ("reject" if self.conversation_id else "enqueue")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +90,22 @@ class SubmissionService:
     async def submit(self, submission: Submission) -> Run:
         """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
 
-        Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls` or `InvalidRequest`.
+        Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or `InvalidRequest`.
         """
         given = submission.request.given_messages()
-        keys = submission_keys(given, submission.idempotency_key)
+        way = f"{submission.run_type} {submission.background}"
+        keys = keys_of(given, submission.headers, submission.request, way, self.clock.now())
         if any(message.type != "message" for message in given):
             return await self._submit_decision(submission, given, keys)
         return await self._submit_messages(submission, given, keys)
 
     async def submit_run(
-        self, run: Run, given: Sequence[NewMessage] = (), keys: Sequence[str] = (), *, refuse_if_busy: bool = False
+        self,
+        run: Run,
+        given: Sequence[NewMessage] = (),
+        keys: SubmissionKeys = NO_KEYS,
+        *,
+        refuse_if_busy: bool = False,
     ) -> Run:
         """Stores a run with its input and dispatches it. Raises `PendingApproval` or `Busy`."""
         submit = self.runs.submit
@@ -117,7 +128,7 @@ class SubmissionService:
             store_refused = self.settlements.store_refused
             return await self._persist(lambda again: store_refused(run, given, refused, again=again))
 
-    async def _submit_messages(self, submission: Submission, given: Sequence[MessageIn], keys: list[str]) -> Run:
+    async def _submit_messages(self, submission: Submission, given: Sequence[MessageIn], keys: SubmissionKeys) -> Run:
         messages = user_messages(list(given), self.ids, self.clock.now())
         policy = submission.busy_policy
         if policy in ("interrupt", "rollback", "inject"):
@@ -126,7 +137,7 @@ class SubmissionService:
                 return taken_in
         return await self.submit_run(self._run(submission), messages, keys, refuse_if_busy=policy == "reject")
 
-    async def _submit_decision(self, submission: Submission, given: list[MessageIn], keys: list[str]) -> Run:
+    async def _submit_decision(self, submission: Submission, given: list[MessageIn], keys: SubmissionKeys) -> Run:
         now = self.clock.now()
         waiting = await self.approvals.waiting_on_thread(submission.thread_id)
         decision = decision_message(
@@ -149,7 +160,7 @@ class SubmissionService:
         return submitted.run
 
     async def _make_room(
-        self, submission: Submission, policy: IfBusy, messages: list[NewMessage], keys: Sequence[str]
+        self, submission: Submission, policy: IfBusy, messages: list[NewMessage], keys: SubmissionKeys
     ) -> Run | None:
         """Does with a busy thread what the caller chose; the run that took the messages in, if one did."""
         agent = submission.agent
@@ -172,7 +183,7 @@ class SubmissionService:
             await self.canceller.cancel(run, actor=submission.actor, reason=reason, mode=mode)
         return None
 
-    async def _inject(self, run: Run, messages: list[NewMessage], keys: Sequence[str]) -> bool:
+    async def _inject(self, run: Run, messages: list[NewMessage], keys: SubmissionKeys) -> bool:
         inject = self.inbox.inject
         try:
             await self._persist(lambda _: inject(run.id, messages, "next", keys=keys))
@@ -194,7 +205,7 @@ class SubmissionService:
             options=RunOptions(
                 streamed=bool(request.streaming),
                 stream_tokens=submission.stream_tokens,
-                status_events=submission.status_events or request.include_status_events,
+                status_events=submission.headers.status_events or request.include_status_events,
                 background=submission.background,
                 max_steps=request.max_steps,
                 run_type=submission.run_type,

@@ -9,6 +9,7 @@ HoldfastError
 │   └── WrongToolCalls          a decision that does not cover exactly the waiting calls
 ├── Conflict                    true request, wrong moment
 │   ├── NothingToCancel
+│   ├── NameTaken                a submission comes under the name of another one
 │   ├── PendingApproval         a person must decide before this history can go on
 │   └── Busy                    another run of this conversation is active
 ├── MoreInput                   a run that has taken in a message cannot end without answering it
@@ -86,6 +87,17 @@ class Conflict(HoldfastError):
 
 class NothingToCancel(Conflict):
     """There is no active run to cancel."""
+
+
+class NameTaken(Conflict):
+    """Something else was sent under this otid or Idempotency-Key: give what is new a new one."""
+
+    def __init__(self, *, name: str, run_id: str) -> None:
+        super().__init__(
+            f"Something else was sent under {name} (run {run_id}), and this was not sent: give what is new a new one, "
+            "or send again exactly what was sent first."
+        )
+        self.run_id = run_id
 
 
 class PendingApproval(Conflict):

@@ -1,7 +1,5 @@
 """Runs and their steps, as stored."""
 
-import hashlib
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,32 +14,6 @@ from shared.domain.tools import ClientTool
 
 Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
 """What ended a run that did not end by itself. Recorded where it happens, never guessed afterwards."""
-
-
-OTIDS = "otids:"
-"""The beginning of a submission key that holds the otids of all messages of a submission, sorted, with commas
-between."""
-
-MAX_OTIDS_CHARS = 600
-"""Characters. A longer list of otids is known by its hash, because a database's index has no room for it."""
-
-
-def key_of_otids(otids: Iterable[str]) -> str:
-    """The key by which a submission with these otids is recognised when it comes again."""
-    listed = ",".join(sorted(map(quoted_otid, otids)))
-    if len(listed) > MAX_OTIDS_CHARS:
-        listed = f"#{hashlib.sha256(listed.encode()).hexdigest()}"
-    return OTIDS + listed
-
-
-def has_otid(key: str, otid: str) -> bool:
-    """Whether a key is of a submission with this otid. False for a list that is known by its hash."""
-    return quoted_otid(otid) in key.removeprefix(OTIDS).split(",")
-
-
-def quoted_otid(otid: str) -> str:
-    """The otid with its commas and its `#` quoted: a comma separates otids, and a `#` begins a hash."""
-    return otid.replace("%", "%25").replace(",", "%2C").replace("#", "%23")
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from shared.domain.approvals import DENIED_BY_EXPIRY, Approval
 from shared.domain.errors import CancelMode, Conflict, LifecycleError, NotFound
 from shared.domain.messages import Decision, NewMessage
 from shared.domain.runs import Run
+from shared.domain.submission_keys import SubmissionKeys
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import UnownedRuns
 from shared.sql.runs.approvals import ApprovalStore
@@ -46,7 +47,7 @@ class ApprovalService:
             await self.queue.dispatch_stored(decided.run)
         return decided
 
-    async def decide_all(self, run: Run, given: Sequence[NewMessage], *, keys: Sequence[str], by: str) -> Submitted:
+    async def decide_all(self, run: Run, given: Sequence[NewMessage], *, keys: SubmissionKeys, by: str) -> Submitted:
         """Decides all calls that a thread waits for, as `DecisionStore.decide_all`."""
         decide_all = self.decisions.decide_all
         submitted = await self._persist(lambda again: decide_all(run, given, keys=keys, by=by, again=again))

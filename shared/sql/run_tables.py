@@ -103,6 +103,10 @@ submission_keys = sa.Table(
     sa.Column("thread_id", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
+    # Of a name: a hash of what was sent under it. Null in what earlier releases have stored.
+    sa.Column("content", sa.Text),
+    # Of a body: when it was sent last.
+    sa.Column("sent_at", UtcMoment),
 )
 
 steps = sa.Table(

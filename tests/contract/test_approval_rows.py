@@ -12,6 +12,7 @@ from shared.domain.ids import AgentId, ApprovalId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
+from shared.domain.submission_keys import SubmissionKeys
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -111,11 +112,18 @@ async def test_a_repeat_with_other_calls_beside_is_no_repeat(stores: Stores) -> 
         await stores.decide(approve("a"), approve("x"))
 
 
+KEY = SubmissionKeys(["key:1"])
+
+
 async def test_a_repeat_with_its_key_gives_the_continuation_for_ever(stores: Stores) -> None:
     await stores.parked(A)
-    first = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], keys=["key:1"], by="ada")
+    first = await stores.decisions.decide_all(
+        some_run(), [decided(approve("a"))], keys=SubmissionKeys(["key:1"]), by="ada"
+    )
     await stores.settle(await stores.claim(first.run))
-    again = await stores.decisions.decide_all(some_run(), [decided(approve("a"))], keys=["key:1"], by="ada")
+    again = await stores.decisions.decide_all(
+        some_run(), [decided(approve("a"))], keys=SubmissionKeys(["key:1"]), by="ada"
+    )
     assert (again.run.id, again.is_new) == (first.run.id, False)
 
 

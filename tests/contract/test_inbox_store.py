@@ -8,6 +8,7 @@ import pytest
 from shared.domain.errors import Conflict, MoreInput, NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.submission_keys import SubmissionKeys
 from tests.kit.runs.stored_runs import (
     THREAD,
     Stores,
@@ -94,11 +95,11 @@ async def test_a_run_does_not_end_over_a_message_that_it_has_taken_in(stores: St
 async def test_a_message_that_is_sent_again_is_taken_once_even_when_its_run_has_ended(stores: Stores) -> None:
     """The retry of a client that had lost the answer was refused as too late, or delivered a second time."""
     run = await stores.claimed()
-    assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
-    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
+    assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
+    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
     assert len(await stores.delivered(run)) == 1
     await stores.settle(run, messages=[answer("done")])
-    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:1"])
+    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
 
 
 async def test_what_a_run_ended_without_is_the_next_runs_if_the_sender_said_so(stores: Stores) -> None:

@@ -16,6 +16,7 @@ from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest
+from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
     approvals,
@@ -96,7 +97,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 
 async def a_submission(stores: Stores) -> None:
-    await stores.runs.submit(some_run(), [said("hi")], keys=["otids:new"], refuse_if_busy=True)
+    await stores.runs.submit(some_run(), [said("hi")], keys=SubmissionKeys(["otids:new"]), refuse_if_busy=True)
 
 
 async def a_claim(stores: Stores) -> None:
@@ -105,7 +106,7 @@ async def a_claim(stores: Stores) -> None:
 
 async def a_step(stores: Stores) -> None:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("psst")], "next", keys=["otids:newer"])
+    await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:newer"]))
     await stores.delivered(run)
     run = await stores.recorded(await stores.runs.look_up(run.id), answer("", call("b")), starting=[call("b")])
     await stores.checkpoints.record_intents(run, [call("b")], NOW)
@@ -190,7 +191,7 @@ async def the_active_runs(stores: Stores) -> None:
 async def reading(stores: Stores) -> None:
     run = await stores.ended()
     await stores.events.read(run.id, Seq(1))
-    await stores.runs.of_keys(THREAD, ["otids:7"])
+    await stores.runs.of_keys(THREAD, SubmissionKeys(["otids:7"]))
     await stores.runs.input_of(run.id)
     await stores.messages.list_of_run(run.id)
     await stores.messages.page(THREAD, limit=20)

@@ -17,6 +17,7 @@ from shared.clock import SystemClock
 from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import CancelRequest, Run, Step
+from shared.domain.submission_keys import SubmissionKeys
 from shared.runs.retention import BATCHES_OF_A_ROUND, Retention
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
@@ -62,7 +63,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 async def whole_run(stores: Stores, thread: str = THREAD, **callback: str) -> Run:
     """A run that has ended, with rows in every table but that of the approvals."""
     submission = some_run(thread_id=ThreadId(thread), callback_url=URL)
-    await stores.runs.submit(submission, [said("hi")], keys=[f"otids:{submission.id}"])
+    await stores.runs.submit(submission, [said("hi")], keys=SubmissionKeys([f"otids:{submission.id}"]))
     run = await stores.claim(submission)
     await stores.inbox.inject(run.id, [said("psst")], "next")
     await stores.inbox.inject(run.id, [said("too late")], "refuse")
@@ -208,9 +209,9 @@ async def test_a_run_that_ended_a_moment_too_late_stays(stores: Stores) -> None:
 async def test_the_same_submission_is_a_new_run_once_its_key_was_pruned(stores: Stores) -> None:
     run = await whole_run(stores)
     again = some_run()
-    assert not (await stores.runs.submit(again, [said("hi")], keys=[f"otids:{run.id}"])).is_new
+    assert not (await stores.runs.submit(again, [said("hi")], keys=SubmissionKeys([f"otids:{run.id}"]))).is_new
     await pruned_by(stores)
-    assert (await stores.runs.submit(again, [said("hi")], keys=[f"otids:{run.id}"])).is_new
+    assert (await stores.runs.submit(again, [said("hi")], keys=SubmissionKeys([f"otids:{run.id}"]))).is_new
 
 
 @contextmanager

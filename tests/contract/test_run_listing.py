@@ -11,6 +11,7 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, RunId, ThreadId
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.runs import Run, RunOptions, Step
+from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.paging import Page
 from shared.sql.run_tables import injected_messages, metadata
 from shared.sql.runs.listing import OF_A_RUN, QuietRun, RunFilter
@@ -178,8 +179,11 @@ async def all_rows_of(stores: Stores, run_id: str) -> dict[str, int]:
         }
 
 
+KEY = SubmissionKeys(["otid:1"])
+
+
 async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
-    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=["otid:1"])).run
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=KEY)).run
     run = await stores.claim(run)
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
     await stores.checkpoints.record(run, checkpoint(run, answer("", call("b")), step=step), starting=[call("b")])
@@ -193,7 +197,7 @@ async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
 
 
 async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores) -> None:
-    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=["otid:1"])).run
+    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=KEY)).run
     run = await stores.recorded(await stores.claim(run), answer("", call("b")), starting=[call("b")])
     await stores.inbox.inject(run.id, [said("psst")], "next")
     await stores.settle(run, messages=[answer("done")])
@@ -208,7 +212,7 @@ async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores
     assert await stores.events.read(run.id, run.last_seq) == []
     assert await stores.checkpoints.intents(run.id) == {}
     assert await stores.callbacks.claim_due(NOW) == []
-    assert (await stores.runs.submit(replace(some_run(), id=run.id), [], keys=["otid:1"])).is_new
+    assert (await stores.runs.submit(replace(some_run(), id=run.id), [], keys=KEY)).is_new
     async with stores.database.read() as connection:
         left = await connection.execute(sa.select(sa.func.count()).select_from(injected_messages))
         assert left.scalar_one() == 0

@@ -22,6 +22,7 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import ToolReturns
 from shared.domain.runs import Run, RunOptions
+from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.run_store import Submitted
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
@@ -78,16 +79,19 @@ async def test_a_run_of_another_project_is_not_found(stores: Stores) -> None:
 async def test_the_same_keys_at_the_same_instant_give_one_run(stores: Stores) -> None:
     async with second_process(stores) as other:
         submitted = await asyncio.gather(
-            *(each.runs.submit(some_run(), GIVEN, keys=["otid:1"]) for each in (stores, other, stores, other))
+            *(
+                each.runs.submit(some_run(), GIVEN, keys=SubmissionKeys(["otid:1"]))
+                for each in (stores, other, stores, other)
+            )
         )
     assert len({one.run.id for one in submitted}) == 1
     assert sorted(one.is_new for one in submitted) == [False, False, False, True]
 
 
 async def test_one_known_key_is_enough_on_its_own_thread(stores: Stores) -> None:
-    first = await stores.runs.submit(some_run(), GIVEN, keys=["a", "b", "a"])
-    again = await stores.runs.submit(some_run(), GIVEN, keys=["b", "c"])
-    elsewhere = await stores.runs.submit(some_run(thread_id=ThreadId("conv-2")), GIVEN, keys=["b"])
+    first = await stores.runs.submit(some_run(), GIVEN, keys=SubmissionKeys(["a", "b", "a"]))
+    again = await stores.runs.submit(some_run(), GIVEN, keys=SubmissionKeys(["b", "c"]))
+    elsewhere = await stores.runs.submit(some_run(thread_id=ThreadId("conv-2")), GIVEN, keys=SubmissionKeys(["b"]))
     assert again == Submitted(first.run, is_new=False)
     assert elsewhere.is_new
 

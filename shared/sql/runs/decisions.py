@@ -16,6 +16,7 @@ from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
 from shared.domain.runs import Run
+from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread
 from shared.sql.run_tables import approvals, has_one_of, runs
@@ -49,14 +50,14 @@ class DecisionStore:
         self._ids = ids
 
     async def decide_all(
-        self, run: Run, given: Sequence[NewMessage], *, keys: Sequence[str] = (), by: str, again: bool = False
+        self, run: Run, given: Sequence[NewMessage], *, keys: SubmissionKeys = NO_KEYS, by: str, again: bool = False
     ) -> Submitted:
         """Decides all calls that a thread waits for, and stores `run`, which continues the parked one.
 
         The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that are not
         decided yet. A repetition while the continuation is active gives that run again; `again` is as in
-        `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, or `Conflict` when another
-        caller decided otherwise.
+        `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, `NameTaken`, or `Conflict`
+        when another caller decided otherwise.
         """
         async with self._database.write(CrashPoint.DECIDE) as connection:
             await lock_thread(connection, run.thread_id)
@@ -129,7 +130,11 @@ async def _decide_waiting(
 
 
 async def _start_continuation(
-    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], asked_by: AskedBy, keys: Sequence[str] = ()
+    connection: AsyncConnection,
+    run: Run,
+    given: Sequence[NewMessage],
+    asked_by: AskedBy,
+    keys: SubmissionKeys = NO_KEYS,
 ) -> Run:
     """Closes a parked run whose calls are all decided, and stores its continuation.
 

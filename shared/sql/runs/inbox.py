@@ -9,16 +9,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Conflict
-from shared.domain.ids import RunId, ThreadId
+from shared.domain.ids import RunId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
+from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
-from shared.sql.run_tables import injected_messages, runs, submission_keys
+from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
 from shared.sql.runs.rows import get_run, lock_run, update_owned
+from shared.sql.runs.submission_keys import run_of_keys, store_keys
 from shared.sql.tables import from_json, to_json
 
 IfEnded = Literal["refuse", "next"]
@@ -41,13 +43,13 @@ class InboxStore:
         self._database = database
 
     async def inject(
-        self, run_id: RunId, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: Sequence[str] = ()
+        self, run_id: RunId, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: SubmissionKeys = NO_KEYS
     ) -> bool:
         """Stores messages for a run that is running or will run. False when the keys were seen before: then nothing
         changes.
 
         A client may inject the same messages again because the answer was lost. Raises `Conflict` when the run cannot
-        take them any more.
+        take them any more, `NameTaken` when something else was sent under one of the names.
         """
         async with self._database.write(CrashPoint.INJECT) as connection:
             # With the row locked, a settle and this transaction wait for each other.
@@ -55,7 +57,7 @@ class InboxStore:
             if await _is_stored(connection, messages):
                 return True
             thread_id = (await get_run(connection, run_id)).thread_id
-            if not await _are_new(connection, thread_id, run_id, keys):
+            if await run_of_keys(connection, thread_id, keys) is not None:
                 return False
             if locked.status not in (RunStatus.CREATED, RunStatus.RUNNING):
                 raise Conflict(f"run {run_id} takes no more messages: it has ended or waits for an approval")
@@ -70,6 +72,7 @@ class InboxStore:
                 for message in messages
             ]
             await connection.execute(sa.insert(injected_messages), rows)
+            await store_keys(connection, thread_id, run_id, keys)
             return True
 
     async def has_waiting(self, run_id: RunId) -> bool:
@@ -106,22 +109,6 @@ async def _is_stored(connection: AsyncConnection, messages: Sequence[NewMessage]
     ids = [message.id for message in messages]
     known = sa.select(injected_messages.c.number).where(injected_messages.c.message_id.in_(ids)).limit(1)
     return (await connection.execute(known)).first() is not None
-
-
-async def _are_new(connection: AsyncConnection, thread_id: ThreadId, run_id: RunId, keys: Sequence[str]) -> bool:
-    """Stores the keys of a submission that a run takes in. False when one was seen before: then it stores none."""
-    if not keys:
-        return True
-    seen = await connection.execute(
-        sa.select(submission_keys.c.key).where(
-            submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(keys)
-        )
-    )
-    if seen.first() is not None:
-        return False
-    rows = [{"thread_id": thread_id, "key": key, "run_id": run_id} for key in dict.fromkeys(keys)]
-    await connection.execute(sa.insert(submission_keys), rows)
-    return True
 
 
 async def has_undelivered(connection: AsyncConnection, run_id: RunId) -> bool:

@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
-from shared.domain.runs import OTIDS, Run, has_otid, quoted_otid
+from shared.domain.runs import Run
+from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
 from shared.sql.engine import Database
 from shared.sql.paging import Page, is_owned_by, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys

@@ -19,7 +19,9 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
 from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Step, Usage
-from shared.sql.run_tables import run_inputs, runs, steps, submission_keys
+from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.sql.run_tables import run_inputs, runs, steps
+from shared.sql.runs.submission_keys import store_keys
 from shared.sql.tables import from_json, to_json
 
 RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input]
@@ -89,7 +91,7 @@ async def input_of(connection: AsyncConnection, run_id: RunId) -> list[NewMessag
 
 
 async def insert_run(
-    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], keys: Sequence[str] = ()
+    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
 ) -> Run:
     """Stores a new run with its input, and the keys by which a repeated submission is recognised; the run as stored."""
     stored = to_json(list(given))
@@ -126,9 +128,7 @@ async def insert_run(
     )
     if given:
         await connection.execute(sa.insert(run_inputs).values(run_id=run.id, input=stored))
-    if keys:
-        rows = [{"thread_id": run.thread_id, "key": key, "run_id": run.id} for key in dict.fromkeys(keys)]
-        await connection.execute(sa.insert(submission_keys), rows)
+    await store_keys(connection, run.thread_id, run.id, keys)
     return run_of(inserted.mappings().one())
 
 

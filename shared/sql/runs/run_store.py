@@ -16,6 +16,7 @@ from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run
+from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
 from shared.sql.history.thread_queue import (
@@ -27,7 +28,7 @@ from shared.sql.history.thread_queue import (
     next_turn,
     oldest_in_progress,
 )
-from shared.sql.run_tables import has_one_of, runs, submission_keys
+from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.approvals import refuse_if_waiting
 from shared.sql.runs.inbox import take_left_over
 from shared.sql.runs.listing import QuietRun
@@ -44,6 +45,7 @@ from shared.sql.runs.rows import (
     status_of,
     update_owned,
 )
+from shared.sql.runs.submission_keys import run_of_keys
 
 LOGS_AT_ONCE = 1000
 
@@ -75,14 +77,15 @@ class RunStore:
         run: Run,
         given: Sequence[NewMessage],
         *,
-        keys: Sequence[str] = (),
+        keys: SubmissionKeys = NO_KEYS,
         refuse_if_busy: bool = False,
         again: bool = False,
     ) -> Submitted:
-        """Stores a run with its input. The same keys (otid, Idempotency-Key) on one thread give the first run again.
+        """Stores a run with its input. The same keys on one thread give the first run again.
 
         `again` says that an earlier try may have stored this very run and lost its answer. Raises `PendingApproval`
-        when a person must decide first, `Busy` when `refuse_if_busy` and a run is active.
+        when a person must decide first, `Busy` when `refuse_if_busy` and a run is active, `NameTaken` when something
+        else was sent under one of the names.
         """
         async with self._database.write(CrashPoint.SUBMIT) as connection:
             await lock_thread(connection, run.thread_id)
@@ -96,8 +99,8 @@ class RunStore:
                 raise Busy(run_id=active.run_id)
             return Submitted(await insert_run(connection, run, given, keys), is_new=True)
 
-    async def of_keys(self, thread_id: ThreadId, keys: Sequence[str]) -> Run | None:
-        """The run of an earlier submission with one of these keys; None when there is none."""
+    async def of_keys(self, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
+        """The run of an earlier submission with these keys; None when there is none. Raises `NameTaken`."""
         async with self._database.read() as connection:
             return await _run_of_keys(connection, thread_id, keys)
 
@@ -244,7 +247,7 @@ async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner
     return claimed
 
 
-async def submitted_before(connection: AsyncConnection, run: Run, keys: Sequence[str], *, again: bool) -> Run | None:
+async def submitted_before(connection: AsyncConnection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:
     """The run of the same keys, or the run itself."""
     if again:
         found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run.id))
@@ -254,15 +257,6 @@ async def submitted_before(connection: AsyncConnection, run: Run, keys: Sequence
     return await _run_of_keys(connection, run.thread_id, keys)
 
 
-async def _run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: Sequence[str]) -> Run | None:
-    if not keys:
-        return None
-    found = await connection.execute(
-        sa.select(*RUN_COLUMNS)
-        .join(submission_keys, submission_keys.c.run_id == runs.c.id)
-        .where(submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(keys))
-        .order_by(runs.c.number)
-        .limit(1)
-    )
-    row = found.mappings().one_or_none()
-    return None if row is None else run_of(row)
+async def _run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
+    run_id = await run_of_keys(connection, thread_id, keys)
+    return None if run_id is None else await get_run(connection, run_id)

@@ -26,6 +26,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolReturn, ToolReturns
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
+from shared.domain.submission_keys import NO_KEYS
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages, messages_of_turn, replace_by_summary, take_out_of_context
 from shared.sql.history.thread_queue import Dispatch, input_to_place, lock_thread, next_in_queue, next_turn
@@ -101,7 +102,7 @@ class SettlementStore:
         stored this very run and lost its answer."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED) as connection:
             await lock_thread(connection, run.thread_id)
-            seen = await submitted_before(connection, run, (), again=again)
+            seen = await submitted_before(connection, run, NO_KEYS, again=again)
             if seen is not None:
                 return seen
             stored = await insert_run(connection, run, given)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from api.letta.message_input import IfBusy, MessageIn, MessagesRequest
 from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn
+from api.letta.submission_keys import SubmissionHeaders
 from api.runs.submission import Submission
 from api.services import Services
 from shared.domain.agents import Agent
@@ -214,7 +215,7 @@ class ConversationDriver:
 
 def submission_for(agent: Agent, request: MessagesRequest) -> Submission:
     """A submission to this agent, streamed by tokens."""
-    return Submission(agent=agent, request=request, background=True, stream_tokens=True)
+    return Submission(agent=agent, request=request, headers=SubmissionHeaders(), background=True, stream_tokens=True)
 
 
 def _item(call_id: str, choice: Choice) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""The keys of submissions, inside a caller's transaction, which has the thread locked."""
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.errors import NameTaken
+from shared.domain.ids import RunId, ThreadId
+from shared.domain.submission_keys import SubmissionKeys, shown_name
+from shared.sql.run_tables import runs, submission_keys
+
+
+async def run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: SubmissionKeys) -> RunId | None:
+    """The run of an earlier submission that this one repeats; None for a new one.
+
+    Raises `NameTaken` when something else was sent under one of its names.
+    """
+    body = keys.body
+    looked_for = [*keys.names]
+    if body is not None and body.sent_since is not None:
+        looked_for.append(body.key)
+    if not looked_for:
+        return None
+    found = await connection.execute(
+        sa.select(submission_keys, runs.c.id)
+        .join(runs, runs.c.id == submission_keys.c.run_id)
+        .where(submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(looked_for))
+        .order_by(runs.c.number)
+    )
+    rows = found.all()
+    for row in rows:
+        if row.key in keys.names and None not in (row.content, keys.content) and row.content != keys.content:
+            raise NameTaken(name=shown_name(row.key), run_id=row.run_id)
+    named = [row.run_id for row in rows if row.key in keys.names]
+    if named:
+        return named[0]
+    if body is None or body.sent_since is None:
+        return None
+    return next((row.run_id for row in rows if row.sent_at >= body.sent_since), None)
+
+
+async def store_keys(connection: AsyncConnection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
+    """Stores the keys of a new submission. Of equal bodies, the one that was sent last is found."""
+    of_run = {"thread_id": thread_id, "run_id": run_id}
+    if keys.names:
+        rows = [{**of_run, "key": name, "content": keys.content} for name in dict.fromkeys(keys.names)]
+        await connection.execute(sa.insert(submission_keys), rows)
+    if keys.body is None:
+        return
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    last = {"run_id": run_id, "sent_at": keys.body.sent_at}
+    await connection.execute(
+        insert(submission_keys)
+        .values(thread_id=thread_id, key=keys.body.key, **last)
+        .on_conflict_do_update(index_elements=[submission_keys.c.thread_id, submission_keys.c.key], set_=last)
+    )
