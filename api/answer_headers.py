@@ -1,9 +1,23 @@
 """Headers that go beside answers, whoever gives them."""
 
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import SHOULD_RETRY
+from api.letta.unused_input import models_in, unused_fields
+
+log = logging.getLogger(__name__)
 
 NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
 """Statuses that the same request would meet again. 408 is a body that was lost on its way."""
@@ -25,3 +39,88 @@ class FinalAnswers:
             await send(message)
 
         await self._app(scope, receive, marked)
+
+
+MAX_NAMES = 20
+MAX_LOGGED = 10_000
+_SHOWABLE = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
+
+
+class UnusedInputWarnings:
+    """Says in a `Warning` header what of an accepted request is not acted on, and logs it once for each agent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._parameters: dict[str, frozenset[str]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+
+        async def noted() -> Message:
+            message = await receive()
+            body.extend(message.get("body", b""))
+            return message
+
+        async def warned(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                # Routing has put the route there. Paths without one are not ours to judge.
+                route = scope.get("route")
+                names = list(self._unused(route, scope, bytes(body))) if isinstance(route, APIRoute) else []
+                if names:
+                    self._log(scope, names)
+                    MutableHeaders(scope=message).append("Warning", _warning(names))
+            await send(message)
+
+        await self._app(scope, noted, warned)
+
+    def _unused(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[str]:
+        known = self._parameters.get(route.unique_id)
+        if known is None:
+            known = frozenset(_parameters_of(route.dependant))
+            self._parameters[route.unique_id] = known
+        for name in dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)):
+            if name not in known:
+                yield f"query.{name}"
+        model = _model_of(route)
+        if model is None or not body:
+            return
+        given: object = json.loads(body)
+        if isinstance(given, dict):
+            yield from dict.fromkeys(unused_fields(model, cast("dict[str, Any]", given)))
+
+    def _log(self, scope: Scope, names: list[str]) -> None:
+        agent_id: str | None = scope["path_params"].get("agent_id")
+        for name in names:
+            # Whoever makes an agent is told each time: it is a new one.
+            key = (agent_id or "", name)
+            if agent_id is None or key not in self._logged:
+                log.warning("%s %s: not acted on: %s", scope["method"], scope["path"], _shown(name))
+            if agent_id is not None:
+                self._logged[key] = None
+                self._logged.move_to_end(key)
+        while len(self._logged) > MAX_LOGGED:
+            self._logged.popitem(last=False)
+
+
+def _parameters_of(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _parameters_of(inner)
+
+
+def _model_of(route: APIRoute) -> type[BaseModel] | None:
+    """The model of the route's whole body."""
+    fields = route.dependant.body_params
+    return next(models_in(fields[0].field_info.annotation), None) if len(fields) == 1 else None
+
+
+def _warning(names: list[str]) -> str:
+    shown = ", ".join(_shown(name) for name in names[:MAX_NAMES])
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f'299 holdfast "not acted on: {shown}{more}"'
+
+
+def _shown(name: str) -> str:
+    """The name, unless it holds what has no place in a header or a log."""
+    return name if _SHOWABLE.fullmatch(name) else "a name that cannot be shown"

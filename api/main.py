@@ -7,7 +7,7 @@ from random import random
 
 from fastapi import FastAPI
 
-from api.answer_headers import FinalAnswers
+from api.answer_headers import FinalAnswers, UnusedInputWarnings
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
@@ -78,6 +78,7 @@ def create_app(services: Services) -> FastAPI:
     add_error_answers(app)
     settings, keys = services.settings, services.keys
     # The last one that is added is the first one that a request meets.
+    app.add_middleware(UnusedInputWarnings)
     app.add_middleware(RequestBodies, keys=keys, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
     app.add_middleware(LettaPaths)
     if not keys.are_required:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.letta.approvals import Waiting
-from api.letta.blocks import BlockCreate
+from api.letta.blocks import BlockCreate, filled_in
+from api.letta.message_input import MessageIn, user_messages
 from api.letta.model_settings import (
     KEPT_SETTINGS,
     Handle,
@@ -24,7 +25,11 @@ from api.letta.model_settings import (
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
 from shared.domain.base_tools import base_tool_rules, default_base_tools
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
+from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.model_catalog import DEFAULT_HANDLE
+
+CLEARS_CONTEXT = "message_buffer_autoclear"
+"""Key of `Agent.extra`: whether each run of the agent begins with an empty context."""
 
 KEPT = (
     "base_template_id",
@@ -33,7 +38,7 @@ KEPT = (
     "hidden",
     "identity_ids",
     "max_files_open",
-    "message_buffer_autoclear",
+    CLEARS_CONTEXT,
     "per_file_view_window_char_limit",
     "template_id",
 )
@@ -218,6 +223,20 @@ class AgentCreate(AgentFields):
     include_base_tools: bool | None = True
     include_base_tool_rules: bool | None = None
     memory_blocks: Annotated[list[BlockCreate], Field(max_length=MAX_LINKS)] | None = None
+    memory_variables: dict[str, str] | None = None
+    """What stands for `{{name}}` in the values of `memory_blocks`."""
+    initial_message_sequence: Annotated[list[MessageIn], Field(max_length=1000)] | None = None
+    """The history's first messages; nobody answers them."""
+
+    @model_validator(mode="after")
+    def _has_plain_first_messages(self) -> Self:
+        if any(message.type != "message" for message in self.initial_message_sequence or ()):
+            raise ValueError("initial_message_sequence: a history cannot begin with a decision or a tool's result")
+        return self
+
+    def filled_blocks(self) -> list[BlockCreate]:
+        """The new blocks with the variables filled in. Raises `InvalidRequest` for one that is too long then."""
+        return [filled_in(block, self.memory_variables or {}) for block in self.memory_blocks or ()]
 
     @model_validator(mode="after")
     def has_a_model(self) -> Self:
@@ -272,3 +291,14 @@ def new_agent(
         tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])),
         tool_rules=[*agent.tool_rules, *body.base_rules()],
     )
+
+
+def first_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
+    """The messages with which a history begins. What an assistant says in them counts as an answer."""
+    said = user_messages(list(given), ids, now)
+    return [
+        replace(message, body=AssistantMessage(text=text_of(message.body.content)))
+        if isinstance(message.body, UserMessage) and message.body.role == "assistant"
+        else message
+        for message in said
+    ]

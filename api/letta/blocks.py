@@ -1,5 +1,7 @@
 """Memory blocks on Letta's wire."""
 
+import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Self
 
@@ -11,6 +13,7 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId
 
 DEFAULT_LIMIT = 100_000
+_VARIABLE = re.compile(r"\{\{\s*(?P<name>\w+)\s*\}\}")
 
 
 class BlockCreate(BaseModel):
@@ -32,6 +35,15 @@ class BlockCreate(BaseModel):
         if len(self.value) > self.limit:
             raise ValueError(f"value has {len(self.value)} characters, more than the limit of {self.limit}")
         return self
+
+
+def filled_in(block: BlockCreate, variables: Mapping[str, str]) -> BlockCreate:
+    """The block with the variables' values for their names, as in `{{name}}`; other names stay. Raises
+    `InvalidRequest` when the value would not fit."""
+    value = _VARIABLE.sub(lambda found: variables.get(found["name"], found[0]), block.value)
+    if len(value) > block.limit:
+        raise InvalidRequest(f"memory_variables: {block.label} would have more characters than its limit {block.limit}")
+    return block.model_copy(update={"value": value})
 
 
 class BlockUpdate(BaseModel):

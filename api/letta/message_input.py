@@ -20,6 +20,7 @@ from shared.domain.messages import (
     TextContent,
     UserMessage,
 )
+from shared.domain.skills import ClientSkill
 from shared.domain.tools import ClientTool
 
 
@@ -89,6 +90,14 @@ class ClientToolIn(BaseModel):
     parameters: Annotated[dict[str, Any], AfterValidator(_affordable)] | None = None
 
 
+class ClientSkillIn(BaseModel):
+    """A skill that the client has: the model is told its name, what it is for and where it lies."""
+
+    name: str
+    description: str = ""
+    location: str = ""
+
+
 Messages = Annotated[list[MessageIn], Field(max_length=10_000)]
 
 
@@ -105,6 +114,7 @@ class MessagesRequest(BaseModel):
     include_pings: bool = True
     max_steps: Annotated[int, Field(ge=1)] = 50
     client_tools: list[ClientToolIn] | None = None
+    client_skills: Annotated[list[ClientSkillIn], Field(max_length=1000)] | None = None
     include_return_message_types: list[str] | None = None
     override_model: str | None = None
     override_system: str | None = None
@@ -135,6 +145,10 @@ class MessagesRequest(BaseModel):
             ClientTool(name=tool.name, description=tool.description or "", parameters=tool.parameters or {})
             for tool in self.client_tools or []
         ]
+
+    def skills_of_client(self) -> list[ClientSkill]:
+        """The client's own skills."""
+        return [ClientSkill(skill.name, skill.description, skill.location) for skill in self.client_skills or []]
 
 
 class InjectRequest(BaseModel):

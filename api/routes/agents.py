@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from api.agent_answers import agent_answer, agent_answers
 from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, Texts
 from api.letta.agent_state import SECRETS
-from api.letta.agents import AgentCreate, AgentUpdate, new_agent
+from api.letta.agents import AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import new_block
 from api.letta.context import wire_context
 from api.letta.models import refuse_builtin
@@ -38,7 +38,8 @@ async def create_agent(body: AgentCreate, services: ServicesDep, project_id: Pro
     agent = await services.agents.create(
         new_agent(body, project_id, services.ids, now, named_tools),
         system_message_id=services.ids.message(),
-        new_blocks=[new_block(block, project_id, services.ids, now) for block in body.memory_blocks or ()],
+        new_blocks=[new_block(block, project_id, services.ids, now) for block in body.filled_blocks()],
+        first_messages=first_messages(body.initial_message_sequence or (), services.ids, now),
     )
     return await agent_answer(services, agent, [SECRETS])
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from api.letta.agents import CLEARS_CONTEXT
 from api.letta.message_input import (
     IfBusy,
     MessageIn,
@@ -210,6 +211,8 @@ class SubmissionService:
                 max_steps=request.max_steps,
                 run_type=submission.run_type,
                 client_tools=request.tools_of_client(),
+                client_skills=request.skills_of_client(),
+                clears_context=bool(submission.agent.extra.get(CLEARS_CONTEXT)),
                 override_model=request.override_model or submission.model,
                 override_system=request.override_system,
                 model_options=submission.model_options,

@@ -10,6 +10,7 @@ from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
+from shared.domain.skills import ClientSkill
 from shared.domain.tools import ClientTool
 
 Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
@@ -72,6 +73,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     max_steps: int = 50
     run_type: str = "send_message"
     client_tools: list[ClientTool] = []
+    client_skills: list[ClientSkill] = []
+    clears_context: bool = False
+    """The run begins with an empty context, but for the system message."""
     override_model: str | None = None
     override_system: str | None = None
     model_options: ModelOptions | None = None

@@ -22,7 +22,6 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.messages import Summary
 from shared.domain.runs import Run, RunError, Step, Usage
-from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.run_store import Submitted
@@ -32,6 +31,7 @@ from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     IDS,
+    SOME_KEYS,
     THREAD,
     Stores,
     answer,
@@ -127,12 +127,12 @@ async def delivery(stores: Stores) -> Write:
 
 async def injection(stores: Stores) -> Write:
     run, given = await stores.claimed(), [said("one"), said("two")]
-    return lambda: stores.inbox.inject(run.id, given, "next", keys=SubmissionKeys(["otids:1"]))
+    return lambda: stores.inbox.inject(run.id, given, "next", keys=SOME_KEYS)
 
 
 async def submission(stores: Stores) -> Write:
     run, given = some_run(), [said("hi")]
-    return lambda: stores.runs.submit(run, given, keys=SubmissionKeys(["otids:1"]), refuse_if_busy=True, again=True)
+    return lambda: stores.runs.submit(run, given, keys=SOME_KEYS, refuse_if_busy=True, again=True)
 
 
 async def refused_submission(stores: Stores) -> Write:

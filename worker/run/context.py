@@ -18,6 +18,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall, ToolReturn, estimate_tokens
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd
+from shared.domain.skills import with_skills
 from shared.domain.tool_rules import NOTHING_YET, NextCalls, TurnSoFar, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
 from shared.redis.event_log import EventLog
@@ -186,9 +187,10 @@ class RunContext:
     @property
     def system(self) -> str:
         """The instructions for this run's model calls."""
-        return self.run.options.override_system or render_system(
-            self.agent, self.progress.blocks, self.run.conversation_id
-        )
+        options, conversation_id = self.run.options, self.run.conversation_id
+        if options.override_system:
+            return options.override_system
+        return with_skills(render_system(self.agent, self.progress.blocks, conversation_id), options.client_skills)
 
     def next_calls(self) -> NextCalls:
         """The agent's tools that the model may call now, by the agent's rules."""

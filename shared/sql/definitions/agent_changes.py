@@ -44,8 +44,16 @@ from shared.sql.tables import (
 class AgentEditor(AgentStore):
     """Reads and changes agents."""
 
-    async def create(self, agent: Agent, *, system_message_id: MessageId, new_blocks: Sequence[Block] = ()) -> Agent:
-        """Stores an agent, blocks that are made with it, and its system message; the agent as it was stored.
+    async def create(
+        self,
+        agent: Agent,
+        *,
+        system_message_id: MessageId,
+        new_blocks: Sequence[Block] = (),
+        first_messages: Sequence[NewMessage] = (),
+    ) -> Agent:
+        """Stores an agent, blocks that are made with it, its system message and the history's first messages; the agent
+        as it was stored.
 
         Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
         `InvalidRequest` for a rule about a tool that the agent does not have.
@@ -61,7 +69,7 @@ class AgentEditor(AgentStore):
             agent = with_default_approvals(agent, tools)
             await connection.execute(sa.insert(agents).values(agent_values(agent)))
             await link_agent(connection, agent)
-            await insert_system_message(connection, agent, attached, system_message_id)
+            await begin_history(connection, agent, attached, system_message_id, first_messages)
             return agent
 
     async def update(
@@ -171,14 +179,18 @@ async def link_agent(connection: AsyncConnection, agent: Agent) -> None:
         await connection.execute(sa.insert(agent_tags), rows)
 
 
-async def insert_system_message(
-    connection: AsyncConnection, agent: Agent, blocks: Sequence[Block], message_id: MessageId
+async def begin_history(
+    connection: AsyncConnection,
+    agent: Agent,
+    blocks: Sequence[Block],
+    message_id: MessageId,
+    first_messages: Sequence[NewMessage],
 ) -> None:
     """Begins the agent's default history."""
     message = NewMessage(id=message_id, created_at=agent.created_at, body=_system_message(agent, blocks))
     await insert_into_thread(
         connection,
-        [message],
+        [message, *first_messages],
         agent_id=agent.id,
         thread_id=ThreadId(agent.id),
         conversation_id=None,

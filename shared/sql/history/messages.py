@@ -107,7 +107,8 @@ async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: 
         .where(messages.c.thread_id == run.thread_id, messages.c.id.in_(compaction.gone))
         .values(in_context=False, left_because="compacted")
     )
-    # Turn 0 comes before every run's. It holds the system message and the summaries, nothing else.
+    # Turn 0 comes before every run's. It holds the system message, the messages that an agent was made with, and the
+    # summaries.
     last = await connection.execute(
         sa.select(sa.func.coalesce(sa.func.max(messages.c.position), 0)).where(
             messages.c.thread_id == run.thread_id, messages.c.turn == FIRST_TURN
@@ -122,6 +123,16 @@ async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: 
         run_id=run.id,
         turn=FIRST_TURN,
         after=last.scalar_one(),
+    )
+
+
+async def clear_context(connection: AsyncConnection, thread_id: ThreadId) -> None:
+    """Takes everything but the system message out of a thread's context."""
+    is_system = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+    await connection.execute(
+        sa.update(messages)
+        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~is_system)
+        .values(in_context=False, left_because="reset")
     )
 
 
@@ -241,12 +252,7 @@ class MessageStore:
             if active is not None:
                 detail = f"run {active.run_id} has not ended: wait for it or cancel it"
                 raise Conflict(f"{detail} before the messages are reset")
-            is_system = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
-            await connection.execute(
-                sa.update(messages)
-                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~is_system)
-                .values(in_context=False, left_because="reset")
-            )
+            await clear_context(connection, thread_id)
 
 
 def _listed() -> sa.ColumnElement[bool]:

@@ -18,7 +18,7 @@ from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.engine import Database
-from shared.sql.history.messages import insert_messages
+from shared.sql.history.messages import clear_context, insert_messages
 from shared.sql.history.thread_queue import (
     Dispatch,
     input_to_place,
@@ -239,6 +239,8 @@ async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner
         },
     )
     if waiting.fence == 0:
+        if waiting.turn is None and waiting.options.clears_context:
+            await clear_context(connection, waiting.thread_id)
         # Messages that were left for the next run go to one that answers.
         takes_more = waiting.turn is None and waiting.options.compaction is None
         left_over = await take_left_over(connection, claimed, now) if takes_more else []

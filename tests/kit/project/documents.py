@@ -1,5 +1,6 @@
 """The project's documents as text: their code blocks, links and headings."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -33,3 +34,14 @@ def anchors(document: Path) -> set[str]:
     prose = _ANY_BLOCK.sub("", document.read_text(encoding="utf-8"))
     titles = (heading["title"].lower() for heading in _HEADING.finditer(prose))
     return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+
+
+def table_rows(name: str, first_column: str) -> list[list[str]]:
+    """The rows of the table of `docs/<name>` whose first column has this title, as the texts of their cells."""
+    lines = iter((ROOT / "docs" / name).read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.startswith(f"| {first_column} |"):
+            next(lines)
+            rows = itertools.takewhile(lambda row: row.startswith("|"), lines)
+            return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    raise LookupError(f"docs/{name} has no table that begins with {first_column!r}")

@@ -23,6 +23,7 @@ from shared.domain.messages import (
 )
 from shared.domain.runs import CancelRequest, Run, Usage
 from shared.domain.settling import RunEnd
+from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.history.messages import MessageStore
@@ -42,6 +43,7 @@ from tests.kit.services.databases import open_database
 IDS = IdMaker()
 AGENT = some_agent()
 THREAD = ThreadId("conv-1")
+SOME_KEYS = SubmissionKeys(["otids:1"])
 CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")
 
 STOP_REASONS = {RunTrigger.COMPLETE: "end_turn", RunTrigger.FAIL: "error", RunTrigger.CANCEL: "cancelled"}

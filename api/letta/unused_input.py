@@ -1,0 +1,125 @@
+"""What a request says and Holdfast does not act on, so that its sender can be told.
+
+`NOT_ACTED_ON` names what Letta's wire has; what nobody knows is found by its absence from the request's model. A line
+goes when Holdfast acts on the field. docs/api.md shows the table, and a test compares the two.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel
+
+from api.letta.agents import AgentFields
+from api.letta.blocks import BlockCreate, BlockUpdate
+from api.letta.message_input import MessageIn, MessagesRequest
+from api.letta.model_settings import ModelSettingsFields
+from api.letta.tools import ToolFields
+
+
+class Unused(NamedTuple):
+    """Fields of one kind of body, and what becomes of them."""
+
+    body: str
+    models: tuple[type[BaseModel], ...]
+    fields: tuple[str, ...]
+    because: str
+
+
+NOT_ACTED_ON = (
+    Unused("agent", (AgentFields,), ("enable_sleeptime",), "given back; no agent works while another sleeps"),
+    Unused("agent", (AgentFields,), ("hidden", "identity_ids"), "given back; every list shows every agent"),
+    Unused("agent", (AgentFields,), ("base_template_id", "template_id"), "given back; there are no templates"),
+    Unused(
+        "agent", (AgentFields,), ("max_files_open", "per_file_view_window_char_limit"), "given back; there are no files"
+    ),
+    Unused("agent", (AgentFields,), ("from_template", "template"), "dropped; there are no templates"),
+    Unused("agent", (AgentFields,), ("folder_ids", "include_default_source", "source_ids"), "dropped; as for files"),
+    Unused("agent", (AgentFields,), ("project", "project_id"), "dropped; the API key says the project"),
+    Unused("agent", (AgentFields,), ("embedding_chunk_size",), "dropped; nothing is cut into chunks"),
+    Unused(
+        "agent",
+        (AgentFields,),
+        ("last_run_completion", "last_run_duration_ms", "last_stop_reason", "message_ids"),
+        "dropped; they follow from runs and messages",
+    ),
+    Unused(
+        "message",
+        (MessagesRequest,),
+        ("return_logprobs", "return_token_ids", "top_logprobs"),
+        "dropped; answers have no probabilities",
+    ),
+    Unused("message", (MessagesRequest,), ("enable_thinking",), "dropped; the model's settings say it"),
+    Unused("message", (MessagesRequest,), ("include_compaction_messages",), "dropped"),
+    Unused("message", (MessageIn,), ("batch_item_id", "group_id"), "dropped; there are no batches and groups"),
+    Unused("tool", (ToolFields,), ("npm_requirements", "pip_requirements"), "given back; nothing is installed"),
+    Unused(
+        "block",
+        (BlockCreate, BlockUpdate),
+        (
+            "base_template_id", "deployment_id", "entity_id", "hidden", "is_template", "preserve_on_migration",
+            "project_id", "template_id", "template_name",
+        ),
+        "dropped; there are no templates",
+    ),
+)  # fmt: skip
+
+MAX_ITEMS = 100
+"""So many items of a list are looked at."""
+
+
+class Known(NamedTuple):
+    """What a model knows of a body: the fields that are acted on, by all names that a client may call them."""
+
+    fields: frozenset[str]
+    nested: Mapping[str, type[BaseModel]]
+
+
+@lru_cache(maxsize=100)
+def known_of(model: type[BaseModel]) -> Known:
+    """The fields of a request's model that are acted on, and those that are models themselves."""
+    unused = {
+        name for line in NOT_ACTED_ON for known in line.models if issubclass(model, known) for name in line.fields
+    }
+    nested: dict[str, type[BaseModel]] = {}
+    fields: set[str] = set()
+    for name, field in model.model_fields.items():
+        names = {name, *([field.alias] if field.alias else [])} - unused
+        fields |= names
+        inner = next(models_in(field.annotation), None)
+        if inner is not None:
+            nested |= dict.fromkeys(names, inner)
+    return Known(frozenset(fields), nested)
+
+
+def unused_fields(model: type[BaseModel], given: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The fields of a body that are not acted on, as `memory_blocks[].hidden`. What asks for nothing is passed over."""
+    known = known_of(model)
+    # A rule of a tool has fields that only its type knows.
+    is_open = model.model_config.get("extra") == "allow" and model is not ModelSettingsFields
+    for name, value in given.items():
+        if not value:
+            continue
+        if name not in known.fields:
+            yield from () if is_open else (f"{path}{name}",)
+        elif name in known.nested:
+            yield from _unused_inside(known.nested[name], value, f"{path}{name}")
+
+
+def _unused_inside(model: type[BaseModel], value: object, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from unused_fields(model, cast("dict[str, Any]", value), f"{path}.")
+    elif isinstance(value, list):
+        for item in cast("list[object]", value)[:MAX_ITEMS]:
+            if isinstance(item, dict):
+                yield from unused_fields(model, cast("dict[str, Any]", item), f"{path}[].")
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's annotation names, however they are wrapped."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated, list):
+        for argument in get_args(annotation):
+            yield from models_in(argument)
