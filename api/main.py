@@ -16,6 +16,7 @@ from api.callbacks.signature import signing_key
 from api.errors import add_error_answers
 from api.middleware import BrowserGuard, LettaPaths, RequestBodies, ShutdownAnswers
 from api.routes import (
+    absent_lists,
     agent_blocks,
     agent_tools,
     agents,
@@ -64,7 +65,7 @@ from shared.sql.runs.steps import StepStore
 
 ROUTES = (
     health, agents, agent_tools, agent_blocks, tools, blocks, models, conversations, conversation_messages,
-    conversation_contexts, messages, runs, steps, approvals,
+    conversation_contexts, messages, runs, steps, approvals, absent_lists,
 )  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def create_app(services: Services) -> FastAPI:
     # The last one that is added is the first one that a request meets.
     app.add_middleware(UnusedInputWarnings)
     app.add_middleware(RequestBodies, keys=keys, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
-    app.add_middleware(LettaPaths)
+    app.add_middleware(LettaPaths, lists=absent_lists.router.routes)
     if not keys.are_required:
         app.add_middleware(BrowserGuard, names=settings.allowed_hosts.replace(",", " ").split())
     app.add_middleware(FinalAnswers)

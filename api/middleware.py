@@ -6,12 +6,13 @@ limit, however the body is sent. What is left to the routes is a body that can b
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import ApiKeys
@@ -112,20 +113,23 @@ class LettaPaths:
     """Lets `/v1/agents/` and `/v1/agents` be one path, without a redirect: that would lose a POST's body.
 
     A path of Letta that Holdfast does not have gets a 501 that says so, instead of a 404 that looks like a wrong id.
+    `lists` are the routes there that are answered all the same.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, lists: Sequence[BaseRoute]) -> None:
         self._app = app
+        self._lists = lists
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = scope["path"].rstrip("/") or "/"
-        if _NOT_OURS.fullmatch(path):
+        scope = {**scope, "path": path}
+        if _NOT_OURS.fullmatch(path) and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
             await JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)
             return
-        await self._app({**scope, "path": path}, receive, send)
+        await self._app(scope, receive, send)
 
 
 def _refusal(method: str, path: str) -> str:

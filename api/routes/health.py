@@ -10,11 +10,15 @@ from shared.process.version import VERSION
 
 router = APIRouter(tags=["health"])
 
+LETTA_VERSION = "0.16.8"
+"""The release of Letta's server whose API this is. Letta Code tells its users to update a server that names an older
+one than it knows."""
+
 
 @router.get("/v1/health")
 async def health() -> dict[str, str]:
-    """Letta's health check: the process answers."""
-    return {"version": VERSION, "status": "ok"}
+    """Letta's health check: the process answers. Clients read in `version` which API they can expect."""
+    return {"version": LETTA_VERSION, "status": "ok", "holdfast_version": VERSION}
 
 
 @router.get("/healthz")

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from letta_client import AsyncLetta
 
 from shared.sql.engine import Database
 from tests.kit.product import api_client
@@ -85,7 +86,7 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/v1/archives/"),
+        ("GET", "/v1/templates/"),
         ("POST", "/v1/mcp-servers"),
         ("POST", "/v1/agents/import"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/archival-memory"),
@@ -98,6 +99,37 @@ async def test_lettas_other_paths_say_that_they_are_not_served(http: httpx.Async
     answer = await http.request(method, path)
     assert answer.status_code == 501
     assert answer.json()["detail"].startswith(f"NOT_IMPLEMENTED: {method} {path.rstrip('/')}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["mcp-servers", "folders", "sources", "providers", "identities", "groups", "jobs", "jobs/active"],
+)
+async def test_a_list_of_what_is_not_served_is_empty(http: httpx.AsyncClient, path: str) -> None:
+    """Programs that only looked stopped at a 501."""
+    answer = await http.get(f"/v1/{path}/")
+    assert (answer.status_code, answer.json()) == (200, [])
+    assert (await http.post(f"/v1/{path}", json={})).status_code == 501
+    assert (await http.get(f"/v1/{path}/some-id")).status_code == 501
+
+
+async def test_an_agents_lists_of_what_is_not_served_are_empty(http: httpx.AsyncClient) -> None:
+    agent_id = (await http.post("/v1/agents/", json={"model": "builtin/echo"})).json()["id"]
+    for kind in ("folders", "sources", "identities", "groups"):
+        assert (await http.get(f"/v1/agents/{agent_id}/{kind}")).json() == []
+        assert (await http.get(f"/v1/agents/{UNKNOWN_AGENT}/{kind}")).status_code == 404
+        assert (await http.patch(f"/v1/agents/{agent_id}/{kind}/attach/x")).status_code == 501
+    assert (await http.get("/v1/tools/mcp/servers")).json() == {}
+    assert [(await http.get(f"/v1/{kind}/count")).json() for kind in ("folders", "sources", "identities")] == [0, 0, 0]
+
+
+async def test_the_sdks_iterators_over_empty_lists_end(http: httpx.AsyncClient) -> None:
+    client = AsyncLetta(base_url="http://localhost", api_key="none", http_client=http)
+    agent = await client.agents.create(model="builtin/echo")
+    assert [one async for one in client.folders.list()] == []
+    assert [one async for one in client.agents.folders.list(agent.id)] == []
+    assert [one async for one in client.agents.files.list(agent.id)] == []
+    assert await client.mcp_servers.list() == []
 
 
 async def test_an_unknown_path_and_a_wrong_method(http: httpx.AsyncClient) -> None:

@@ -55,7 +55,7 @@ WAITS = call("a", needs_approval=True)
 ENTRY = b'{"type":"status","at":1,"status":"running"}'
 
 Write = Callable[[], Awaitable[object]]
-"""The same write as often as it is called."""
+"""The same write, as often as it is called."""
 
 
 @pytest.fixture
@@ -82,15 +82,14 @@ async def handed_over(stores: Stores, **fields: Any) -> Run:
 
 async def checkpoint_of_an_answer(stores: Stores) -> Write:
     run = await stores.claimed()
-    step, asking = some_step(run), answer("let me see", call("a"))
-    once = checkpoint(run, asking, entries=[ENTRY, ENTRY], usage=Usage(prompt_tokens=7), step=step)
+    used, asking = Usage(prompt_tokens=7), answer("let me see", call("a"))
+    once = checkpoint(run, asking, entries=[ENTRY, ENTRY], usage=used, step=some_step(run))
     return lambda: stores.checkpoints.record(run, once, starting=[call("a")])
 
 
 async def checkpoint_of_a_second_owner(stores: Stores) -> Write:
-    run = await handed_over(stores)
-    once = checkpoint(run, answer("so"), tail=continued(run, ENTRY))
-    return lambda: stores.checkpoints.record(run, once)
+    run, said_so = await handed_over(stores), answer("so")
+    return lambda: stores.checkpoints.record(run, checkpoint(run, said_so, tail=continued(run, ENTRY)))
 
 
 async def intents(stores: Stores) -> Write:

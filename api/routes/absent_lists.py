@@ -1,0 +1,51 @@
+"""Lists of what Letta's servers keep and Holdfast does not: they are empty. A program that only looks goes on, one that
+wants to make something there is told that it cannot."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+
+router = APIRouter(prefix="/v1", tags=["absent"])
+
+KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "mcp-servers", "providers", "sources")
+COUNTED = ("folders", "groups", "identities", "sources")
+OF_AGENTS = ("folders", "groups", "identities", "sources")
+
+
+async def no_items(_project_id: ProjectDep) -> list[Any]:
+    """The project has none."""
+    return []
+
+
+async def no_count(_project_id: ProjectDep) -> int:
+    """The project has none."""
+    return 0
+
+
+async def no_items_of_agent(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> list[Any]:
+    """The agent has none."""
+    await services.agents.get(project_id, agent_id)
+    return []
+
+
+@router.get("/agents/{agent_id}/files")
+async def no_files(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """The agent has none. Letta's SDKs page this list in a way of its own."""
+    await services.agents.get(project_id, agent_id)
+    return {"files": [], "next_cursor": None, "has_more": False}
+
+
+@router.get("/tools/mcp/servers")
+async def no_servers(_project_id: ProjectDep) -> dict[str, Any]:
+    """The older list of MCP servers, by name."""
+    return {}
+
+
+for kind in KINDS:
+    router.add_api_route(f"/{kind}", no_items)
+for kind in COUNTED:
+    router.add_api_route(f"/{kind}/count", no_count)
+for kind in OF_AGENTS:
+    router.add_api_route(f"/agents/{{agent_id}}/{kind}", no_items_of_agent)
