@@ -47,7 +47,10 @@ _SHOWABLE = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
 
 
 class UnusedInputWarnings:
-    """Says in a `Warning` header what of an accepted request is not acted on, and logs it once for each agent."""
+    """Says in a `Warning` header what of an accepted request is not acted on, and logs it once for each agent.
+
+    What belongs to no agent is logged once for each path.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -66,9 +69,8 @@ class UnusedInputWarnings:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 # Routing has put the route there. Paths without one are not ours to judge.
                 route = scope.get("route")
-                names = list(self._unused(route, scope, bytes(body))) if isinstance(route, APIRoute) else []
-                if names:
-                    self._log(scope, names)
+                if isinstance(route, APIRoute) and (names := list(self._unused(route, scope, bytes(body)))):
+                    self._log(route, scope, names)
                     MutableHeaders(scope=message).append("Warning", _warning(names))
             await send(message)
 
@@ -89,16 +91,14 @@ class UnusedInputWarnings:
         if isinstance(given, dict):
             yield from dict.fromkeys(unused_fields(model, cast("dict[str, Any]", given)))
 
-    def _log(self, scope: Scope, names: list[str]) -> None:
-        agent_id: str | None = scope["path_params"].get("agent_id")
+    def _log(self, route: APIRoute, scope: Scope, names: list[str]) -> None:
+        makes_agent = (scope["method"], route.path) == ("POST", "/v1/agents")
+        place: str = scope["path_params"].get("agent_id", route.unique_id)
         for name in names:
-            # Whoever makes an agent is told each time: it is a new one.
-            key = (agent_id or "", name)
-            if agent_id is None or key not in self._logged:
+            if makes_agent or (place, name) not in self._logged:
                 log.warning("%s %s: not acted on: %s", scope["method"], scope["path"], _shown(name))
-            if agent_id is not None:
-                self._logged[key] = None
-                self._logged.move_to_end(key)
+            self._logged[place, name] = None
+            self._logged.move_to_end((place, name))
         while len(self._logged) > MAX_LOGGED:
             self._logged.popitem(last=False)
 

@@ -107,9 +107,13 @@ class ToolFields(BaseModel):
 
 
 class ToolCreate(ToolFields):
-    """A tool to make, or to put in the place of the one of its name."""
+    """A tool to make, or the tool of its name to change. A field that is left out stays then."""
 
     source_code: str
+
+    def apply(self, tool: Tool) -> Tool:
+        """The tool after the change. Raises `InvalidToolSource` or `InvalidRequest`."""
+        return self.applied(tool, self.source_code)
 
 
 class ToolUpdate(ToolFields):
@@ -135,7 +139,7 @@ def new_tool(body: ToolCreate, project_id: ProjectId, ids: IdMaker, now: datetim
         created_at=now,
         updated_at=now,
     )
-    return body.applied(blank, body.source_code)
+    return body.apply(blank)
 
 
 def wire_tool(tool: Tool) -> dict[str, Any]:

@@ -18,16 +18,15 @@ router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_wi
 
 @router.post("")
 async def create_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """Makes a tool. 409 when the project has one of this name."""
-    tool = new_tool(body, project_id, services.ids, services.clock.now())
-    return wire_tool(await services.tools.create(tool))
+    """Makes a tool, or changes the tool of this name: scripts make their tools each time they start."""
+    return await upsert_tool(body, services, project_id)
 
 
 @router.put("")
 async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """Makes a tool, or replaces the tool of this name, which keeps its id."""
+    """Makes a tool, or changes the tool of this name, which keeps its id and all that is left out."""
     tool = new_tool(body, project_id, services.ids, services.clock.now())
-    return wire_tool(await services.tools.upsert(tool))
+    return wire_tool(await services.tools.upsert(tool, body.apply))
 
 
 @router.get("")

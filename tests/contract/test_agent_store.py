@@ -47,7 +47,7 @@ async def system_text(database: Database, agent: Agent) -> str:
 
 
 async def test_what_is_stored_is_what_is_read(database: Database, store: AgentEditor) -> None:
-    tool = await ToolStore(database).create(some_tool())
+    tool = await ToolStore(database).upsert(some_tool())
     block = await BlockStore(database).create(some_block())
     agent = some_agent(
         tool_ids=[tool.id],
@@ -94,7 +94,7 @@ async def test_another_projects_agent_is_not_found(store: AgentEditor) -> None:
 
 
 async def test_tools_of_another_project_cannot_be_linked(database: Database, store: AgentEditor) -> None:
-    theirs = await ToolStore(database).create(some_tool(project_id=OTHER_PROJECT))
+    theirs = await ToolStore(database).upsert(some_tool(project_id=OTHER_PROJECT))
 
     with pytest.raises(NotFound, match=theirs.id):
         await create(store, some_agent(tool_ids=[theirs.id]))
@@ -135,7 +135,7 @@ async def test_filters(database: Database, store: AgentEditor) -> None:
 
 
 async def test_an_update_changes_links_tags_and_the_system_message(database: Database, store: AgentEditor) -> None:
-    first, second = [await ToolStore(database).create(some_tool(name)) for name in ("first", "second")]
+    first, second = [await ToolStore(database).upsert(some_tool(name)) for name in ("first", "second")]
     agent = await create(store, some_agent(tool_ids=[first.id], tags=["old"]))
 
     def change(agent: Agent) -> Agent:
@@ -183,8 +183,8 @@ async def test_a_label_is_there_once_per_agent(database: Database, store: AgentE
 
 async def test_a_tool_that_asks_for_approval_brings_its_rule(database: Database, store: AgentEditor) -> None:
     tools = ToolStore(database)
-    careful = await tools.create(some_tool("careful", default_requires_approval=True))
-    later = await tools.create(some_tool("later", default_requires_approval=True))
+    careful = await tools.upsert(some_tool("careful", default_requires_approval=True))
+    later = await tools.upsert(some_tool("later", default_requires_approval=True))
     rule = {"tool_name": "careful", "type": "requires_approval", "prompt_template": None}
 
     agent = await create(store, some_agent(tool_ids=[careful.id]))
@@ -195,7 +195,7 @@ async def test_a_tool_that_asks_for_approval_brings_its_rule(database: Database,
 
 
 async def test_an_approval_override_is_the_last_word(database: Database, store: AgentEditor) -> None:
-    tool = await ToolStore(database).create(some_tool("careful", default_requires_approval=True))
+    tool = await ToolStore(database).upsert(some_tool("careful", default_requires_approval=True))
     agent = await create(store, some_agent(tool_ids=[tool.id]))
 
     async def override(required: bool) -> Agent:
@@ -212,7 +212,7 @@ async def test_an_approval_override_is_the_last_word(database: Database, store: 
 
 
 async def test_details_of_many_agents(database: Database, store: AgentEditor) -> None:
-    tool = await ToolStore(database).create(some_tool())
+    tool = await ToolStore(database).upsert(some_tool())
     plain = await create(store, some_agent())
     rich = await store.create(
         some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message(), new_blocks=[some_block("human")]
@@ -238,7 +238,7 @@ async def test_a_message_with_two_parts_has_two_ids(database: Database, store: A
 
 
 async def test_deleting_an_agent_leaves_nothing(database: Database, store: AgentEditor) -> None:
-    tool = await ToolStore(database).create(some_tool())
+    tool = await ToolStore(database).upsert(some_tool())
     agent = await store.create(
         some_agent(tool_ids=[tool.id], tags=["a"]), system_message_id=IdMaker().message(), new_blocks=[some_block()]
     )

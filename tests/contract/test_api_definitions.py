@@ -55,16 +55,42 @@ async def test_a_tool_is_made_from_its_source(client: AsyncLetta) -> None:
     assert (await client.tools.retrieve(tool.id)).to_dict() == tool.to_dict()
 
 
-async def test_an_upsert_keeps_the_id_and_a_second_create_is_a_conflict(client: AsyncLetta) -> None:
+async def test_a_tool_that_is_made_twice_is_changed(client: AsyncLetta) -> None:
+    """Scripts make their tools each time they start, and the second time was a 409."""
     source = ROLL_DICE
     first = await client.tools.create(source_code=source)
     second = await client.tools.upsert(source_code=source, tags=["idempotent"], return_char_limit=100)
+    third = await client.tools.create(source_code=source.replace("Rolls", "Throws"))
 
-    assert second.id == first.id
+    assert first.id == second.id == third.id
     assert second.return_char_limit == 100
     assert second.to_dict()["idempotent"] is True
-    with pytest.raises(ConflictError, match="roll_dice"):
-        await client.tools.create(source_code=source)
+    assert third.source_code != first.source_code
+
+
+@pytest.mark.parametrize("way", ["upsert", "create"])
+async def test_an_upsert_keeps_what_it_leaves_out(client: AsyncLetta, way: str) -> None:
+    """`tags` were lost, and an approval was switched off by the next start of a program."""
+    kept: dict[str, Any] = {"tags": ["keep"], "default_requires_approval": True, "return_char_limit": 77}
+    await client.tools.upsert(source_code=ROLL_DICE, **kept, pip_requirements=[{"name": "requests"}])
+    again = (await getattr(client.tools, way)(source_code=ROLL_DICE)).to_dict()
+
+    assert {name: again[name] for name in kept} == kept
+    assert again["pip_requirements"]
+
+
+async def test_a_tool_gets_the_name_of_its_new_schema_and_source(client: AsyncLetta) -> None:
+    tool = await client.tools.create(source_code=ROLL_DICE, tags=["keep"])
+    schema: dict[str, object] = {"name": "launch", "description": "Go.", "parameters": {"type": "object"}}
+
+    renamed = await client.tools.update(tool.id, source_code=LAUNCH, json_schema=schema)
+
+    assert (renamed.id, renamed.name, renamed.tags) == (tool.id, "launch", ["keep"])
+    with pytest.raises(BadRequestError):
+        await client.tools.update(tool.id, json_schema={**schema, "name": "no_such_function"})
+    other = await client.tools.create(source_code=ROLL_DICE)
+    with pytest.raises(ConflictError, match="launch"):
+        await client.tools.update(other.id, source_code=LAUNCH, json_schema=schema)
 
 
 async def test_a_tool_is_changed_listed_and_deleted(client: AsyncLetta) -> None:

@@ -1,5 +1,6 @@
 """Tools, blocks and conversations in SQL."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 
@@ -35,36 +36,41 @@ def tools(database: Database) -> ToolStore:
 
 
 async def test_a_tool_is_read_as_it_was_stored(tools: ToolStore) -> None:
-    tool = await tools.create(some_tool(tags=["x"], approval_expires_s=60.0, on_approval_expiry="deny"))
+    tool = await tools.upsert(some_tool(tags=["x"], approval_expires_s=60.0, on_approval_expiry="deny"))
 
     assert await tools.get(PROJECT, tool.id) == tool
     with pytest.raises(NotFound, match=f"Tool with ID {tool.id} not found"):
         await tools.get(OTHER_PROJECT, tool.id)
 
 
-async def test_an_upsert_keeps_the_id_of_the_name(tools: ToolStore) -> None:
-    first = await tools.upsert(some_tool(description="First."))
-    second = await tools.upsert(some_tool(description="Second.", created_at=LATER, updated_at=LATER))
+async def test_an_upsert_changes_the_tool_of_the_name(tools: ToolStore) -> None:
+    first = await tools.upsert(some_tool(tags=["kept"]))
+    new = some_tool(description="Second.", created_at=LATER, updated_at=LATER)
+    second = await tools.upsert(new, lambda tool: replace(tool, description=new.description))
     theirs = await tools.upsert(some_tool(project_id=OTHER_PROJECT))
 
-    assert (second.id, second.description, second.created_at) == (first.id, "Second.", NOW)
+    assert second == replace(first, description="Second.", updated_at=LATER)
     assert await tools.get(PROJECT, first.id) == second
     assert theirs.id != first.id
 
 
-async def test_a_name_is_there_once(tools: ToolStore) -> None:
-    await tools.create(some_tool("one"))
-    two = await tools.create(some_tool("two"))
+async def test_upserts_at_the_same_instant_are_one_tool(database_url: str, tools: ToolStore) -> None:
+    async with open_database(database_url) as other:
+        stored = await asyncio.gather(*(each.upsert(some_tool()) for each in (tools, ToolStore(other)) * 2))
+    assert len({tool.id for tool in stored}) == 1
 
-    with pytest.raises(Conflict, match="'one'"):
-        await tools.create(some_tool("one"))
+
+async def test_a_name_is_there_once(tools: ToolStore) -> None:
+    await tools.upsert(some_tool("one"))
+    two = await tools.upsert(some_tool("two"))
+
     with pytest.raises(Conflict, match="'one'"):
         await tools.update(PROJECT, two.id, lambda tool: replace(tool, name="one"), LATER)
 
 
 async def test_tool_lists(database: Database, tools: ToolStore) -> None:
-    one, two = await tools.create(some_tool("one_tool")), await tools.create(some_tool("two_tool"))
-    await tools.create(some_tool("one_tool", project_id=OTHER_PROJECT))
+    one, two = await tools.upsert(some_tool("one_tool")), await tools.upsert(some_tool("two_tool"))
+    await tools.upsert(some_tool("one_tool", project_id=OTHER_PROJECT))
     agent = await AgentEditor(database).create(some_agent(tool_ids=[two.id]), system_message_id=IdMaker().message())
 
     async def found(wanted: ToolFilter) -> list[str]:
@@ -84,7 +90,7 @@ async def test_tool_lists(database: Database, tools: ToolStore) -> None:
 
 
 async def test_a_deleted_tool_leaves_its_agents(database: Database, tools: ToolStore) -> None:
-    tool = await tools.create(some_tool())
+    tool = await tools.upsert(some_tool())
     agents = AgentEditor(database)
     agent = await agents.create(some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message())
 

@@ -6,8 +6,6 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.base_tools import is_base_tool
@@ -31,36 +29,33 @@ class ToolFilter(msgspec.Struct, frozen=True):
     agent_id: AgentId | None = None
 
 
+def _as_it_is(tool: Tool) -> Tool:
+    return tool
+
+
 class ToolStore:
     """Reads and writes tools."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, tool: Tool) -> Tool:
-        """Stores a new tool. Raises `Conflict` when the project has one of this name."""
-        try:
-            async with self._database.write() as connection:
-                await connection.execute(sa.insert(tools).values(tool_values(tool)))
-        except IntegrityError as error:
-            raise _name_taken(tool.name) from error
-        return tool
+    async def upsert(self, tool: Tool, change: Callable[[Tool], Tool] = _as_it_is) -> Tool:
+        """Stores a new tool, or changes the project's tool of this name; the tool as stored.
 
-    async def upsert(self, tool: Tool) -> Tool:
-        """Stores a tool in the place of the project's tool of this name, which keeps its id; the tool as stored."""
-        values = tool_values(tool)
-        insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
+        `change` must be quick and pure, and leave the name as it is.
+        """
         async with self._database.write() as connection:
-            stored = await connection.execute(
-                insert(tools)
-                .values(values)
-                .on_conflict_do_update(
-                    index_elements=[tools.c.project_id, tools.c.name],
-                    set_={"document": values["document"], "updated_at": tool.updated_at},
-                )
-                .returning(*tools.c)
+            await lock_definitions(connection, tool.project_id)
+            found = await connection.execute(
+                sa.select(tools).where(tools.c.project_id == tool.project_id, tools.c.name == tool.name)
             )
-            return tool_of(stored.mappings().one())
+            row = found.mappings().one_or_none()
+            if row is None:
+                await connection.execute(sa.insert(tools).values(tool_values(tool)))
+                return tool
+            changed = replace(change(tool_of(row)), updated_at=tool.updated_at)
+            await connection.execute(sa.update(tools).where(tools.c.id == changed.id).values(tool_values(changed)))
+            return changed
 
     async def add_base_tools(self, project_id: ProjectId, wanted: Sequence[Tool]) -> list[Tool]:
         """Stores those of the product's own tools whose names the project does not use, and replaces older forms of
