@@ -1,5 +1,6 @@
 """Who asks: a bearer key stands for a project. Everything that a request may see is filtered by that project."""
 
+import hashlib
 import hmac
 
 from starlette.exceptions import HTTPException
@@ -38,6 +39,15 @@ class ApiKeys:
     def are_required(self) -> bool:
         """Whether a request needs a key."""
         return bool(self._keys)
+
+    def projects(self) -> list[ProjectId]:
+        """Every project that has a key; without keys, the one project."""
+        return list(dict.fromkeys(project_id for _, project_id in self._keys)) or [DEFAULT_PROJECT]
+
+    def fingerprint(self) -> bytes:
+        """A hash of all keys, whatever their order."""
+        hashed = sorted(hashlib.sha256(key).digest() for key, _ in self._keys)
+        return hashlib.sha256(b"".join(hashed)).digest()
 
     def project_of(self, authorization: str | None) -> ProjectId:
         """The project of an `Authorization` header. Raises a 401 for a key that is missing or not ours."""

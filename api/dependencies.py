@@ -51,6 +51,21 @@ def run_id_of(run_id: Annotated[str, Path()]) -> RunId:
 
 RunIdPath = Annotated[RunId, Depends(run_id_of)]
 
+
+def project_of_stream(
+    run_id: RunIdPath,
+    services: ServicesDep,
+    authorization: Annotated[str | None, Header()] = None,
+    token: Annotated[str | None, Query(max_length=500)] = None,
+) -> ProjectId:
+    """The project of a page's token for this run's stream, or the caller's."""
+    if token is None:
+        return services.keys.project_of(authorization)
+    return services.stream_tokens.project_of(token, run_id, services.clock.now())
+
+
+StreamProjectDep = Annotated[ProjectId, Depends(project_of_stream)]
+
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Order = Literal["asc", "desc"]
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from random import random
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from api.answer_headers import FinalAnswers, UnusedInputWarnings
 from api.approvals import ApprovalDecisions
@@ -13,7 +14,7 @@ from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
 from api.callbacks.signature import signing_key
-from api.errors import add_error_answers
+from api.errors import SHOULD_RETRY, add_error_answers
 from api.middleware import BrowserGuard, LettaPaths, RequestBodies, ShutdownAnswers
 from api.routes import (
     absent_lists,
@@ -39,6 +40,7 @@ from api.runs.streaming import AnswerService, StreamService
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThreads
 from api.services import Services
+from api.stream_tokens import StreamTokens
 from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.redis.cancel_signal import CancelSignal
@@ -78,13 +80,22 @@ def create_app(services: Services) -> FastAPI:
         app.router.routes.extend(routes.router.routes)
     add_error_answers(app)
     settings, keys = services.settings, services.keys
+    origins = settings.cors_origins.replace(",", " ").split()
     # The last one that is added is the first one that a request meets.
     app.add_middleware(UnusedInputWarnings)
     app.add_middleware(RequestBodies, keys=keys, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
     app.add_middleware(LettaPaths, lists=absent_lists.router.routes)
     if not keys.are_required:
-        app.add_middleware(BrowserGuard, names=settings.allowed_hosts.replace(",", " ").split())
+        app.add_middleware(BrowserGuard, names=settings.allowed_hosts.replace(",", " ").split(), origins=origins)
     app.add_middleware(FinalAnswers)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "Warning", SHOULD_RETRY],
+        )
     app.add_middleware(ShutdownAnswers)
     return app
 
@@ -127,12 +138,14 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
     )
     streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
     submissions = _submissions(process, canceller, decisions)
+    keys = ApiKeys.parse(settings.api_keys.get_secret_value())
 
     return Services(
         settings=settings,
         clock=clock,
         ids=ids,
-        keys=ApiKeys.parse(settings.api_keys.get_secret_value()),
+        keys=keys,
+        stream_tokens=StreamTokens(keys),
         environment=process.environment,
         agents=agent_store,
         tools=tool_store,

@@ -54,11 +54,12 @@ class BrowserGuard:
 
     Such a server trusts whoever reaches it, and the browser of whoever runs it does: a page can have its own name lead
     to 127.0.0.1 (DNS rebinding), or send a form there. Both are seen by a name in `Host` or `Origin` that is not ours.
-    `names` are those that are allowed beside loopback's.
+    `names` are those that are allowed beside loopback's, `origins` the pages that may ask from elsewhere.
     """
 
-    def __init__(self, app: ASGIApp, *, names: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, *, names: Collection[str], origins: Collection[str]) -> None:
         self._app = app
+        self._origins = frozenset(origins)
         self._names = LOOPBACK_NAMES | {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +73,8 @@ class BrowserGuard:
         """The first header that names a host that is not ours, and what it says."""
         for name, value in headers:
             said = value.decode("latin-1")
-            if (name == b"host" and not self._is_ours(f"//{said}")) or (name == b"origin" and not self._is_ours(said)):
+            is_page = name == b"origin" and said not in self._origins
+            if (name == b"host" and not self._is_ours(f"//{said}")) or (is_page and not self._is_ours(said)):
                 return name.decode().title(), said
         return None
 
@@ -162,7 +164,7 @@ class RequestBodies:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = self._refused_unread(headers)
+        refusal = None if _has_token(scope) else self._refused_unread(headers)
         if refusal is not None:
             await refusal(scope, receive, send)
         elif scope["method"] in ("GET", "HEAD"):
@@ -228,6 +230,15 @@ class RequestBodies:
 
     def _too_slow(self) -> str:
         return f"The request's body did not arrive within {self._timeout_s:g} seconds (HOLDFAST_REQUEST_TIMEOUT)"
+
+
+_STREAM = re.compile(r"/v1/runs/[^/]+/stream")
+
+
+def _has_token(scope: Scope) -> bool:
+    """Whether the request asks for a stream with a token of its own, which the route reads."""
+    is_stream = scope["method"] == "GET" and _STREAM.fullmatch(scope["path"]) is not None
+    return is_stream and any(part.startswith(b"token=") for part in scope["query_string"].split(b"&"))
 
 
 def _refused_content(body: bytes) -> Response | None:

@@ -10,6 +10,7 @@ from api.runs.cancel import CancelService
 from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
+from api.stream_tokens import StreamTokens
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
 from shared.process.settings import Settings
@@ -33,6 +34,7 @@ class Services:
     clock: Clock
     ids: IdMaker
     keys: ApiKeys
+    stream_tokens: StreamTokens
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     agents: AgentEditor

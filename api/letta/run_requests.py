@@ -25,3 +25,9 @@ class StreamRequest(BaseModel):
     starting_after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
     include_pings: bool = True
     include_status_events: bool = False
+
+
+class StreamTokenRequest(BaseModel):
+    """The body of a request for a stream's token; all of it may be left out."""
+
+    valid_for_s: Annotated[int, Field(ge=1, le=86_400)] = 900

@@ -4,12 +4,23 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from api.dependencies import NewestFirst, OldestFirst, ProjectDep, RunIdPath, ServicesDep, SubmissionHeadersDep, Texts
+from api.dependencies import (
+    NewestFirst,
+    OldestFirst,
+    ProjectDep,
+    RunIdPath,
+    ServicesDep,
+    StreamProjectDep,
+    SubmissionHeadersDep,
+    Texts,
+)
+from api.letta.envelope import wire_time
 from api.letta.message_input import InjectRequest, user_messages
 from api.letta.messages import wire_messages
-from api.letta.run_requests import CancelRequestIn, StreamRequest
+from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
 from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
+from api.stream_tokens import end_of_token
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
@@ -141,13 +152,28 @@ async def stream_run(
 async def stream_run_for_browsers(
     run_id: RunIdPath,
     services: ServicesDep,
-    project_id: ProjectDep,
+    project_id: StreamProjectDep,
     starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The stream for an EventSource, which can only GET, and resumes by itself."""
-    request = StreamRequest(starting_after=starting_after)
-    return await stream_run(run_id, services, project_id, request, last_event_id)
+    """The stream for an EventSource, which can only GET, and resumes by itself. 204 tells it that there is no more."""
+    run = await services.runs.get(project_id, run_id)
+    if last_event_id is not None and services.streaming.is_over(run, last_event_id):
+        return Response(status_code=204)
+    # An EventSource that comes back asks for the same address again, and its header says how far it has come.
+    request = StreamRequest(starting_after=None if last_event_id else starting_after)
+    return services.streaming.resume(run, request, last_event_id, status_events=False)
+
+
+@router.post("/{run_id}/stream-token")
+async def make_stream_token(
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, request: StreamTokenRequest | None = None
+) -> dict[str, Any]:
+    """A token with which a web page may read this run's stream, and nothing else, for a while."""
+    await services.runs.get(project_id, run_id)
+    expires_at = end_of_token(services.clock.now(), (request or StreamTokenRequest()).valid_for_s)
+    token = services.stream_tokens.make(project_id, run_id, expires_at)
+    return {"token": token, "expires_at": wire_time(expires_at)}
 
 
 @router.post("/{run_id}/cancel")

@@ -28,7 +28,7 @@ from api.runs.submission import Submission, SubmissionService
 from shared.clock import Clock
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, Seq
-from shared.domain.lifecycle import RunStatus
+from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.runs import Run
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.run_store import RunStore
@@ -118,6 +118,10 @@ class StreamService:
             message_types=None if wanted is None else frozenset(wanted),
         )
         return self.stream(run, _cursor(request.starting_after, last_event_id), options)
+
+    def is_over(self, run: Run, last_event_id: str) -> bool:
+        """Whether the run's stream has ended and its reader has seen the end. Raises `InvalidRequest` as `resume`."""
+        return run.status in STREAM_ENDED and _cursor(None, last_event_id) >= run.last_seq
 
     async def _batches(self, run: Run, after: Seq, options: FrameOptions) -> AsyncGenerator[list[Frame]]:
         frames = Frames(run.id, options)

@@ -27,6 +27,9 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         default="", description="Comma list of names by which a server without keys may be reached, beside loopback's."
     )
+    cors_origins: str = Field(
+        default="", description="Comma list of the origins of web pages that may ask this server, or `*`."
+    )
     max_body_bytes: int = Field(default=16_000_000, ge=1000, description="The longest body of a request.")
     request_timeout: float = Field(
         default=30.0, gt=0, description="Seconds for a request's head to arrive, and of silence inside its body."
