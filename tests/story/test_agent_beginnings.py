@@ -86,5 +86,5 @@ async def test_the_model_is_told_of_the_clients_skills_for_one_run(product: Prod
     await product.client.agents.messages.create(agent.id, input="Hello again")
 
     told = "<available_skills>\n/skills\n└── pdf/\n    └── SKILL.md (Reads PDFs.)\n</available_skills>"
-    assert asked(product, 0)[0]["content"] == f"Be kind.\n\n{told}"
-    assert asked(product, 1)[0]["content"] == "Be kind."
+    assert asked(product, 0)[0]["content"].endswith(f"\n\n{told}")
+    assert "<available_skills>" not in asked(product, 1)[0]["content"]
