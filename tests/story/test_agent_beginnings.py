@@ -55,9 +55,7 @@ async def test_an_agent_that_forgets_begins_each_run_with_nothing_but_its_instru
     product.models.play(
         Turn(text="One."), Turn(calls=[Call("ping", {})]), Turn(text="Two."), Turn(text="Three."), Turn(text="Four.")
     )
-    tool = await product.tool(
-        'def ping() -> str:\n    """Pings."""\n    return "pong"\n', default_requires_approval=True
-    )
+    tool = await product.tool(SOURCE, default_requires_approval=True)
     agent = await product.agent(tools=[tool], message_buffer_autoclear=True)
     send = product.client.agents.messages.create
 
@@ -65,7 +63,7 @@ async def test_an_agent_that_forgets_begins_each_run_with_nothing_but_its_instru
     await send(agent.id, input="Second")
     [waiting] = (await product.http.get("/v1/approvals")).json()
     decided = await product.http.post(f"/v1/approvals/{waiting['id']}", json={"decision": "approve"})
-    await product.ended(decided.json()["run_id"])
+    await product.ended(decided.json()["run"]["id"])
 
     assert [m["role"] for m in asked(product, 1)] == ["system", "user"]
     # A run that went on after a decision has kept its question.
