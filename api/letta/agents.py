@@ -15,6 +15,7 @@ from api.letta.blocks import BlockCreate, filled_in
 from api.letta.message_input import MessageIn, user_messages
 from api.letta.model_settings import (
     KEPT_SETTINGS,
+    EmbeddingConfigFields,
     Handle,
     LlmConfigFields,
     ModelSettingsFields,
@@ -98,22 +99,6 @@ class ToolRule(BaseModel):
     def document(self) -> dict[str, Any]:
         """The rule as it is stored and shown: with the fields that its author gave."""
         return {"prompt_template": None, **self.model_dump(exclude_unset=True)}
-
-
-class EmbeddingConfigFields(BaseModel):
-    """The older `embedding_config`: of it, only the handle is kept."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    handle: str | None = None
-    embedding_model: str | None = None
-    embedding_endpoint_type: str | None = None
-
-    def full_handle(self) -> str | None:
-        """The embedding model that the config means."""
-        if self.handle is None and self.embedding_model is not None:
-            return f"{self.embedding_endpoint_type or 'openai'}/{self.embedding_model}"
-        return self.handle
 
 
 class AgentFields(BaseModel):

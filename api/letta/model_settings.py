@@ -68,6 +68,22 @@ class LlmConfigFields(BaseModel):
         }
 
 
+class EmbeddingConfigFields(BaseModel):
+    """The older `embedding_config`: of it, only the handle is kept."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    handle: str | None = None
+    embedding_model: str | None = None
+    embedding_endpoint_type: str | None = None
+
+    def full_handle(self) -> str | None:
+        """The embedding model that the config means."""
+        if self.handle is None and self.embedding_model is not None:
+            return f"{self.embedding_endpoint_type or 'openai'}/{self.embedding_model}"
+        return self.handle
+
+
 class Effort(BaseModel):
     """Reasoning, as OpenAI's settings say it."""
 
