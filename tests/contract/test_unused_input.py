@@ -67,7 +67,7 @@ async def test_an_accepted_request_is_told_what_of_it_is_not_acted_on(http: http
         "no such field": 1,
         "memory_blocks": [{"label": "human", "value": "x", "project_id": "p"}],
         "model_settings": {"provider_type": "openai", "strict": True},
-        "tool_rules": [{"type": "max_count_per_step", "tool_name": "x", "max_count_limit": 1}],
+        "tool_rules": [{"type": "max_count_per_step", "tool_name": "conversation_search", "max_count_limit": 1}],
     }
     made = await http.post("/v1/agents/", json=body, params={"colour": "red"})
 
