@@ -7,6 +7,7 @@ from fastapi import Depends, Header, Path, Query, Request
 
 from api.letta.message_input import IfBusy
 from api.letta.submission_keys import SubmissionHeaders, try_of
+from api.letta.messages import MessageType
 from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, AgentId, BlockId, ConversationId, ProjectId, RunId, StepId, ToolId, is_id
@@ -86,7 +87,10 @@ def _page_of(default_limit: int, default_order: Order) -> Callable[..., Page]:
 
 NewestFirst = Annotated[Page, Depends(_page_of(50, "desc"))]
 OldestFirst = Annotated[Page, Depends(_page_of(50, "asc"))]
-TenNewestFirst = Annotated[Page, Depends(_page_of(10, "desc"))]
+HundredOldestFirst = Annotated[Page, Depends(_page_of(100, "asc"))]
+HundredNewestFirst = Annotated[Page, Depends(_page_of(100, "desc"))]
+
+MessageTypes = Annotated[list[MessageType] | None, Query(alias="include_return_message_types")]
 
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""

@@ -29,6 +29,7 @@ from api.routes import (
     health,
     messages,
     models,
+    project_messages,
     runs,
     steps,
     tools,
@@ -53,6 +54,7 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.tools import ToolStore
+from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.migrate import is_current
 from shared.sql.runs.approvals import ApprovalStore
@@ -67,7 +69,7 @@ from shared.sql.runs.steps import StepStore
 
 ROUTES = (
     health, agents, agent_tools, agent_blocks, tools, blocks, models, conversations, conversation_messages,
-    conversation_contexts, messages, runs, steps, approvals, absent_lists,
+    conversation_contexts, messages, project_messages, runs, steps, approvals, absent_lists,
 )  # fmt: skip
 
 
@@ -153,6 +155,7 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
         blocks=BlockStore(database),
         conversations=conversation_store,
         messages=message_store,
+        message_lists=MessageLists(database),
         runs=run_store,
         listing=listing,
         steps=StepStore(database),

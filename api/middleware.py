@@ -105,7 +105,7 @@ _NOT_OURS = re.compile(
     rf"|{_AGENT}tools/[^/]+/run|{_AGENT}core-memory(?:/variables)?"
     r"|agents/(?:import|search)"
     r"|blocks/[^/]+/identities(?:/.*)?"
-    r"|messages/(?:batches(?:/.*)?|search)"
+    r"|messages/batches(?:/.*)?"
     r"|tools/(?:composio.*|generate-tool|mcp.*|run|search)"
     r")"
 )

@@ -18,6 +18,7 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.tools import ToolStore
+from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
@@ -43,6 +44,7 @@ class Services:
     blocks: BlockStore
     conversations: ConversationStore
     messages: MessageStore
+    message_lists: MessageLists
     runs: RunStore
     listing: RunListing
     steps: StepStore

@@ -1,12 +1,12 @@
 """Conversations on Letta's wire."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from api.letta.envelope import wire_time
+from api.letta.envelope import in_utc, wire_time
 from api.letta.message_input import MessagesRequest
 from api.letta.model_settings import Handle, ModelSettingsFields
 from api.letta.run_requests import StreamRequest
@@ -18,13 +18,6 @@ from shared.sql.definitions.conversations import ConversationDetails
 def _known_settings(settings: dict[str, Any]) -> dict[str, Any]:
     ModelSettingsFields.model_validate(settings)
     return settings
-
-
-def _in_utc(moment: datetime) -> datetime:
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError as error:
-        raise ValueError("the moment is outside the years 1 to 9999 of UTC") from error
 
 
 class ConversationFields(BaseModel):
@@ -49,7 +42,7 @@ class ConversationUpdate(ConversationFields):
     """What to change of a conversation. A field that is left out stays; one that is null is emptied."""
 
     archived: bool | None = None
-    last_message_at: Annotated[AwareDatetime, AfterValidator(_in_utc)] | None = None
+    last_message_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
 
     def apply(self, conversation: Conversation, now: datetime) -> Conversation:
         """The conversation after the change."""

@@ -46,3 +46,11 @@ def wire_time(moment: None) -> None: ...
 def wire_time(moment: datetime | None) -> str | None:
     """UTC with a Z, microseconds where there are any."""
     return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def in_utc(moment: datetime) -> datetime:
+    """A moment that a client named; without a zone it is UTC. Raises `ValueError` for one that UTC does not have."""
+    try:
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("the moment is outside the years 1 to 9999 of UTC") from error

@@ -1,8 +1,8 @@
 """Stored messages as Letta's wire shows them: one stored answer becomes up to four of the wire's messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 from api.letta.envelope import envelope, part_otid
 from shared.domain.ids import MessageId
@@ -28,9 +28,31 @@ NOT_ANSWERS = frozenset({"user_message", "system_message", "approval_response_me
 """Types that the answer of a plain request leaves out: the client sent them, or nobody said them."""
 
 
-def wire_messages(messages: Iterable[Message]) -> list[WireMessage]:
-    """The wire's messages for stored ones, in order."""
-    return [wire for message in messages for wire in wire_message(message)]
+MessageType = Literal[
+    "system_message",
+    "user_message",
+    "assistant_message",
+    "reasoning_message",
+    "hidden_reasoning_message",
+    "tool_call_message",
+    "tool_return_message",
+    "approval_request_message",
+    "approval_response_message",
+    "summary_message",
+    "event_message",
+]
+"""What a client can ask a list for."""
+
+
+def wire_messages(messages: Iterable[Message], types: Collection[str] | None = None) -> list[WireMessage]:
+    """The wire's messages for stored ones, in order; with `types`, only those of these types."""
+    shown = [wire for message in messages for wire in wire_message(message)]
+    return shown if types is None else [wire for wire in shown if wire["message_type"] in types]
+
+
+def is_shown(message: Message, types: Collection[str]) -> bool:
+    """Whether a part of the stored message is of one of the types."""
+    return any(wire["message_type"] in types for wire in wire_message(message))
 
 
 def wire_message(message: Message) -> list[WireMessage]:

@@ -63,9 +63,8 @@ def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = Fal
     wanted = run.options.include_return_message_types
     shown = [
         message
-        for message in wire_messages(messages)
-        if (with_input or message["message_type"] not in NOT_ANSWERS)
-        and (wanted is None or message["message_type"] in wanted)
+        for message in wire_messages(messages, wanted)
+        if with_input or message["message_type"] not in NOT_ANSWERS
     ]
     return {
         "messages": shown,

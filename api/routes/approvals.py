@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from api.dependencies import Limit, OptionalAgentIdQuery, ProjectDep, ServicesDep
+from api.dependencies import HundredOldestFirst, OptionalAgentIdQuery, ProjectDep, ServicesDep
 from api.letta.approvals import DecisionIn, wire_approval, wire_decided
 from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId
 
@@ -17,13 +17,13 @@ ApprovalIdPath = Annotated[ApprovalId, Path(pattern=f"^approval-{UUID4_PATTERN}$
 async def list_approvals(
     services: ServicesDep,
     project_id: ProjectDep,
+    page: HundredOldestFirst,
     agent_id: OptionalAgentIdQuery = None,
     conversation_id: str | None = None,
-    limit: Limit = 100,
 ) -> list[dict[str, Any]]:
     """The tool calls that wait for a person or for the client, oldest first."""
     thread_id = None if conversation_id is None else ThreadId(conversation_id)
-    waiting = await services.approvals.waiting(project_id, agent_id=agent_id, thread_id=thread_id, limit=limit)
+    waiting = await services.approvals.waiting(project_id, page, agent_id=agent_id, thread_id=thread_id)
     return [wire_approval(approval) for approval in waiting]
 
 

@@ -12,6 +12,7 @@ from api.letta.conversations import ConversationCreate, NamedAgent, new_conversa
 from api.runs.threads import AgentThread
 from shared.domain.agents import render_system
 from shared.domain.conversations import copies_of
+from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, MessageId
 
 router = APIRouter(prefix="/v1", tags=["conversations"])
@@ -43,6 +44,8 @@ async def compact_conversation(
     """Replaces the conversation's messages by a summary. Refused while one of its runs is active."""
     request = request or CompactRequest()
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    if thread.conversation is not None and await services.messages.is_empty(thread.id):
+        raise InvalidRequest("this conversation has no messages to compact: send one first")
     return await services.compacting.compact(thread, request, refuse_if_busy=True)
 
 
@@ -71,16 +74,26 @@ async def fork_conversation(
             created_at=now,
             updated_at=now,
         )
-    await services.conversations.create(begun, copies_of(history, services.ids, message_id))
+    copies = copies_of(history, services.ids, message_id)
+    await services.conversations.create(begun, system_message_id=services.ids.message(), copies=copies)
     [details] = await services.conversations.details([begun])
     return wire_conversation(details)
 
 
 @router.post("/conversations/{conversation_id}/recompile")
 async def recompile_conversation(
-    conversation_id: ThreadName, services: ServicesDep, project_id: ProjectDep, request: RecompileRequest | None = None
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    request: RecompileRequest | None = None,
+    dry_run: bool = False,
 ) -> str:
-    """The instructions as the model gets them. They are rendered anew for every model call, and never stored."""
+    """The instructions as the model gets them. They become the history's system message, unless it is a dry run.
+
+    The model is told them anew with every call, whatever the system message says.
+    """
     named = None if request is None else request.agent_id
     thread = await services.threads.find(project_id, conversation_id, named)
-    return render_system(thread.agent, await services.blocks.for_agent(thread.agent.id))
+    if thread.conversation_id is not None and not dry_run:
+        await services.conversations.render_again(project_id, thread.conversation_id, services.ids.message())
+    return render_system(thread.agent, await services.blocks.for_agent(thread.agent.id), thread.conversation_id)

@@ -5,23 +5,25 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Response
 
 from api.dependencies import (
+    HundredNewestFirst,
+    MessageTypes,
     OptionalAgentIdQuery,
     ProjectDep,
     ServicesDep,
     SubmissionHeadersDep,
-    TenNewestFirst,
     ThreadName,
 )
 from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
-from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn
+from api.message_answers import message_answers
 from api.runs.submission import Submission
 from api.runs.threads import AgentThread
 from api.services import Services
 from shared.domain.errors import InvalidRequest, NotFound
-from shared.domain.ids import MessageId, ProjectId, RunId, is_id
+from shared.domain.ids import ProjectId, RunId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
+from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 
@@ -65,19 +67,15 @@ async def list_messages(
     conversation_id: ThreadName,
     services: ServicesDep,
     project_id: ProjectDep,
-    page: TenNewestFirst,
+    page: HundredNewestFirst,
+    types: MessageTypes = None,
     agent_id: OptionalAgentIdQuery = None,
 ) -> list[dict[str, Any]]:
-    """The conversation's history, listed oldest first; `desc` (the default) takes the newest that fit."""
+    """The history, newest first unless `order` is `asc`. An agent's default history is listed as the agent lists it:
+    oldest first, and `desc` takes the newest that fit."""
     thread = await services.threads.find(project_id, conversation_id, agent_id)
-    found = await services.messages.page(
-        thread.id,
-        limit=page.limit,
-        before=None if page.before is None else MessageId(page.before),
-        after=None if page.after is None else MessageId(page.after),
-        order="asc" if page.ascending else "desc",
-    )
-    return wire_messages(found)
+    of = MessageFilter(thread_id=thread.id)
+    return await message_answers(services, of, page, types, turned=thread.conversation is not None)
 
 
 @router.post("/stream", response_model=None)

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Body
 from api.dependencies import (
     AgentIdQuery,
     ConversationIdPath,
+    NewestFirst,
     OptionalAgentIdQuery,
     ProjectDep,
     ServicesDep,
-    TenNewestFirst,
 )
 from api.letta.conversations import ConversationCreate, ConversationUpdate, new_conversation, wire_conversation
 from api.letta.models import refuse_builtin
@@ -32,14 +32,15 @@ async def create_conversation(
     asked = body or ConversationCreate()
     refuse_builtin(asked.model, builtin=services.settings.builtin_models)
     conversation = new_conversation(asked, agent_id, project_id, services.ids, services.clock.now())
-    return await _answer(services, await services.conversations.create(conversation))
+    created = await services.conversations.create(conversation, system_message_id=services.ids.message())
+    return await _answer(services, created)
 
 
 @router.get("")
 async def list_conversations(
     services: ServicesDep,
     project_id: ProjectDep,
-    page: TenNewestFirst,
+    page: NewestFirst,
     agent_id: OptionalAgentIdQuery = None,
     summary_search: str | None = None,
     archive_status: ArchiveStatus = "unarchived",

@@ -5,14 +5,21 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from api.agent_answers import agent_answer
-from api.dependencies import AgentIdPath, ProjectDep, ServicesDep, SubmissionHeadersDep, TenNewestFirst
+from api.dependencies import (
+    AgentIdPath,
+    HundredNewestFirst,
+    MessageTypes,
+    ProjectDep,
+    ServicesDep,
+    SubmissionHeadersDep,
+)
 from api.letta.message_input import MessagesRequest
-from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn
+from api.message_answers import message_answers
 from api.runs.submission import Submission
-from api.runs.threads import DEFAULT
 from shared.domain.errors import NotFound
-from shared.domain.ids import MessageId, ThreadId
+from shared.domain.ids import ThreadId
+from shared.sql.history.message_lists import MessageFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"])
 
@@ -75,24 +82,21 @@ async def list_messages(
     agent_id: AgentIdPath,
     services: ServicesDep,
     project_id: ProjectDep,
-    page: TenNewestFirst,
+    page: HundredNewestFirst,
+    types: MessageTypes = None,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The agent's default history, or one of its conversations, listed oldest first.
+    """The agent's messages, listed oldest first: of all its histories, or of one.
 
     `desc` (the default) takes the newest that fit.
     """
-    thread = await services.threads.find(project_id, conversation_id or DEFAULT, agent_id)
+    if conversation_id is None:
+        await services.agents.get(project_id, agent_id)
+        return await message_answers(services, MessageFilter(agent_id=agent_id), page, types)
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
     if thread.agent.id != agent_id:
         raise NotFound(f"Conversation with ID {conversation_id} not found for agent {agent_id}")
-    found = await services.messages.page(
-        thread.id,
-        limit=page.limit,
-        before=None if page.before is None else MessageId(page.before),
-        after=None if page.after is None else MessageId(page.after),
-        order="asc" if page.ascending else "desc",
-    )
-    return wire_messages(found)
+    return await message_answers(services, MessageFilter(thread_id=thread.id), page, types)
 
 
 @router.post("/messages/cancel")

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.dependencies import (
-    NewestFirst,
-    OldestFirst,
+    HundredNewestFirst,
+    HundredOldestFirst,
     ProjectDep,
     RunIdPath,
     ServicesDep,
@@ -16,16 +16,17 @@ from api.dependencies import (
 )
 from api.letta.envelope import wire_time
 from api.letta.message_input import InjectRequest, user_messages
-from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
 from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
+from api.message_answers import message_answers
 from api.stream_tokens import end_of_token
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
+from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 
@@ -60,7 +61,7 @@ def _run_filter(
 async def list_runs(
     services: ServicesDep,
     project_id: ProjectDep,
-    page: NewestFirst,
+    page: HundredNewestFirst,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
     """The project's runs. A page begins behind the run `after`, in the order asked for."""
@@ -99,21 +100,22 @@ async def delete_run(run_id: RunIdPath, services: ServicesDep, project_id: Proje
 
 @router.get("/{run_id}/messages")
 async def list_run_messages(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: OldestFirst
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredOldestFirst
 ) -> list[dict[str, Any]]:
-    """The messages that the run added, its input included."""
-    await services.runs.get(project_id, run_id)
-    shown = wire_messages(await services.messages.list_of_run(run_id))
-    return _cut(shown, page)
+    """The messages that the run added, its input included: those of the types that its submission asked for."""
+    run = await services.runs.get(project_id, run_id)
+    types = run.options.include_return_message_types
+    shown = await message_answers(services, MessageFilter(run_id=run_id), page, types)
+    return shown if page.ascending else shown[::-1]
 
 
 @router.get("/{run_id}/steps")
 async def list_run_steps(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: NewestFirst
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredNewestFirst
 ) -> list[dict[str, Any]]:
     """The run's steps."""
     await services.runs.get(project_id, run_id)
-    return _cut([wire_step(step) for step in await services.steps.list_steps(project_id, run_id=run_id)], page)
+    return [wire_step(step) for step in await services.steps.list(project_id, page, run_id=run_id)]
 
 
 @router.get("/{run_id}/usage")
@@ -207,15 +209,3 @@ async def inject_into_run(
     is_new = await services.inbox.inject(run_id, messages, request.if_ended, keys=keys)
     ids = [message.id for message in messages] if is_new else []
     return {"run_id": run_id, "message_ids": ids, "if_ended": request.if_ended, "is_new": is_new}
-
-
-def _cut(items: list[dict[str, Any]], page: Page) -> list[dict[str, Any]]:
-    """A page of a short list; the whole list is given, oldest first. `desc` turns it round."""
-    if not page.ascending:
-        items = items[::-1]
-    ids = [item["id"] for item in items]
-    if page.after is not None and page.after in ids:
-        items = items[len(ids) - ids[::-1].index(page.after) :]
-    elif page.before is not None and page.before in ids:
-        items = items[: ids.index(page.before)][-page.limit :]
-    return items[: page.limit]

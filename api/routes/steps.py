@@ -4,10 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.dependencies import NewestFirst, ProjectDep, ServicesDep, StepIdPath
-from api.letta.messages import wire_messages
+from api.dependencies import HundredOldestFirst, NewestFirst, ProjectDep, ServicesDep, StepIdPath
 from api.letta.runs import wire_step
+from api.message_answers import message_answers
 from shared.domain.ids import AgentId, RunId
+from shared.sql.history.message_lists import MessageFilter
 
 router = APIRouter(prefix="/v1/steps", tags=["steps"])
 
@@ -21,12 +22,11 @@ async def list_steps(
     run_id: str | None = None,
 ) -> list[dict[str, Any]]:
     """The project's steps; those of one agent or one run if it is named."""
-    steps = await services.steps.list_steps(
+    steps = await services.steps.list(
         project_id,
+        page,
         run_id=None if run_id is None else RunId(run_id),
         agent_id=None if agent_id is None else AgentId(agent_id),
-        limit=page.limit,
-        ascending=page.ascending,
     )
     return [wire_step(step) for step in steps]
 
@@ -39,8 +39,9 @@ async def retrieve_step(step_id: StepIdPath, services: ServicesDep, project_id: 
 
 @router.get("/{step_id}/messages")
 async def list_step_messages(
-    step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep
+    step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredOldestFirst
 ) -> list[dict[str, Any]]:
     """The messages that the step added."""
     await services.steps.get(project_id, step_id)
-    return wire_messages(await services.messages.list_of_step(step_id))
+    shown = await message_answers(services, MessageFilter(step_id=step_id), page, None)
+    return shown if page.ascending else shown[::-1]

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.domain.errors import NotFound
 from shared.domain.ids import ProjectId
+from shared.sql.tables import deleted_rows
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -29,32 +29,62 @@ async def rows_of_page(
     *conditions: sa.ColumnElement[bool],
     columns: Sequence[sa.Column[Any]] | None = None,
     owner: tuple[sa.Column[str], str] | None = None,
+    keys: Sequence[sa.ColumnElement[Any]] | None = None,
 ) -> list[RowMapping]:
-    """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`,
-    `project_id` and `number`. With `owner`, only rows with this value in this column. The table has an index of that
-    column and `number`, and the page is read from there, whatever others have added since.
+    """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`
+    and `project_id`, and `number` unless `keys` says what orders it: expressions, never null, that together are
+    another for each row. With `owner`, only rows with this value in this column. The table has an index of that column
+    and `number`, and the page is read from there, whatever others have added since.
 
-    The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place. Raises
-    `NotFound` for a cursor that the project does not have, instead of ending the list early.
+    The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place, and so does
+    one that was deleted, if the table remembers it. A cursor that nobody knows is passed over.
     """
-    number, order = table.c.number, [table.c.number]
+    keys = [table.c.number] if keys is None else keys
+    order: list[sa.ColumnElement[Any]] = [*keys]
     query = sa.select(*(columns or table.c)).where(*conditions).limit(page.limit)
     if owner is None or owner[0] is not table.c.project_id:
         query = query.where(table.c.project_id == project_id)
     if owner is not None:
-        query, order = query.where(is_owned_by(connection, *owner)), [owner[0], number]
-    if page.after is not None:
-        place = await _number_of(connection, table, project_id, page.after)
-        query = query.where(number > place if page.ascending else number < place)
-    if page.before is not None:
-        place = await _number_of(connection, table, project_id, page.before)
-        query = query.where(number < place if page.ascending else number > place)
+        query, order = query.where(is_owned_by(connection, *owner)), [owner[0], *keys]
+    for cursor, is_behind in ((page.after, page.ascending), (page.before, not page.ascending)):
+        place = None if cursor is None else await _place_of(connection, table, keys, project_id, cursor)
+        if place is not None:
+            row = keys[0] if len(keys) == 1 else sa.tuple_(*keys)
+            query = query.where(row > place if is_behind else row < place)
     # With `before` alone the page ends at the cursor: read away from it, then turn the page round.
     backwards = page.before is not None and page.after is None
     is_ascending = page.ascending is not backwards
     found = await connection.execute(query.order_by(*(part if is_ascending else part.desc() for part in order)))
     rows = list(found.mappings())
     return rows[::-1] if backwards else rows
+
+
+def nulls_last(key: sa.ColumnElement[Any], *, ascending: bool) -> sa.ColumnElement[int]:
+    """A moment that may be missing, as a key: rows without it come last in either order."""
+    missing = _BIGGEST if ascending else -_BIGGEST
+    return sa.func.coalesce(sa.type_coerce(key, sa.BigInteger), sa.literal(missing, sa.BigInteger))
+
+
+_BIGGEST = 2**63 - 1
+
+
+async def remember_place(connection: AsyncConnection, table: sa.Table, row_id: str) -> None:
+    """Keeps the place of a row that is about to be deleted, for those who are in the middle of the list.
+
+    A client that deletes what it lists asks for what follows a row that is gone. A list that began again from its first
+    row would never end for a client that makes a new row for each that it deletes.
+    """
+    place = sa.select(table.c.id, table.c.project_id, table.c.number).where(table.c.id == row_id)
+    kept = await connection.execute(
+        sa.insert(deleted_rows).from_select(["id", "project_id", "number"], place).returning(deleted_rows.c.entry)
+    )
+    newest = kept.scalar_one_or_none()
+    if newest is not None:
+        await connection.execute(sa.delete(deleted_rows).where(deleted_rows.c.entry <= newest - PLACES_KEPT))
+
+
+PLACES_KEPT = 100_000
+"""Places of deleted rows. Nobody is in the middle of a list for longer."""
 
 
 def is_owned_by(connection: AsyncConnection, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
@@ -69,12 +99,23 @@ def is_owned_by(connection: AsyncConnection, column: sa.Column[str], value: str)
     return sa.and_(column >= value, column <= value)
 
 
-async def _number_of(connection: AsyncConnection, table: sa.Table, project_id: ProjectId, row_id: str) -> Any:
-    query = sa.select(table.c.number).where(table.c.id == row_id, table.c.project_id == project_id)
-    number = (await connection.execute(query)).scalar_one_or_none()
-    if number is None:
-        raise NotFound(f"There is no {row_id} to page from")
-    return number
+async def _place_of(
+    connection: AsyncConnection,
+    table: sa.Table,
+    keys: Sequence[sa.ColumnElement[Any]],
+    project_id: ProjectId,
+    row_id: str,
+) -> sa.ColumnElement[Any] | None:
+    """The keys of the row with this id; None when the project has none and remembers none."""
+    query = sa.select(*keys).where(table.c.id == row_id, table.c.project_id == project_id)
+    found = (await connection.execute(query)).one_or_none()
+    if found is None and "number" in table.c and keys[0] is table.c.number:
+        gone = (deleted_rows.c.id == row_id, deleted_rows.c.project_id == project_id)
+        found = (await connection.execute(sa.select(deleted_rows.c.number).where(*gone))).one_or_none()
+    if found is None:
+        return None
+    place = [sa.literal(value, key.type) for value, key in zip(found, keys, strict=True)]
+    return place[0] if len(place) == 1 else sa.tuple_(*place)
 
 
 async def count_rows(

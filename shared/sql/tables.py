@@ -161,4 +161,24 @@ messages = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("uq_messages_thread_turn_position", "thread_id", "turn", "position", unique=True),
+    # What orders the histories of an agent when they are listed as one.
+    sa.Index(
+        "ix_messages_turns_of_agent",
+        "agent_id",
+        "created_at",
+        "thread_id",
+        "turn",
+        sqlite_where=sa.text("position = 1"),
+        postgresql_where=sa.text("position = 1"),
+    ),
+)
+
+deleted_rows = sa.Table(
+    "deleted_rows",
+    metadata,
+    # Where rows of lists were, for cursors that name them.
+    sa.Column("entry", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("number", sa.BigInteger, nullable=False),
 )

@@ -13,6 +13,7 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
 from shared.domain.submission_keys import SubmissionKeys
+from shared.sql.paging import Page
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -212,14 +213,14 @@ async def test_what_waits_in_a_project_is_listed_oldest_first(stores: Stores) ->
     first = await stores.parked(A, B)
     second = await stores.parked(A, thread_id=ThreadId("conv-2"))
     await stores.settle(await stores.parked(A, thread_id=ThreadId("conv-3")), RunTrigger.CANCEL)
-    waiting = await stores.approvals.waiting(PROJECT)
+    waiting = await stores.approvals.waiting(PROJECT, Page(ascending=True))
     assert {(one.run_id, one.tool_call_id) for one in waiting} == {
         (first.id, "a"), (first.id, "b"), (second.id, "a"),
     }  # fmt: skip
-    assert len(await stores.approvals.waiting(PROJECT, limit=1)) == 1
-    assert await stores.approvals.waiting(PROJECT, agent_id=AGENT.id) == waiting
-    assert await stores.approvals.waiting(PROJECT, agent_id=AgentId("agent-2")) == []
-    assert await stores.approvals.waiting(OTHER_PROJECT) == []
+    assert len(await stores.approvals.waiting(PROJECT, Page(limit=1, ascending=True))) == 1
+    assert await stores.approvals.waiting(PROJECT, Page(ascending=True), agent_id=AGENT.id) == waiting
+    assert await stores.approvals.waiting(PROJECT, Page(ascending=True), agent_id=AgentId("agent-2")) == []
+    assert await stores.approvals.waiting(OTHER_PROJECT, Page()) == []
 
 
 async def test_requests_that_nobody_decided_in_time_are_found(stores: Stores) -> None:

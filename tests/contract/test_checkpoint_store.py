@@ -13,6 +13,8 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage
 from shared.domain.runs import Run, Step, Usage
+from shared.sql.history.message_lists import MessageFilter
+from shared.sql.paging import Page
 from shared.sql.runs.checkpoints import BLOCK_ENTRIES
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
@@ -56,7 +58,7 @@ async def test_a_checkpoint_keeps_messages_step_usage_and_events(stores: Stores)
     assert (stored.usage.prompt_tokens, stored.step_count, stored.attempts_without_progress) == (7, 1, 0)
     assert (stored.last_seq, stored.checkpoint_seq) == (3, 3)
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so"]
-    assert [stored.id for stored in await stores.messages.list_of_step(step.id)] == [said_so.id]
+    assert [stored.id for stored in await stores.lists.page(MessageFilter(step_id=step.id), limit=9)] == [said_so.id]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
     assert await stores.steps.get(PROJECT, step.id) == step
 
@@ -67,7 +69,7 @@ async def test_a_step_is_stored_again_as_it_ended(stores: Stores) -> None:
     await stores.checkpoints.record(run, checkpoint(run, step=step))
     ended = replace(step, status="success", stop_reason="end_turn")
     await stores.checkpoints.record(run, checkpoint(run, step=ended))
-    assert await stores.steps.list_steps(PROJECT, run_id=run.id) == [ended]
+    assert await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id) == [ended]
 
 
 async def test_a_message_that_is_there_stays_as_it_is(stores: Stores) -> None:
@@ -92,7 +94,7 @@ async def test_a_checkpoint_whose_answer_was_lost_is_stored_once(stores: Stores)
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
     assert set(await stores.checkpoints.intents(run.id)) == {"a"}
-    assert await stores.steps.list_steps(PROJECT, run_id=run.id) == [step]
+    assert await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id) == [step]
 
 
 async def test_a_checkpoint_that_did_not_arrive_is_stored_when_it_is_sent_again(stores: Stores) -> None:

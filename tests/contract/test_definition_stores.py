@@ -137,11 +137,14 @@ async def test_conversations_have_histories_of_their_own(database: Database) -> 
     conversations, messages = ConversationStore(database), MessageStore(database)
     agent = await AgentEditor(database).create(some_agent(), system_message_id=IdMaker().message())
     message = NewMessage(id=IdMaker().message(), created_at=NOW, body=UserMessage("hello"))
-    one = await conversations.create(some_conversation(agent.id, summary="Tea"), {1: [message]})
+    system_id = IdMaker().message()
+    one = await conversations.create(
+        some_conversation(agent.id, summary="Tea"), system_message_id=system_id, copies={1: [message]}
+    )
 
     assert await conversations.get(PROJECT, one.id) == one
     [details] = await conversations.details([one])
-    assert details.message_ids == [message.id]
+    assert details.message_ids == [system_id, message.id]
     await conversations.delete(PROJECT, one.id)
     assert await messages.context(ThreadId(one.id)) == []
     assert len(await messages.context(ThreadId(agent.id))) == 1
@@ -154,10 +157,12 @@ async def test_conversation_lists(database: Database) -> None:
     agents = AgentEditor(database)
     agent = await agents.create(some_agent(), system_message_id=IdMaker().message())
     other = await agents.create(some_agent(), system_message_id=IdMaker().message())
-    tea = await conversations.create(some_conversation(agent.id, summary="All about tea"))
-    old = await conversations.create(some_conversation(agent.id))
-    await conversations.create(some_conversation(agent.id, hidden=True))
-    theirs = await conversations.create(some_conversation(other.id))
+    tea = await conversations.create(
+        some_conversation(agent.id, summary="All about tea"), system_message_id=IdMaker().message()
+    )
+    old = await conversations.create(some_conversation(agent.id), system_message_id=IdMaker().message())
+    await conversations.create(some_conversation(agent.id, hidden=True), system_message_id=IdMaker().message())
+    theirs = await conversations.create(some_conversation(other.id), system_message_id=IdMaker().message())
     await conversations.update(PROJECT, old.id, lambda one: replace(one, archived_at=LATER), LATER)
 
     async def found(wanted: ConversationFilter) -> list[str]:
@@ -170,4 +175,4 @@ async def test_conversation_lists(database: Database) -> None:
     assert await found(ConversationFilter(summary_search="TEA")) == [tea.id]
     assert await conversations.list(OTHER_PROJECT, ConversationFilter(), Page()) == []
     with pytest.raises(NotFound):
-        await conversations.create(some_conversation(IdMaker().agent()))
+        await conversations.create(some_conversation(IdMaker().agent()), system_message_id=IdMaker().message())

@@ -26,7 +26,7 @@ from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.run_store import Submitted
 from shared.sql.runs.settlement import Settled
-from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
@@ -369,7 +369,7 @@ async def test_a_parking_whose_answer_was_lost_is_not_taken_for_somebody_elses(s
     tail = await write()
     assert isinstance(tail, LogTail)
     assert [is_end(entry) for entry in tail.entries] == [False] * (len(tail.entries) - 1) + [True]
-    assert len(await stores.approvals.waiting(PROJECT)) == 1
+    assert len(await stores.approvals.waiting_on_thread(THREAD)) == 1
 
 
 async def test_a_new_fence_whose_answer_was_lost_is_not_taken_twice(stores: Stores) -> None:

@@ -6,16 +6,18 @@ import pytest
 
 from shared.domain.compaction import Compaction, CompactionOptions
 from shared.domain.conversations import Conversation
-from shared.domain.errors import Conflict, NotFound, StaleFence
+from shared.domain.errors import Conflict, StaleFence
 from shared.domain.ids import ConversationId, MessageId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, Summary, SystemMessage, UserMessage
 from shared.domain.runs import Run, RunOptions
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.history.message_lists import MessageFilter
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
+    IN_THREAD,
     THREAD,
     Stores,
     answer,
@@ -57,33 +59,33 @@ async def test_a_run_sees_nothing_of_later_turns(stores: Stores) -> None:
 
 async def test_desc_takes_the_newest_and_lists_them_oldest_first(stores: Stores) -> None:
     await talk(stores, 3)
-    assert texts_of(await stores.messages.page(THREAD, limit=3)) == ["a2", "q3", "a3"]
-    assert texts_of(await stores.messages.page(THREAD, limit=3, order="asc")) == ["q1", "a1", "q2"]
+    assert texts_of(await stores.lists.page(IN_THREAD, limit=3)) == ["a2", "q3", "a3"]
+    assert texts_of(await stores.lists.page(IN_THREAD, limit=3, order="asc")) == ["q1", "a1", "q2"]
 
 
 async def test_after_is_newer_and_before_is_older_in_both_orders(stores: Stores) -> None:
     history = await talk(stores, 3)
     second, fifth = history[1].id, history[4].id
     for order in ("asc", "desc"):
-        assert texts_of(await stores.messages.page(THREAD, limit=9, after=second, order=order)) == [
+        assert texts_of(await stores.lists.page(IN_THREAD, limit=9, after=second, order=order)) == [
             "q2", "a2", "q3", "a3",
         ]  # fmt: skip
-        assert texts_of(await stores.messages.page(THREAD, limit=9, before=fifth, order=order)) == [
+        assert texts_of(await stores.lists.page(IN_THREAD, limit=9, before=fifth, order=order)) == [
             "q1", "a1", "q2", "a2",
         ]  # fmt: skip
-        between = await stores.messages.page(THREAD, limit=9, after=second, before=fifth, order=order)
+        between = await stores.lists.page(IN_THREAD, limit=9, after=second, before=fifth, order=order)
         assert texts_of(between) == ["q2", "a2"]
-    assert texts_of(await stores.messages.page(THREAD, limit=1, after=second, order="asc")) == ["q2"]
-    assert texts_of(await stores.messages.page(THREAD, limit=1, after=second, order="desc")) == ["a3"]
+    assert texts_of(await stores.lists.page(IN_THREAD, limit=1, after=second, order="asc")) == ["q2"]
+    assert texts_of(await stores.lists.page(IN_THREAD, limit=1, after=second, order="desc")) == ["a3"]
 
 
 async def test_paging_shows_every_message_once(stores: Stores) -> None:
     history = await talk(stores, 4)
     forward: list[Message] = []
-    while page := await stores.messages.page(THREAD, limit=3, after=forward[-1].id if forward else None, order="asc"):
+    while page := await stores.lists.page(IN_THREAD, limit=3, after=forward[-1].id if forward else None, order="asc"):
         forward += page
     backward: list[Message] = []
-    while page := await stores.messages.page(THREAD, limit=3, before=backward[0].id if backward else None):
+    while page := await stores.lists.page(IN_THREAD, limit=3, before=backward[0].id if backward else None):
         backward = page + backward
     assert forward == backward == history
 
@@ -96,18 +98,20 @@ async def test_a_message_is_found_by_either_of_its_ids(stores: Stores) -> None:
     await stores.settle(run, RunTrigger.COMPLETE, messages=[last])
     for message_id in (asking.id, sibling):
         assert [found.id for found in await stores.messages.find(PROJECT, [message_id])] == [asking.id]
-        [*_, newest] = await stores.messages.page(THREAD, limit=9, after=message_id)
+        [*_, newest] = await stores.lists.page(IN_THREAD, limit=9, after=message_id)
         assert newest.id not in (asking.id, sibling)
-        assert texts_of(await stores.messages.page(THREAD, limit=9, before=message_id)) == ["hi"]
+        assert texts_of(await stores.lists.page(IN_THREAD, limit=9, before=message_id)) == ["hi"]
 
 
-async def test_an_unknown_cursor_or_message_is_not_found(stores: Stores) -> None:
-    [first, *_] = await talk(stores, 1)
+async def test_a_cursor_that_the_list_does_not_have_was_a_404_and_is_passed_over(stores: Stores) -> None:
+    history = await talk(stores, 1)
     for unknown in (MessageId("message-0"), (await talk(stores, 1, ThreadId("conv-2")))[0].id):
-        with pytest.raises(NotFound):
-            await stores.messages.page(THREAD, limit=1, after=unknown)
-        with pytest.raises(NotFound):
-            await stores.messages.page(THREAD, limit=1, before=unknown)
+        assert await stores.lists.page(IN_THREAD, limit=9, after=unknown) == history
+        assert await stores.lists.page(IN_THREAD, limit=9, before=unknown) == history
+
+
+async def test_a_message_of_another_project_is_not_found(stores: Stores) -> None:
+    [first, *_] = await talk(stores, 1)
     assert await stores.messages.find(OTHER_PROJECT, [first.id]) == []
 
 
@@ -123,7 +127,7 @@ async def test_a_reset_empties_the_context_and_not_the_list(stores: Stores) -> N
     await talk(stores, 1, thread)
     await stores.messages.reset(thread)
     assert [type(stored.body) for stored in await stores.messages.context(thread)] == [SystemMessage]
-    assert texts_of(await stores.messages.page(thread, limit=9)) == ["q1", "a1"]
+    assert texts_of(await stores.lists.page(MessageFilter(thread_id=thread), limit=9)) == ["q1", "a1"]
 
 
 async def test_a_reset_waits_for_a_parked_run(stores: Stores) -> None:
@@ -148,7 +152,7 @@ async def test_a_summary_stands_where_messages_have_left(stores: Stores) -> None
     history = await talk(stores, 3)
     await stores.settle(await compacting(stores), compaction=compaction(history[:4]))
     assert [type(body) for body in await stores.context()] == [Summary, UserMessage, AssistantMessage]
-    listed = await stores.messages.page(THREAD, limit=99)
+    listed = await stores.lists.page(IN_THREAD, limit=99)
     assert {stored.id for stored in listed} >= {stored.id for stored in history}
     [summary, *_] = await stores.messages.context(THREAD)
     await stores.settle(await compacting(stores), compaction=compaction([summary], "again"))
@@ -181,9 +185,10 @@ async def test_a_conversation_can_begin_with_copies(stores: Stores) -> None:
     conversation = Conversation(
         id=ConversationId("conv-9"), project_id=PROJECT, agent_id=AGENT.id, created_at=NOW, updated_at=NOW
     )
-    await ConversationStore(stores.database).create(conversation, {2: [said("q0"), answer("a0")]})
+    copies = {2: [said("q0"), answer("a0")]}
+    await ConversationStore(stores.database).create(conversation, system_message_id=IDS.message(), copies=copies)
     history = await talk(stores, 1, ThreadId(conversation.id))
     assert texts_of(history) == ["q0", "a0", "q1", "a1"]
     assert history[0].conversation_id == conversation.id
     assert history[0].run_id is None
-    assert [stored.turn for stored in history] == [2, 2, 3, 3]
+    assert [stored.turn for stored in history] == [0, 2, 2, 3, 3]

@@ -37,6 +37,7 @@ from tests.kit.runs.previous_release import EARLIER, OURS, fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
+    IN_THREAD,
     THREAD,
     Stores,
     answer,
@@ -162,8 +163,8 @@ async def a_sweep(stores: Stores) -> None:
 
 async def due_approvals(stores: Stores) -> None:
     await stores.approvals.expired(NOW)
-    await stores.approvals.waiting(PROJECT)
-    await stores.approvals.waiting(PROJECT, thread_id=THREAD)
+    await stores.approvals.waiting(PROJECT, Page(ascending=True))
+    await stores.approvals.waiting(PROJECT, Page(ascending=True), thread_id=THREAD)
 
 
 async def due_callbacks(stores: Stores) -> None:
@@ -194,9 +195,9 @@ async def reading(stores: Stores) -> None:
     await stores.runs.of_keys(THREAD, SubmissionKeys(["otids:7"]))
     await stores.runs.input_of(run.id)
     await stores.messages.list_of_run(run.id)
-    await stores.messages.page(THREAD, limit=20)
-    await stores.steps.list_steps(PROJECT, run_id=run.id)
-    await stores.steps.list_steps(PROJECT, limit=20, ascending=False)
+    await stores.lists.page(IN_THREAD, limit=20)
+    await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id)
+    await stores.steps.list(PROJECT, Page(limit=20))
 
 
 async def a_round_of_retention(stores: Stores) -> None:

@@ -63,12 +63,23 @@ async def test_before_gives_the_page_right_in_front(stores: Stores, ascending: b
     assert [run.id for run in page] == listed[3:5]
 
 
-async def test_an_unknown_cursor_is_said_so(stores: Stores) -> None:
-    await stores.submitted()
+async def test_a_cursor_that_the_project_does_not_have_was_a_404_and_is_passed_over(stores: Stores) -> None:
+    ours = await stores.submitted()
     theirs = await stores.submitted(project_id=OTHER_PROJECT)
     for cursor in ("run-0", theirs.id):
-        with pytest.raises(NotFound):
-            await stores.listing.page(PROJECT, EVERY, Page(after=cursor))
+        assert await stores.listing.page(PROJECT, EVERY, Page(after=cursor)) == [ours]
+        assert await stores.listing.page(PROJECT, EVERY, Page(before=cursor)) == [ours]
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+async def test_a_run_that_was_deleted_still_marks_its_place(stores: Stores, ascending: bool) -> None:
+    listed = [(await stores.ended()).id for _ in range(4)]
+    if not ascending:
+        listed.reverse()
+    await stores.listing.delete(PROJECT, listed[1])
+    after = await stores.listing.page(PROJECT, EVERY, Page(after=listed[1], ascending=ascending))
+    before = await stores.listing.page(PROJECT, EVERY, Page(before=listed[1], ascending=ascending))
+    assert ([run.id for run in after], [run.id for run in before]) == (listed[2:], listed[:1])
 
 
 async def test_a_list_holds_what_was_asked_for(stores: Stores) -> None:

@@ -23,6 +23,7 @@ from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
+    IN_THREAD,
     THREAD,
     Stores,
     answer,
@@ -175,7 +176,7 @@ async def test_a_rollback_takes_the_whole_run_out(stores: Stores) -> None:
     await stores.settle(run, RunTrigger.CANCEL, rollback=True)
     assert texts_of(await stores.messages.context(THREAD)) == ["hi", "before"]
     assert await stores.messages.list_of_run(run.id) == []
-    assert texts_of(await stores.messages.page(THREAD, limit=10)) == ["hi", "before"]
+    assert texts_of(await stores.lists.page(IN_THREAD, limit=10)) == ["hi", "before"]
 
 
 async def test_rolling_back_a_decision_still_answers_the_calls_that_were_asked_about(stores: Stores) -> None:

@@ -45,8 +45,11 @@ async def _sent(product: Product, conversation: str, text: str, **fields: Any) -
 
 
 async def contents(product: Product, conversation: str) -> list[str]:
-    listed = await product.http.get(f"/v1/conversations/{conversation}/messages", params={"limit": 100})
-    return [message["content"] for message in listed.json() if "content" in message]
+    """What was said, oldest first, behind the conversation's system message."""
+    listed = await product.http.get(f"/v1/conversations/{conversation}/messages", params={"order": "asc"})
+    system, *said = listed.json()
+    assert system["message_type"] == "system_message"
+    return [message["content"] for message in said if "content" in message]
 
 
 async def test_a_message_is_answered_with_a_stream(product: Product) -> None:
@@ -59,7 +62,7 @@ async def test_a_message_is_answered_with_a_stream(product: Product) -> None:
     assert await as_text(stream) == "Good morning."
     assert await contents(product, conversation) == ["Hello", "Good morning."]
     found = await product.client.conversations.retrieve(conversation)
-    assert len(found.in_context_message_ids or []) == 2
+    assert len(found.in_context_message_ids or []) == 3
     assert found.last_message_at is not None
 
 
@@ -79,7 +82,7 @@ async def test_two_conversations_run_at_once_and_never_see_each_other(product: P
     assert await contents(product, blue) == ["I like blue.", "OK."]
     assert [m["content"] for m in (await product.history(agent.id))[1:]] == ["I like green.", "OK."]
     listed = await product.http.get(f"/v1/agents/{agent.id}/messages", params={"conversation_id": blue})
-    assert [message["content"] for message in listed.json()] == ["I like blue.", "OK."]
+    assert [message["content"] for message in listed.json()][1:] == ["I like blue.", "OK."]
     assert (await product.http.post(f"/v1/conversations/{blue}/cancel")).status_code == 409
     assert (await product.http.post(f"/v1/conversations/{red}/cancel")).json() == {run_id: "cancelled"}
 
@@ -207,7 +210,7 @@ async def test_a_fork_goes_its_own_way_and_is_valid_for_every_provider(product: 
 
         assert broken_rules(left) == []
         assert "roll 0" in str(left.body)
-        assert (fork.summary, len(fork.in_context_message_ids or [])) == ("Dice", 8)
+        assert (fork.summary, len(fork.in_context_message_ids or [])) == ("Dice", 9)
         assert (await contents(product, fork.id))[-2:] == ["go left", "OK."]
         assert "go left" not in str(product.models.requests[-1].body)
         window: Any = {"sliding_window_percentage": 0.6}
@@ -227,7 +230,8 @@ async def test_a_fork_leaves_out_what_nobody_has_answered_yet(product: Product) 
 
     fork = await product.client.conversations.fork("default", agent_id=agent.id)
     assert await contents(product, fork.id) == ["ready?", "Ready.", "roll"]
-    first = (await product.http.get(f"/v1/conversations/{fork.id}/messages")).json()[0]["id"]
+    listed = await product.http.get(f"/v1/conversations/{fork.id}/messages", params={"order": "asc"})
+    first = listed.json()[1]["id"]
     early = await product.client.conversations.fork(fork.id, message_id=first, hidden=True)
     assert await contents(product, early.id) == ["ready?"]
 
@@ -245,8 +249,8 @@ async def test_a_conversation_is_compacted_alone(product: Product) -> None:
     done = await product.client.conversations.messages.compact(one, compaction_settings={"mode": "all"})
 
     assert (done.num_messages_before, done.num_messages_after) == (3, 2)
-    assert len((await product.client.conversations.retrieve(one)).in_context_message_ids or []) == 1
-    assert len((await product.client.conversations.retrieve(other)).in_context_message_ids or []) == 2
+    assert len((await product.client.conversations.retrieve(one)).in_context_message_ids or []) == 2
+    assert len((await product.client.conversations.retrieve(other)).in_context_message_ids or []) == 3
     product.models.say("one two", silent_after=1)
     run_id = await leave(product, one, "count")
     await wait_until(lambda: len(product.models.requests) == 4, description="the model to be asked")
@@ -263,3 +267,51 @@ async def test_the_instructions_are_rendered_for_every_call(product: Product) ->
 
     assert "Likes tea." in rendered
     assert product.models.requests[-1].body["messages"][0]["content"] == rendered
+
+
+async def system_message(product: Product, conversation: str) -> str:
+    listed = await product.http.get(f"/v1/conversations/{conversation}/messages", params={"order": "asc"})
+    return listed.json()[0]["content"]
+
+
+async def test_a_conversation_had_no_system_message_and_recompile_showed_nowhere(product: Product) -> None:
+    agent = await product.agent(system="Be brief.", memory_blocks=[{"label": "human", "value": "Likes tea."}])
+    conversation = await begin(product, agent.id)
+    await product.client.agents.blocks.update("human", agent_id=agent.id, value="Likes coffee.")
+    recompile = f"/v1/conversations/{conversation}/recompile"
+
+    assert "Likes tea." in await system_message(product, conversation)
+    assert "Likes coffee." in (await product.http.post(recompile, params={"dry_run": True})).json()
+    assert "Likes tea." in await system_message(product, conversation)
+    await product.http.post(recompile)
+    assert "Likes coffee." in await system_message(product, conversation)
+    assert "Likes coffee." in await system_message(product, await begin(product, agent.id))
+
+
+async def test_a_conversation_was_listed_oldest_first(product: Product) -> None:
+    agent = await product.agent()
+    conversation = await begin(product, agent.id)
+    for text in ("one", "two"):
+        product.models.play(Turn(reasoning="hm", text=text.upper()))
+        await say(product, conversation, text)
+
+    async def listed(**params: Any) -> list[str]:
+        found = await product.http.get(f"/v1/conversations/{conversation}/messages", params=params)
+        return [message["message_type"].removesuffix("_message") for message in found.json()]
+
+    turn = ["reasoning", "assistant", "user"]
+    assert await listed() == [*turn, *turn, "system"], "one message's parts keep their order"
+    assert await listed(order="desc", limit=1) == ["reasoning", "assistant"]
+    assert await listed(order="asc") == ["system", "user", "reasoning", "assistant", "user", "reasoning", "assistant"]
+    newest_first = (await product.http.get(f"/v1/conversations/{conversation}/messages")).json()
+    older = {"before": newest_first[2]["id"], "limit": 2}
+    assert await listed(**older) == turn
+    assert await listed(include_return_message_types="user_message", limit=2) == ["user", "user"]
+
+
+async def test_an_empty_conversation_was_compacted_without_a_word(product: Product) -> None:
+    agent = await product.agent()
+    answer = await product.http.post(f"/v1/conversations/{await begin(product, agent.id)}/compact", json={})
+    assert answer.status_code == 400
+    assert "no messages to compact" in answer.json()["detail"]
+    assert product.models.requests == []

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Agent, Block, render_system, with_approval_override, with_default_approvals
+from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
-from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ThreadId, ToolId
+from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.domain.tool_rules import refuse_foreign_rules
 from shared.sql.definitions.agents import (
@@ -27,6 +28,7 @@ from shared.sql.definitions.links import (
     set_links,
 )
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
+from shared.sql.paging import remember_place
 from shared.sql.runs.listing import delete_histories
 from shared.sql.tables import (
     agent_blocks,
@@ -149,6 +151,7 @@ class AgentEditor(AgentStore):
             await delete_histories(connection, "agent_id", agent_id)
             for table in (agent_tools, agent_blocks, agent_tags, conversations):
                 await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
+            await remember_place(connection, agents, agent_id)
             await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
 
 
@@ -184,16 +187,20 @@ async def begin_history(
     agent: Agent,
     blocks: Sequence[Block],
     message_id: MessageId,
-    first_messages: Sequence[NewMessage],
+    first_messages: Sequence[NewMessage] = (),
+    conversation: Conversation | None = None,
 ) -> None:
-    """Begins the agent's default history."""
-    message = NewMessage(id=message_id, created_at=agent.created_at, body=_system_message(agent, blocks))
+    """Begins the agent's default history, or a conversation's."""
+    conversation_id = None if conversation is None else conversation.id
+    created_at = agent.created_at if conversation is None else conversation.created_at
+    body = system_message(agent, blocks, conversation_id)
+    message = NewMessage(id=message_id, created_at=created_at, body=body)
     await insert_into_thread(
         connection,
         [message, *first_messages],
         agent_id=agent.id,
-        thread_id=ThreadId(agent.id),
-        conversation_id=None,
+        thread_id=ThreadId(conversation_id or agent.id),
+        conversation_id=conversation_id,
         run_id=None,
         turn=FIRST_TURN,
         after=SYSTEM_POSITION - 1,
@@ -212,7 +219,7 @@ async def render_again(connection: AsyncConnection, changed: Iterable[Agent]) ->
                 messages.c.turn == FIRST_TURN,
                 messages.c.position == SYSTEM_POSITION,
             )
-            .values(body=to_json(_system_message(agent, blocks[agent.id])))
+            .values(body=to_json(system_message(agent, blocks[agent.id])))
         )
 
 
@@ -229,9 +236,12 @@ async def render_agents(connection: AsyncConnection, agent_ids: Sequence[AgentId
     await render_again(connection, await agents_of(connection, list(found.mappings())))
 
 
-def _system_message(agent: Agent, blocks: Sequence[Block]) -> SystemMessage:
+def system_message(
+    agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None
+) -> SystemMessage:
+    """What heads a history. Raises `Conflict` for two blocks of one label."""
     labels = [block.label for block in blocks]
     for label in labels:
         if labels.count(label) > 1:
             raise Conflict(f"Agent {agent.id} would have two memory blocks labelled {label!r}: rename or detach one")
-    return SystemMessage(render_system(agent, blocks))
+    return SystemMessage(render_system(agent, blocks, conversation_id))

@@ -14,7 +14,7 @@ from shared.sql.definitions.agent_changes import render_agents_of
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import block_of, block_values, blocks_of_agents, load_blocks, lock_definitions
 from shared.sql.engine import Database
-from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
+from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.tables import agent_blocks, blocks
 
 
@@ -94,6 +94,7 @@ class BlockStore:
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             await load_blocks(connection, project_id, [block_id])
+            await remember_place(connection, blocks, block_id)
             await connection.execute(sa.delete(blocks).where(blocks.c.id == block_id))
             await render_agents_of(connection, block_id)
             await connection.execute(sa.delete(agent_blocks).where(agent_blocks.c.block_id == block_id))

@@ -13,15 +13,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
-from shared.domain.messages import NewMessage
+from shared.domain.messages import MessageBody, NewMessage, SystemMessage
+from shared.sql.definitions.agent_changes import begin_history, system_message
 from shared.sql.definitions.agents import load_agent
+from shared.sql.definitions.links import blocks_of_agents
 from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
-from shared.sql.history.messages import insert_into_thread
-from shared.sql.paging import Page, contains, field_of_document, rows_of_page
+from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
+from shared.sql.paging import Page, contains, field_of_document, remember_place, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.runs.listing import delete_histories
-from shared.sql.tables import conversations, document_of, from_json
+from shared.sql.tables import conversations, document_of, from_json, messages, to_json
 
 ArchiveStatus = Literal["unarchived", "archived", "all"]
 
@@ -49,27 +51,57 @@ class ConversationStore:
         self._database = database
 
     async def create(
-        self, conversation: Conversation, copies: Mapping[int, Sequence[NewMessage]] | None = None
+        self,
+        conversation: Conversation,
+        *,
+        system_message_id: MessageId,
+        copies: Mapping[int, Sequence[NewMessage]] | None = None,
     ) -> Conversation:
-        """Stores a conversation; `copies` are the messages that it begins with, by turn.
+        """Stores a conversation with its system message; `copies` are the messages that follow it, by turn.
+
+        The system message is what the agent and its blocks say now. It stays so until it is asked for anew: whoever
+        reads the conversation sees how it began. The model is told what they say then.
 
         Raises `NotFound` when the project does not have its agent.
         """
         async with self._database.write() as connection:
-            await load_agent(connection, conversation.project_id, conversation.agent_id)
+            agent = await load_agent(connection, conversation.project_id, conversation.agent_id)
+            blocks = (await blocks_of_agents(connection, [agent.id]))[agent.id]
             await connection.execute(sa.insert(conversations).values(_values(conversation)))
-            for turn, messages in (copies or {}).items():
+            await begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
+            for turn, copied in (copies or {}).items():
                 await insert_into_thread(
                     connection,
-                    messages,
+                    copied,
                     agent_id=conversation.agent_id,
                     thread_id=ThreadId(conversation.id),
                     conversation_id=conversation.id,
                     run_id=None,
                     turn=turn,
-                    after=0,
+                    after=SYSTEM_POSITION if turn == FIRST_TURN else 0,
                 )
         return conversation
+
+    async def render_again(
+        self, project_id: ProjectId, conversation_id: ConversationId, system_message_id: MessageId
+    ) -> None:
+        """Brings the system message to what the agent and its blocks say now. A conversation that an earlier release
+        began without one gets it, with the id given. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            conversation = await _load(connection, project_id, conversation_id, lock=True)
+            agent = await load_agent(connection, project_id, conversation.agent_id)
+            blocks = (await blocks_of_agents(connection, [agent.id]))[agent.id]
+            place = sa.and_(
+                messages.c.thread_id == conversation_id,
+                messages.c.turn == FIRST_TURN,
+                messages.c.position == SYSTEM_POSITION,
+            )
+            first = (await connection.execute(sa.select(messages.c.body).where(place))).scalar_one_or_none()
+            if first is None:
+                await begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
+            elif isinstance(msgspec.json.decode(first, type=MessageBody), SystemMessage):
+                text = to_json(system_message(agent, blocks, conversation_id))
+                await connection.execute(sa.update(messages).where(place).values(body=text))
 
     async def get(self, project_id: ProjectId, conversation_id: ConversationId) -> Conversation:
         """One conversation of this project. Raises `NotFound`."""
@@ -124,6 +156,7 @@ class ConversationStore:
         async with self._database.write() as connection:
             await _load(connection, project_id, conversation_id, lock=True)
             await delete_histories(connection, "thread_id", conversation_id)
+            await remember_place(connection, conversations, conversation_id)
             await connection.execute(sa.delete(conversations).where(conversations.c.id == conversation_id))
 
     def _field(self, name: str) -> Any:

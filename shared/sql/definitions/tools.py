@@ -14,7 +14,7 @@ from shared.domain.ids import AgentId, ProjectId, ToolId
 from shared.domain.tools import Tool
 from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
 from shared.sql.engine import Database
-from shared.sql.paging import Page, contains, count_rows, rows_of_page
+from shared.sql.paging import Page, contains, count_rows, remember_place, rows_of_page
 from shared.sql.tables import agent_tools, tools
 
 
@@ -143,6 +143,7 @@ class ToolStore:
             await lock_definitions(connection, project_id)
             await load_tools(connection, project_id, [tool_id])
             await connection.execute(sa.delete(agent_tools).where(agent_tools.c.tool_id == tool_id))
+            await remember_place(connection, tools, tool_id)
             await connection.execute(sa.delete(tools).where(tools.c.id == tool_id))
 
 

@@ -1,8 +1,7 @@
-"""The messages of histories: runs write them inside their transactions, workers read them for the model, clients list
-them."""
+"""The messages of histories: runs write them inside their transactions, workers read them for the model, `MessageLists`
+lists them."""
 
 from collections.abc import Collection, Sequence
-from typing import Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -10,8 +9,8 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.compaction import Compaction
-from shared.domain.errors import Conflict, NotFound
-from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
+from shared.domain.errors import Conflict
+from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Run
 from shared.sql.engine import Database
@@ -39,7 +38,7 @@ FIRST_TURN = 0
 """The turn before the first run's."""
 
 SYSTEM_POSITION = 1
-"""An agent's default history begins with its system message, in the turn before the first run's."""
+"""A history begins with its system message, in the turn before the first run's."""
 
 
 async def insert_messages(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
@@ -126,12 +125,14 @@ async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: 
     )
 
 
+_IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+
+
 async def clear_context(connection: AsyncConnection, thread_id: ThreadId) -> None:
     """Takes everything but the system message out of a thread's context."""
-    is_system = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
     await connection.execute(
         sa.update(messages)
-        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~is_system)
+        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
         .values(in_context=False, left_because="reset")
     )
 
@@ -153,11 +154,8 @@ async def take_out_of_context(connection: AsyncConnection, run_id: RunId, becaus
     )
 
 
-Order = Literal["asc", "desc"]
-
-
 class MessageStore:
-    """Reads messages, and empties contexts."""
+    """Reads the messages of contexts and runs, and empties contexts."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -171,12 +169,22 @@ class MessageStore:
             found = await connection.execute(query.order_by(messages.c.turn, messages.c.position))
             return [message_of(row) for row in found.mappings()]
 
+    async def is_empty(self, thread_id: ThreadId) -> bool:
+        """Whether a thread's context has nothing but its system message, and nothing is on its way there."""
+        async with self._database.read() as connection:
+            known = await connection.execute(
+                sa.select(messages.c.id)
+                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
+                .limit(1)
+            )
+            return known.one_or_none() is None and await oldest_in_progress(connection, thread_id) is None
+
     async def list_of_run(self, run_id: RunId) -> list[Message]:
         """A run's messages in order, those that were rolled back left out."""
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
-                .where(messages.c.run_id == run_id, _listed())
+                .where(messages.c.run_id == run_id, isis_listed())
                 .order_by(messages.c.turn, messages.c.position)
             )
             return [message_of(row) for row in found.mappings()]
@@ -186,48 +194,10 @@ class MessageStore:
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
-                .where(messages.c.thread_id == thread_id, messages.c.turn == turn, _listed())
+                .where(messages.c.thread_id == thread_id, messages.c.turn == turn, isis_listed())
                 .order_by(messages.c.position)
             )
             return [message_of(row) for row in found.mappings()]
-
-    async def list_of_step(self, step_id: StepId) -> list[Message]:
-        """A step's messages in order, those that were rolled back left out."""
-        async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(messages)
-                .where(messages.c.step_id == step_id, _listed())
-                .order_by(messages.c.turn, messages.c.position)
-            )
-            return [message_of(row) for row in found.mappings()]
-
-    async def page(
-        self,
-        thread_id: ThreadId,
-        *,
-        limit: int,
-        before: MessageId | None = None,
-        after: MessageId | None = None,
-        order: Order = "desc",
-    ) -> list[Message]:
-        """A page of a thread, listed oldest first. `desc` takes the newest that fit, `asc` the oldest.
-
-        `after` means newer than, `before` older than, whatever the order. Raises `NotFound` for an unknown cursor.
-        """
-        place = sa.tuple_(messages.c.turn, messages.c.position)
-        query = sa.select(messages).where(messages.c.thread_id == thread_id, _listed())
-        async with self._database.read() as connection:
-            if after is not None:
-                query = query.where(place > sa.tuple_(*await _place_of(connection, thread_id, after)))
-            if before is not None:
-                query = query.where(place < sa.tuple_(*await _place_of(connection, thread_id, before)))
-            if order == "asc":
-                query = query.order_by(messages.c.turn, messages.c.position)
-            else:
-                query = query.order_by(messages.c.turn.desc(), messages.c.position.desc())
-            found = await connection.execute(query.limit(limit))
-            page = [message_of(row) for row in found.mappings()]
-        return page if order == "asc" else page[::-1]
 
     async def find(self, project_id: ProjectId, message_ids: Collection[MessageId]) -> list[Message]:
         """Those messages of this project that have one of these ids, each by either of its own."""
@@ -236,7 +206,7 @@ class MessageStore:
             found = await connection.execute(
                 sa.select(messages)
                 .join(agents, agents.c.id == messages.c.agent_id)
-                .where(is_wanted, agents.c.project_id == project_id)
+                .where(is_wanted, isis_listed(), agents.c.project_id == project_id)
             )
             return [message_of(row) for row in found.mappings()]
 
@@ -255,19 +225,6 @@ class MessageStore:
             await clear_context(connection, thread_id)
 
 
-def _listed() -> sa.ColumnElement[bool]:
+def isis_listed() -> sa.ColumnElement[bool]:
+    """Whether clients are shown the message: what was rolled back is kept, and never listed."""
     return sa.or_(messages.c.in_context, messages.c.left_because != "rolled_back")
-
-
-def _is(message_id: MessageId) -> sa.ColumnElement[bool]:
-    return sa.or_(messages.c.id == message_id, messages.c.sibling_id == message_id)
-
-
-async def _place_of(connection: AsyncConnection, thread_id: ThreadId, message_id: MessageId) -> tuple[int, int]:
-    found = await connection.execute(
-        sa.select(messages.c.turn, messages.c.position).where(messages.c.thread_id == thread_id, _is(message_id))
-    )
-    place = found.one_or_none()
-    if place is None:
-        raise NotFound(f"Message {message_id} not found: a cursor must be the id of a message of this list")
-    return place.turn, place.position

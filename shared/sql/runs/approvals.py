@@ -13,6 +13,7 @@ from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
 from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
 
@@ -107,21 +108,21 @@ class ApprovalStore:
     async def waiting(
         self,
         project_id: ProjectId,
+        page: Page,
         *,
         agent_id: AgentId | None = None,
         thread_id: ThreadId | None = None,
-        limit: int = 100,
     ) -> list[Approval]:
-        """All waiting requests of a project, oldest first."""
-        query = _waiting().where(approvals.c.project_id == project_id)
+        """A page of the project's waiting requests. One that was decided meanwhile still marks its place."""
+        conditions = [approvals.c.decided_at.is_(None), _of_a_parked_run()]
         if agent_id is not None:
-            query = query.where(approvals.c.agent_id == agent_id)
+            conditions.append(approvals.c.agent_id == agent_id)
         if thread_id is not None:
-            query = query.where(approvals.c.thread_id == thread_id)
-        oldest_first = query.order_by(approvals.c.asked_at, approvals.c.run_id, approvals.c.number)
+            conditions.append(approvals.c.thread_id == thread_id)
+        keys = [approvals.c.asked_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
-            found = await connection.execute(oldest_first.limit(limit))
-            return [approval_of(row) for row in found.mappings()]
+            rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
+            return [approval_of(row) for row in rows]
 
     async def expired(self, now: datetime, limit: int = 100) -> list[Approval]:
         """Requests that were not decided in time and whose policy is to act."""
@@ -137,3 +138,7 @@ def _waiting() -> sa.Select[tuple[object, ...]]:
         .join(runs, runs.c.id == approvals.c.run_id)
         .where(approvals.c.decided_at.is_(None), runs.c.status == RunStatus.AWAITING_APPROVAL)
     )
+
+
+def _of_a_parked_run() -> sa.ColumnElement[bool]:
+    return sa.exists().where(runs.c.id == approvals.c.run_id, runs.c.status == RunStatus.AWAITING_APPROVAL)

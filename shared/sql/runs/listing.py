@@ -13,7 +13,7 @@ from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.runs import Run
 from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
 from shared.sql.engine import Database
-from shared.sql.paging import Page, is_owned_by, rows_of_page
+from shared.sql.paging import Page, is_owned_by, remember_place, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
 from shared.sql.tables import messages
@@ -53,7 +53,7 @@ class RunListing:
         self._database = database
 
     async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
-        """A page in the order asked for; its cursors are run ids. Raises `NotFound` for an unknown one."""
+        """A page in the order asked for; its cursors are run ids."""
         async with self._database.read() as connection:
             owner, conditions = _owner(project_id, wanted), _conditions(wanted)
             rows = await rows_of_page(connection, runs, project_id, page, *conditions, columns=RUN_COLUMNS, owner=owner)
@@ -157,6 +157,7 @@ class RunListing:
             for table in OF_A_RUN:
                 await connection.execute(sa.delete(table).where(table.c.run_id == run_id))
             await connection.execute(sa.update(messages).where(messages.c.run_id == run_id).values(run_id=None))
+            await remember_place(connection, runs, run_id)
             await connection.execute(sa.delete(runs).where(runs.c.id == run_id))
 
 

@@ -6,6 +6,7 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId, RunId, StepId
 from shared.domain.runs import Step
 from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import steps
 from shared.sql.tables import from_json
 
@@ -27,24 +28,18 @@ class StepStore:
             raise NotFound(f"Step {step_id} not found")
         return from_json(document, Step)
 
-    async def list_steps(
-        self,
-        project_id: ProjectId,
-        *,
-        run_id: RunId | None = None,
-        agent_id: AgentId | None = None,
-        limit: int = 1000,
-        ascending: bool = True,
+    async def list(
+        self, project_id: ProjectId, page: Page, *, run_id: RunId | None = None, agent_id: AgentId | None = None
     ) -> list[Step]:
-        """Steps of a run or an agent, oldest or newest first."""
-        query = sa.select(steps.c.document).where(steps.c.project_id == project_id)
+        """A page of the project's steps, or of those of a run or an agent."""
+        conditions: list[sa.ColumnElement[bool]] = []
         if run_id is not None:
-            query = query.where(steps.c.run_id == run_id)
+            conditions.append(steps.c.run_id == run_id)
         if agent_id is not None:
-            query = query.where(steps.c.agent_id == agent_id)
-        order = [steps.c.created_at, steps.c.number]
+            conditions.append(steps.c.agent_id == agent_id)
+        keys = [steps.c.number, steps.c.id] if run_id is not None else [steps.c.created_at, steps.c.number, steps.c.id]
         async with self._database.read() as connection:
-            found = await connection.execute(
-                query.order_by(*(order if ascending else [column.desc() for column in order])).limit(limit)
+            rows = await rows_of_page(
+                connection, steps, project_id, page, *conditions, columns=[steps.c.document], keys=keys
             )
-            return [from_json(document, Step) for document in found.scalars()]
+            return [from_json(row["document"], Step) for row in rows]

@@ -24,6 +24,7 @@ from shared.domain.messages import AssistantMessage, ToolReturns, UserMessage
 from shared.domain.runs import Run
 from shared.process.context import ProcessContext
 from shared.redis.queue import RunQueue
+from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.listing import QuietRun, RunFilter
 from tests.kit.model_server import ModelServer
@@ -151,7 +152,9 @@ class ConversationDriver:
         calls = [c.id for m in context if isinstance(m.body, AssistantMessage) for c in m.body.tool_calls]
         returns = [r.tool_call_id for m in context if isinstance(m.body, ToolReturns) for r in m.body.returns]
         assert sorted(calls) == sorted(returns), f"calls {calls}, results {returns}"
-        listed = wire_messages(await self.services.messages.page(thread, limit=1000, order="asc"))
+        listed = wire_messages(
+            await self.services.message_lists.page(MessageFilter(thread_id=thread), limit=1000, order="asc")
+        )
         ids = list(dict.fromkeys(message["id"] for message in listed))
         [details] = await self.services.agents.details([self.agent])
         assert ids == details.message_ids

@@ -82,8 +82,9 @@ class Product:
         return await wait_until(look, description=f"run {run_id} to end")
 
     async def history(self, agent_id: str) -> list[dict[str, Any]]:
-        """The agent's messages as the wire lists them, oldest first."""
-        answer = await self.http.get(f"/v1/agents/{agent_id}/messages", params={"limit": 1000, "order": "asc"})
+        """The agent's default history as the wire lists it, oldest first."""
+        params = {"limit": 1000, "order": "asc", "conversation_id": "default"}
+        answer = await self.http.get(f"/v1/agents/{agent_id}/messages", params=params)
         return answer.json()
 
 

@@ -26,6 +26,7 @@ from shared.domain.settling import RunEnd
 from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
+from shared.sql.history.message_lists import MessageFilter, MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore, requests_of
 from shared.sql.runs.callbacks import CallbackStore
@@ -44,6 +45,7 @@ IDS = IdMaker()
 AGENT = some_agent()
 THREAD = ThreadId("conv-1")
 SOME_KEYS = SubmissionKeys(["otids:1"])
+IN_THREAD = MessageFilter(thread_id=THREAD)
 CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")
 
 STOP_REASONS = {RunTrigger.COMPLETE: "end_turn", RunTrigger.FAIL: "error", RunTrigger.CANCEL: "cancelled"}
@@ -166,6 +168,10 @@ class Stores:
     @property
     def messages(self) -> MessageStore:
         return MessageStore(self.database)
+
+    @property
+    def lists(self) -> MessageLists:
+        return MessageLists(self.database)
 
     @property
     def listing(self) -> RunListing:

@@ -1,0 +1,65 @@
+"""The messages of all agents of a project: list them, find one by its id, search them for words."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+
+from api.dependencies import HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
+from api.letta.message_search import MessageSearch, wire_found
+from api.letta.messages import wire_message
+from api.message_answers import message_answers
+from api.runs.threads import DEFAULT
+from shared.domain.errors import NotFound
+from shared.domain.ids import UUID4_PATTERN, MessageId, ThreadId
+from shared.sql.history.message_lists import MessageFilter
+
+router = APIRouter(prefix="/v1/messages", tags=["messages"])
+
+MessageIdPath = Annotated[MessageId, Path(pattern=f"^message-{UUID4_PATTERN}$")]
+
+
+@router.get("")
+async def list_messages(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: HundredNewestFirst,
+    types: MessageTypes = None,
+    conversation_id: str | None = None,
+) -> list[dict[str, Any]]:
+    """The messages of all histories, of one conversation, or of all default histories; oldest first.
+
+    `desc` (the default) takes the newest that fit.
+    """
+    thread_id = ThreadId(conversation_id) if conversation_id and conversation_id != DEFAULT else None
+    of = MessageFilter(project_id=project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
+    return await message_answers(services, of, page, types)
+
+
+@router.post("/search")
+async def search_messages(
+    request: MessageSearch, services: ServicesDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """What users and agents have said with all these words, newest first."""
+    found = await services.message_lists.search(
+        project_id,
+        request.query.split(),
+        agent_id=request.agent_id,
+        conversation_id=request.conversation_id,
+        limit=request.limit,
+        start=request.start_date,
+        end=request.end_date,
+    )
+    return wire_found(found)
+
+
+@router.get("/{message_id}")
+async def retrieve_message(
+    message_id: MessageIdPath, services: ServicesDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """The parts of one message, which the wire shows as messages of their own."""
+    found = await services.messages.find(project_id, [message_id])
+    # The calls and the approval requests of one stored answer may have an id each.
+    parts = [part for message in found for part in wire_message(message) if part["id"] == message_id]
+    if not parts:
+        raise NotFound(f"Message with id {message_id} not found.")
+    return parts

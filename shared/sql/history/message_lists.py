@@ -1,0 +1,195 @@
+"""Lists of messages, as clients page through them: of a thread, a run, a step, an agent or a project; and a search."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
+from shared.domain.messages import Message
+from shared.domain.word_search import Role, ascii_parts, has_words, kind_of_role
+from shared.sql.engine import Database
+from shared.sql.history.messages import is_listed, message_of
+from shared.sql.paging import contains
+from shared.sql.tables import agents, messages
+
+Order = Literal["asc", "desc"]
+
+MOST_AT_ONCE = 1000
+"""Rows of one read, where most of them may turn out not to be wanted."""
+
+
+class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose messages a list shows. Everything that is given must hold; of an agent or a project, all histories."""
+
+    thread_id: ThreadId | None = None
+    run_id: RunId | None = None
+    step_id: StepId | None = None
+    agent_id: AgentId | None = None
+    project_id: ProjectId | None = None
+    is_default: bool = False
+    """Only the agents' default histories, no conversations."""
+
+    @property
+    def is_of_one_thread(self) -> bool:
+        """Whether all the messages are of one history."""
+        return self.thread_id is not None or self.run_id is not None or self.step_id is not None
+
+
+class MessageLists:
+    """Lists and searches messages. What was rolled back is in no list."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self,
+        of: MessageFilter,
+        *,
+        limit: int,
+        before: MessageId | None = None,
+        after: MessageId | None = None,
+        order: Order = "desc",
+        is_wanted: Callable[[Message], bool] | None = None,
+    ) -> list[Message]:
+        """A page, listed oldest first. `desc` takes the newest that fit, `asc` the oldest.
+
+        `after` means newer than, `before` older than, whatever the order; a cursor that the list does not have is
+        passed over. The page has `limit` messages that are wanted, if there are as many.
+        """
+        query, keys = _query(of)
+        async with self._database.read() as connection:
+            for cursor, is_newer in ((after, True), (before, False)):
+                place = None if cursor is None else await _place_of(connection, query, keys, cursor)
+                if place is not None:
+                    query = query.where(sa.tuple_(*keys) > place if is_newer else sa.tuple_(*keys) < place)
+            query = query.where(is_listed())
+            found = await _collect(connection, query, keys, limit, is_wanted, ascending=order == "asc")
+        return found if order == "asc" else found[::-1]
+
+    async def search(
+        self,
+        project_id: ProjectId,
+        words: Sequence[str],
+        *,
+        agent_id: AgentId | None = None,
+        conversation_id: ConversationId | None = None,
+        roles: Collection[Role] = ("user", "assistant"),
+        limit: int = 50,
+        start: datetime | None = None,
+        end: datetime | None = None,
+    ) -> list[Message]:
+        """The project's messages with all the words, in any order and whatever their case; newest first.
+
+        A word may be part of a longer one. Without words: all messages of these roles. `start` and `end` belong to the
+        time that is searched.
+        """
+        conditions = [is_listed(), sa.or_(*map(_is_of_role, roles))]
+        # Every message that has the words has these parts of them, however it is stored. The rest is not left to the
+        # database: SQLite takes only the letters of ASCII for the same in both cases, and a quote is stored as two.
+        conditions += [contains(messages.c.body, part) for word in words for part in ascii_parts(word)]
+        if start is not None:
+            conditions.append(messages.c.created_at >= start)
+        if end is not None:
+            conditions.append(messages.c.created_at <= end)
+        if conversation_id is not None:
+            conditions.append(messages.c.thread_id == conversation_id)
+        of = MessageFilter(project_id=project_id, agent_id=agent_id)
+        keys = [messages.c.created_at, messages.c.thread_id, messages.c.turn, messages.c.position]
+        query = _of_owner(sa.select(messages), messages, of).where(*conditions)
+        wanted_roles = frozenset(roles)
+        async with self._database.read() as connection:
+            return await _collect(
+                connection,
+                query,
+                keys,
+                limit,
+                lambda message: has_words(message.body, words, wanted_roles),
+                ascending=False,
+            )
+
+
+Keys = Sequence[sa.ColumnElement[Any]]
+Query = sa.Select[*tuple[Any, ...]]
+
+
+def _query(of: MessageFilter) -> tuple[Query, Keys]:
+    """The messages, and what orders them.
+
+    Turns of several histories are ordered by when they began. What a turn consists of stays together, so that no clock
+    can put an answer before its question.
+    """
+    query: Query = sa.select(messages)
+    if of.thread_id is not None:
+        query = query.where(messages.c.thread_id == of.thread_id)
+    if of.run_id is not None:
+        query = query.where(messages.c.run_id == of.run_id)
+    if of.step_id is not None:
+        query = query.where(messages.c.step_id == of.step_id)
+    if of.is_default:
+        query = query.where(messages.c.conversation_id.is_(None))
+    place = [messages.c.turn, messages.c.position]
+    if of.is_of_one_thread:
+        return _of_owner(query, messages, of), place
+    first = messages.alias("first")
+    begins = sa.and_(first.c.thread_id == messages.c.thread_id, first.c.turn == messages.c.turn, first.c.position == 1)
+    return _of_owner(query.join(first, begins), first, of), [first.c.created_at, messages.c.thread_id, *place]
+
+
+def _of_owner(query: Query, table: sa.FromClause, of: MessageFilter) -> Query:
+    if of.agent_id is not None:
+        query = query.where(table.c.agent_id == of.agent_id)
+    if of.project_id is not None:
+        query = query.join(agents, agents.c.id == table.c.agent_id).where(agents.c.project_id == of.project_id)
+    return query
+
+
+def _is_of_role(role: Role) -> sa.ColumnElement[bool]:
+    # A body begins with its tag.
+    return messages.c.body.startswith(f'{{"type":"{kind_of_role(role)}"', autoescape=True)
+
+
+async def _place_of(
+    connection: AsyncConnection, query: Query, keys: Keys, message_id: MessageId
+) -> sa.ColumnElement[Any] | None:
+    is_it = sa.or_(messages.c.id == message_id, messages.c.sibling_id == message_id)
+    row = (await connection.execute(query.with_only_columns(*keys).where(is_it))).one_or_none()
+    return None if row is None else _tuple_of(keys, row)
+
+
+def _tuple_of(keys: Keys, values: Sequence[Any]) -> sa.ColumnElement[Any]:
+    return sa.tuple_(*(sa.literal(value, key.type) for key, value in zip(keys, values, strict=True)))
+
+
+async def _collect(
+    connection: AsyncConnection,
+    query: Query,
+    keys: Keys,
+    limit: int,
+    is_wanted: Callable[[Message], bool] | None,
+    *,
+    ascending: bool,
+) -> list[Message]:
+    """The first messages that are wanted, as many as `limit`, in the order of the keys."""
+    ordered = query.order_by(*(key if ascending else key.desc() for key in keys))
+    ordered = ordered.add_columns(*(key.label(f"key_{number}") for number, key in enumerate(keys)))
+    collected: list[Message] = []
+    at_once, last = limit, None
+    while True:
+        rest = ordered
+        if last is not None:
+            rest = ordered.where(sa.tuple_(*keys) > last if ascending else sa.tuple_(*keys) < last)
+        rows = (await connection.execute(rest.limit(at_once))).mappings().all()
+        for row in rows:
+            message = message_of(row)
+            if is_wanted is None or is_wanted(message):
+                collected.append(message)
+            if len(collected) == limit:
+                return collected
+        if len(rows) < at_once:
+            return collected
+        last = _tuple_of(keys, [rows[-1][f"key_{number}"] for number in range(len(keys))])
+        at_once = MOST_AT_ONCE

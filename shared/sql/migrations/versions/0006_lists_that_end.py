@@ -1,0 +1,34 @@
+"""The places of deleted rows, for cursors that name them; an index for the messages of all histories of an agent."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "deleted_rows",
+        sa.Column("entry", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("entry", name=op.f("pk_deleted_rows")),
+        sa.UniqueConstraint("id", name=op.f("uq_deleted_rows_id")),
+    )
+    begins = sa.text("position = 1")
+    op.create_index(
+        "ix_messages_turns_of_agent",
+        "messages",
+        ["agent_id", "created_at", "thread_id", "turn"],
+        sqlite_where=begins,
+        postgresql_where=begins,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_messages_turns_of_agent", "messages")
+    op.drop_table("deleted_rows")
