@@ -82,6 +82,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
     domain.NotFound: ErrorAnswer(404, _plain),
     domain.InvalidRequest: ErrorAnswer(400, _INVALID),
+    domain.BlockTooLong: ErrorAnswer(422, _INVALID),
     domain.InvalidToolSource: ErrorAnswer(400, _INVALID),
     domain.UnknownTools: ErrorAnswer(400, _plain),
     domain.NoPendingApproval: ErrorAnswer(400, _plain),

@@ -32,6 +32,7 @@ from api.routes import (
     project_messages,
     runs,
     steps,
+    tags,
     tools,
 )
 from api.runs.cancel import CancelService, RunCanceller
@@ -53,6 +54,7 @@ from shared.runs.unowned import UnownedRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.tags import TagStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
@@ -68,7 +70,7 @@ from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
 
 ROUTES = (
-    health, agents, agent_tools, agent_blocks, tools, blocks, models, conversations, conversation_messages,
+    health, agents, agent_tools, agent_blocks, tools, blocks, tags, models, conversations, conversation_messages,
     conversation_contexts, messages, project_messages, runs, steps, approvals, absent_lists,
 )  # fmt: skip
 
@@ -153,6 +155,7 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
         tools=tool_store,
         base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),
+        tags=TagStore(database),
         conversations=conversation_store,
         messages=message_store,
         message_lists=MessageLists(database),

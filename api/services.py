@@ -17,6 +17,7 @@ from shared.process.settings import Settings
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.tags import TagStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
@@ -42,6 +43,7 @@ class Services:
     tools: ToolStore
     base_tools: BaseToolShelf
     blocks: BlockStore
+    tags: TagStore
     conversations: ConversationStore
     messages: MessageStore
     message_lists: MessageLists

@@ -1,6 +1,7 @@
 """The state of an agent, as Letta's wire answers it."""
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from typing import Any
 
 from api.letta.blocks import wire_block
@@ -14,6 +15,8 @@ SECRETS = "agent.secrets"
 PENDING_APPROVAL = "agent.pending_approval"
 """Values of `include`. Everything else that can be included is always there."""
 
+_MILLISECOND = timedelta(milliseconds=1)
+
 
 def wire_agent(
     details: AgentDetails,
@@ -23,7 +26,7 @@ def wire_agent(
     pending_approval: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The wire's agent state. `pending_approval` is the wire's approval request message, where one waits."""
-    agent = details.agent
+    agent, last = details.agent, details.last_run
     blocks = [wire_block(block) for block in details.blocks]
     variables = _variables(agent) if SECRETS in include else []
     return {
@@ -61,8 +64,8 @@ def wire_agent(
         "secrets": variables,
         "pending_approval": pending_approval,
         "last_stop_reason": agent.last_stop_reason,
-        "last_run_completion": None,
-        "last_run_duration_ms": None,
+        "last_run_completion": wire_time(last.completed_at if last else None),
+        "last_run_duration_ms": round((last.completed_at - last.submitted_at) / _MILLISECOND) if last else None,
         "timezone": agent.timezone,
         "approval_expires_s": agent.approval_expires_s,
         "on_approval_expiry": agent.on_approval_expiry,

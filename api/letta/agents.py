@@ -196,7 +196,8 @@ class AgentFields(BaseModel):
         )
         if self.tool_rules is None:
             return changed
-        return with_tool_rules(changed, [rule.document() for rule in self.tool_rules])
+        rules = [rule.document() for rule in self.tool_rules]
+        return with_tool_rules(changed, [rule for place, rule in enumerate(rules) if rule not in rules[:place]])
 
 
 class AgentCreate(AgentFields):

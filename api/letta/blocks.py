@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.domain.agents import Block
-from shared.domain.errors import InvalidRequest
+from shared.domain.errors import BlockTooLong
 from shared.domain.ids import IdMaker, ProjectId
 
 DEFAULT_LIMIT = 100_000
@@ -60,13 +60,13 @@ class BlockUpdate(BaseModel):
     tags: list[str] | None = None
 
     def apply(self, block: Block) -> Block:
-        """The block after the change. Raises `InvalidRequest` when the value would not fit."""
+        """The block after the change. Raises `BlockTooLong` when the value would not fit."""
         given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
         if "description" in self.model_fields_set:
             given["description"] = self.description
         changed = replace(block, **given)
         if len(changed.value) > changed.limit:
-            raise InvalidRequest(
+            raise BlockTooLong(
                 f"value: {len(changed.value)} characters are more than the block's limit of {changed.limit}"
             )
         return changed

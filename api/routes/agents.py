@@ -13,7 +13,7 @@ from api.letta.context import wire_context
 from api.letta.models import refuse_builtin
 from shared.domain.agents import Agent, render_system
 from shared.domain.ids import ThreadId
-from shared.sql.definitions.agents import AgentFilter
+from shared.sql.definitions.agents import AgentFilter, AgentOrder
 
 router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
@@ -24,8 +24,22 @@ def _agent_filter(
     tags: Texts = None,
     match_all_tags: bool = False,
     last_stop_reason: str | None = None,
+    identity_id: str | None = None,
+    template_id: str | None = None,
+    base_template_id: str | None = None,
+    show_hidden_agents: bool = False,
 ) -> AgentFilter:
-    return AgentFilter(name, query_text, tags or (), match_all_tags, last_stop_reason)
+    return AgentFilter(
+        name=name,
+        query_text=query_text,
+        tags=tags or (),
+        match_all_tags=match_all_tags,
+        last_stop_reason=last_stop_reason,
+        identity_id=identity_id,
+        template_id=template_id,
+        base_template_id=base_template_id,
+        show_hidden=show_hidden_agents,
+    )
 
 
 @router.post("")
@@ -51,15 +65,20 @@ async def list_agents(
     page: NewestFirst,
     wanted: Annotated[AgentFilter, Depends(_agent_filter)],
     include: Texts = None,
+    order_by: AgentOrder = "created_at",
+    sort_by: AgentOrder | None = None,
 ) -> list[dict[str, Any]]:
-    """The project's agents."""
-    return await agent_answers(services, await services.agents.list(project_id, wanted, page), include)
+    """The project's agents. `sort_by` is the older name of `order_by`."""
+    found = await services.agents.list(project_id, wanted, page, sort_by or order_by)
+    return await agent_answers(services, found, include)
 
 
 @router.get("/count")
-async def count_agents(services: ServicesDep, project_id: ProjectDep) -> int:
+async def count_agents(
+    services: ServicesDep, project_id: ProjectDep, wanted: Annotated[AgentFilter, Depends(_agent_filter)]
+) -> int:
     """How many agents the project has."""
-    return await services.agents.count(project_id)
+    return await services.agents.count(project_id, wanted)
 
 
 @router.get("/{agent_id}")
@@ -85,6 +104,12 @@ async def delete_agent(agent_id: AgentIdPath, services: ServicesDep, project_id:
     """Deletes an agent with its histories and runs."""
     await services.agents.delete(project_id, agent_id)
     return {"message": f"Agent id={agent_id} successfully deleted"}
+
+
+@router.get("/{agent_id}/core-memory")
+async def retrieve_memory(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """The agent's memory blocks, as its state shows them."""
+    return (await agent_answer(services, await services.agents.get(project_id, agent_id)))["memory"]
 
 
 @router.get("/{agent_id}/context")

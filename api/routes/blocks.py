@@ -70,5 +70,5 @@ async def list_agents_of_block(
 ) -> list[dict[str, Any]]:
     """The agents that have the block."""
     await services.blocks.get(project_id, block_id)
-    agents = await services.agents.list(project_id, AgentFilter(block_id=block_id), page)
+    agents = await services.agents.list(project_id, AgentFilter(block_id=block_id, show_hidden=True), page)
     return await agent_answers(services, agents, include)

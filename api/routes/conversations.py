@@ -16,7 +16,7 @@ from api.letta.conversations import ConversationCreate, ConversationUpdate, new_
 from api.letta.models import refuse_builtin
 from api.services import Services
 from shared.domain.conversations import Conversation
-from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter
+from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
@@ -44,10 +44,11 @@ async def list_conversations(
     agent_id: OptionalAgentIdQuery = None,
     summary_search: str | None = None,
     archive_status: ArchiveStatus = "unarchived",
+    order_by: ConversationOrder = "created_at",
 ) -> list[dict[str, Any]]:
     """The conversations of an agent, or of all."""
     wanted = ConversationFilter(agent_id, summary_search, archive_status)
-    found = await services.conversations.list(project_id, wanted, page)
+    found = await services.conversations.list(project_id, wanted, page, order_by)
     return [wire_conversation(details) for details in await services.conversations.details(found)]
 
 

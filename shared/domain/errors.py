@@ -3,6 +3,7 @@
 HoldfastError
 ├── NotFound                    an id that this project does not have
 ├── InvalidRequest              the request cannot be understood or makes no sense
+│   ├── BlockTooLong                a block's value does not fit its limit
 │   ├── InvalidToolSource       a tool's source cannot be turned into a schema
 │   ├── UnknownTools            an agent is to get tools that the project does not have
 │   ├── NoPendingApproval       a decision, but nothing waits for one
@@ -49,6 +50,10 @@ class NotFound(HoldfastError):
 
 class InvalidRequest(HoldfastError):
     """The request is not valid."""
+
+
+class BlockTooLong(InvalidRequest):
+    """The value is longer than the block's limit."""
 
 
 class InvalidToolSource(InvalidRequest):

@@ -50,6 +50,7 @@ class ToolReturn(msgspec.Struct, frozen=True):
     stdout: list[str] | None = None
     """Lines that the tool printed; None when no tool ran here (denied, or run by the client)."""
     stderr: list[str] | None = None
+    """What the tool complained of, as one text."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):

@@ -87,7 +87,9 @@ PLACES_KEPT = 100_000
 """Places of deleted rows. Nobody is in the middle of a list for longer."""
 
 
-def is_owned_by(connection: AsyncConnection, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
+def is_owned_by(
+    connection: AsyncConnection, column: sa.Column[str], value: str | sa.Column[str]
+) -> sa.ColumnElement[bool]:
     """That the column has this value, for a query that orders by the column and then by `number`.
 
     Postgres is told a range, because it takes an equal column out of the order. Then the primary key has the order,
@@ -131,8 +133,9 @@ def contains(column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[bool]
     return column.icontains(text, autoescape=True)
 
 
-def field_of_document(table: sa.Table, name: str, *, is_sqlite: bool) -> Any:
-    """A field of the JSON text in the table's `document`, for conditions that are too rare for a column."""
+def field_of_document(table: sa.Table, name: str | tuple[str, ...], *, is_sqlite: bool) -> Any:
+    """A field of the JSON text in the table's `document`, for conditions that are too rare for a column; a tuple is the
+    way to a field inside another."""
     document = table.c.document
     # SQLite reads JSON from text as it is, and its CAST would make a number of it; Postgres must be told.
     return (sa.type_coerce(document, sa.JSON) if is_sqlite else sa.cast(document, sa.JSON))[name]

@@ -133,7 +133,7 @@ async def test_blocks_and_their_agents(client: AsyncLetta) -> None:
     assert (changed.id, changed.value) == (block.id, "Likes coffee.")
     assert (await client.agents.blocks.retrieve("human", agent_id=agent.id)).value == "Likes coffee."
     assert "Likes coffee." in await client.agents.recompile(agent.id)
-    with pytest.raises(BadRequestError, match="limit of 50"):
+    with pytest.raises(UnprocessableEntityError, match="limit of 50"):
         await client.blocks.update(block.id, value="x" * 51)
     with pytest.raises(UnprocessableEntityError, match="limit of 5"):
         await client.blocks.create(label="human", value="x" * 6, limit=5)

@@ -16,7 +16,11 @@ from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest
+<<<<<<< HEAD
 from shared.domain.submission_keys import SubmissionKeys
+=======
+from shared.sql.history.message_lists import MessageFilter
+>>>>>>> 3e4147a (Small reads as on the wire: tags, core memory, order by last run, filters of agents)
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
     approvals,
@@ -196,6 +200,7 @@ async def reading(stores: Stores) -> None:
     await stores.runs.input_of(run.id)
     await stores.messages.list_of_run(run.id)
     await stores.lists.page(IN_THREAD, limit=20)
+    await stores.lists.page(MessageFilter(agent_id=AGENT.id), limit=20)
     await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id)
     await stores.steps.list(PROJECT, Page(limit=20))
 

@@ -3,11 +3,13 @@ that delete and add rows as they go."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
-from letta_client import Letta
+from letta_client import AsyncLetta, Letta
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
@@ -28,36 +30,35 @@ class Rows(NamedTuple):
     step: str
 
 
-class Walk(NamedTuple):
+@dataclass(frozen=True)
+class Walk:
     """A list of the SDK, and how far its iterator gets in each order."""
 
-    listed: Callable[[Any, Rows], Callable[..., Any]]
-    """From a client, sync or async, to the method; what it is about is already given."""
+    listed: Callable[[AsyncLetta, Rows], Callable[..., Any]]
+    """From a client to the method; what it is about is already given. The sync client has the same names."""
     least: int = 5
     desc: str = "whole"
     """`asc` is always whole. Of messages, `after` is newer whatever the order, so a `desc` walk has the page that it
     began with ("newest page"), or after that its newer part again ("repeats"): so it is on the wire."""
 
 
-def about(method: Callable[..., Any], *given: Any, **named: Any) -> Callable[..., Any]:
-    return lambda **page: method(*given, **named, **page)
-
-
 WALKS = {
     "agents": Walk(lambda client, _: client.agents.list),
-    "agents.blocks": Walk(lambda client, rows: about(client.agents.blocks.list, rows.agent)),
-    "agents.tools": Walk(lambda client, rows: about(client.agents.tools.list, rows.agent)),
-    "agents.messages": Walk(lambda client, rows: about(client.agents.messages.list, rows.agent), desc="newest page"),
+    "agents.blocks": Walk(lambda client, rows: partial(client.agents.blocks.list, rows.agent)),
+    "agents.tools": Walk(lambda client, rows: partial(client.agents.tools.list, rows.agent)),
+    "agents.messages": Walk(lambda client, rows: partial(client.agents.messages.list, rows.agent), desc="newest page"),
     "blocks": Walk(lambda client, _: client.blocks.list),
-    "blocks.agents": Walk(lambda client, rows: about(client.blocks.agents.list, rows.block)),
+    "blocks.agents": Walk(lambda client, rows: partial(client.blocks.agents.list, rows.block)),
     "conversations.messages": Walk(
-        lambda client, rows: about(client.conversations.messages.list, rows.conversation), desc="repeats"
+        lambda client, rows: partial(client.conversations.messages.list, rows.conversation), desc="repeats"
     ),
     "runs": Walk(lambda client, _: client.runs.list),
-    "runs.messages": Walk(lambda client, rows: about(client.runs.messages.list, rows.run), desc="repeats"),
-    "runs.steps": Walk(lambda client, rows: about(client.runs.steps.list, rows.run)),
+    "runs.messages": Walk(lambda client, rows: partial(client.runs.messages.list, rows.run), desc="repeats"),
+    "runs.steps": Walk(lambda client, rows: partial(client.runs.steps.list, rows.run)),
     "steps": Walk(lambda client, _: client.steps.list),
-    "steps.messages": Walk(lambda client, rows: about(client.steps.messages.list, rows.step), least=2, desc="repeats"),
+    "steps.messages": Walk(
+        lambda client, rows: partial(client.steps.messages.list, rows.step), least=2, desc="repeats"
+    ),
     "tools": Walk(lambda client, _: client.tools.list),
 }
 
@@ -104,7 +105,9 @@ async def walked_by_both(product: Product, walk: Walk, rows: Rows, **page: Any) 
     """The rows of a walk; the sync iterator and the async one must agree."""
     by_async = rows_of(await at_most(walk.listed(product.client, rows)(**page)))
     with Letta(base_url=product.base_url, api_key="none", max_retries=0) as client:
-        by_sync = await asyncio.to_thread(lambda: rows_of(islice(walk.listed(client, rows)(**page), MOST + 1)))
+        by_sync = await asyncio.to_thread(
+            lambda: rows_of(islice(walk.listed(cast("AsyncLetta", client), rows)(**page), MOST + 1))
+        )
     assert by_async == by_sync
     return by_async
 

@@ -116,7 +116,7 @@ async def test_words_are_found_in_what_users_and_agents_said(product: Product) -
     await tell(product, other.id, "No keys here")
 
     async def found(query: str, **fields: Any) -> list[str]:
-        return [hit.to_dict()["content"] for hit in await product.client.messages.search(query=query, **fields)]
+        return [str(hit.to_dict()["content"]) for hit in await product.client.messages.search(query=query, **fields)]
 
     assert await found("key") == [
         "No keys here", "And the other key, %_?", 'The KEY is "under the mat", said Änne.', "Where is the key?",

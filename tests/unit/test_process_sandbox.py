@@ -130,13 +130,15 @@ async def test_a_failing_tool_is_an_outcome(sandbox: ProcessSandbox, source: str
     assert (outcome.status, outcome.text) == ("error", f"Error executing function tool: {text}")
 
 
-async def test_the_traceback_shows_the_tools_lines_only(sandbox: ProcessSandbox) -> None:
+async def test_a_traceback_was_as_many_texts_as_it_has_lines_and_shows_the_tools_only(sandbox: ProcessSandbox) -> None:
     outcome = await sandbox.call(tool_call("def tool():\n    raise ValueError('no good')"))
-    assert outcome.stderr == [
-        "Traceback (most recent call last):",
-        '  File "<tool>", line 2, in tool',
-        "    raise ValueError('no good')",
-        "ValueError: no good",
+    assert [text.splitlines() for text in outcome.stderr] == [
+        [
+            "Traceback (most recent call last):",
+            '  File "<tool>", line 2, in tool',
+            "    raise ValueError('no good')",
+            "ValueError: no good",
+        ]
     ]
 
 

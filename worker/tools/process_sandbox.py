@@ -122,7 +122,7 @@ def outcome(process: ToolProcess, invocation: ToolInvocation, text_limit: int, *
     if frame.truncated or len(text) > text_limit:
         text = f"{text[:text_limit]}... [tool output truncated at {text_limit} characters]"
     status = "success" if frame.status == "success" else "error"
-    return ToolOutcome(status, text, stdout=lines(process.stdout), stderr=lines(process.stderr))
+    return ToolOutcome(status, text, stdout=lines(process.stdout), stderr=whole(process.stderr))
 
 
 def read_frame(pipe: CappedPipe) -> Frame | None:
@@ -154,6 +154,12 @@ def lines(pipe: CappedPipe) -> list[str]:
     found = printable(pipe.kept.decode("utf-8", "replace")).splitlines()
     missing = pipe.received - len(pipe.kept)
     return [*found, f"... [{missing} more bytes dropped]"] if missing else found
+
+
+def whole(pipe: CappedPipe) -> list[str]:
+    """The same as one text, which is how clients read what a tool complained of: a traceback is one thing."""
+    text = "\n".join(lines(pipe))
+    return [text] if text else []
 
 
 async def remove(directory: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -14,13 +14,15 @@ from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ToolId
 from shared.domain.tools import Tool
+from shared.sql.definitions.last_runs import LastRun, last_run_keys, last_runs
 from shared.sql.definitions.links import (
     blocks_of_agents,
     tools_of_agents,
 )
 from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
-from shared.sql.paging import Page, contains, count_rows, rows_of_page
+from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
+from shared.sql.run_tables import runs
 from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents, from_json
 
 
@@ -88,6 +90,16 @@ class AgentFilter(msgspec.Struct, frozen=True):
     match_all_tags: bool = False
     last_stop_reason: str | None = None
     block_id: BlockId | None = None
+    identity_id: str | None = None
+    template_id: str | None = None
+    base_template_id: str | None = None
+    show_hidden: bool = False
+
+
+EVERY_SHOWN = AgentFilter()
+"""All but the hidden ones."""
+
+AgentOrder = Literal["created_at", "updated_at", "last_run_completion"]
 
 
 class EquippedAgent(NamedTuple):
@@ -106,6 +118,7 @@ class AgentDetails(msgspec.Struct, frozen=True):
     blocks: list[Block]
     message_ids: list[MessageId]
     """The ids of the messages in its default context, as the wire shows them."""
+    last_run: LastRun | None = None
 
 
 class AgentStore:
@@ -126,31 +139,42 @@ class AgentStore:
             tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if agent.tool_ids else []
             return EquippedAgent(agent, tools)
 
-    async def list(self, project_id: ProjectId, wanted: AgentFilter, page: Page) -> list[Agent]:
-        """A page of the project's agents."""
+    async def list(
+        self, project_id: ProjectId, wanted: AgentFilter, page: Page, order_by: AgentOrder = "created_at"
+    ) -> list[Agent]:
+        """A page of the project's agents. Those that have not run yet come last where runs order them."""
+        conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
         async with self._database.read() as connection:
-            rows = await rows_of_page(connection, agents, project_id, page, *_conditions(wanted))
+            keys: list[sa.ColumnElement[Any]] = [agents.c.number]
+            if order_by == "updated_at":
+                keys = [agents.c.updated_at, agents.c.number]
+            elif order_by == "last_run_completion":
+                keys = last_run_keys(connection, order_by, runs.c.agent_id, agents, ascending=page.ascending)
+            rows = await rows_of_page(connection, agents, project_id, page, *conditions, keys=keys)
             return await agents_of(connection, rows)
 
-    async def count(self, project_id: ProjectId) -> int:
-        """How many agents the project has."""
+    async def count(self, project_id: ProjectId, wanted: AgentFilter = EVERY_SHOWN) -> int:
+        """How many agents of the project a list would show in all."""
+        conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
         async with self._database.read() as connection:
-            return await count_rows(connection, agents, project_id)
+            return await count_rows(connection, agents, project_id, *conditions)
 
     async def details(self, some: Sequence[Agent]) -> Sequence[AgentDetails]:
-        """The agents with their tools, blocks and message ids: three queries, however many agents."""
+        """The agents with their tools, blocks, message ids and last runs: a query for each, however many agents."""
         ids = [agent.id for agent in some]
         async with self._database.read() as connection:
             tools = await tools_of_agents(connection, ids)
             attached = await blocks_of_agents(connection, ids)
             message_ids = await ids_in_context(connection, ids)
+            last = await last_runs(connection, ids)
         return [
-            AgentDetails(agent, tools[agent.id], attached[agent.id], message_ids.get(agent.id, [])) for agent in some
+            AgentDetails(agent, tools[agent.id], attached[agent.id], message_ids.get(agent.id, []), last.get(agent.id))
+            for agent in some
         ]
 
 
-def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
-    conditions: list[sa.ColumnElement[bool]] = []
+def _conditions(wanted: AgentFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+    conditions = _kept_conditions(wanted, is_sqlite=is_sqlite)
     if wanted.name is not None:
         conditions.append(agents.c.name == wanted.name)
     if wanted.query_text:
@@ -165,4 +189,21 @@ def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
         tagged = sa.select(agent_tags.c.agent_id).where(agent_tags.c.tag.in_(tags)).group_by(agent_tags.c.agent_id)
         tagged = tagged.having(sa.func.count() >= (len(tags) if wanted.match_all_tags else 1))
         conditions.append(agents.c.id.in_(tagged))
+    return conditions
+
+
+def _kept_conditions(wanted: AgentFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+    """What is asked of the fields that are only kept and given back."""
+
+    def kept(name: str) -> Any:
+        return field_of_document(agents, ("extra", name), is_sqlite=is_sqlite)
+
+    conditions: list[sa.ColumnElement[bool]] = []
+    if not wanted.show_hidden:
+        conditions.append(kept("hidden").as_boolean().is_not(True))
+    for name, value in (("template_id", wanted.template_id), ("base_template_id", wanted.base_template_id)):
+        if value is not None:
+            conditions.append(kept(name).as_string() == value)
+    if wanted.identity_id is not None:
+        conditions.append(contains(kept("identity_ids").as_string(), f'"{wanted.identity_id}"'))
     return conditions

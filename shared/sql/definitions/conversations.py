@@ -16,6 +16,7 @@ from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, Thr
 from shared.domain.messages import MessageBody, NewMessage, SystemMessage
 from shared.sql.definitions.agent_changes import begin_history, system_message
 from shared.sql.definitions.agents import load_agent
+from shared.sql.definitions.last_runs import LastRunOrder, last_run_keys
 from shared.sql.definitions.links import blocks_of_agents
 from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
@@ -26,6 +27,7 @@ from shared.sql.runs.listing import delete_histories
 from shared.sql.tables import conversations, document_of, from_json, messages, to_json
 
 ArchiveStatus = Literal["unarchived", "archived", "all"]
+ConversationOrder = Literal["created_at"] | LastRunOrder
 
 
 class ConversationFilter(msgspec.Struct, frozen=True):
@@ -108,8 +110,15 @@ class ConversationStore:
         async with self._database.read() as connection:
             return await _load(connection, project_id, conversation_id)
 
-    async def list(self, project_id: ProjectId, wanted: ConversationFilter, page: Page) -> list[Conversation]:
-        """A page of the project's conversations, the hidden ones left out."""
+    async def list(
+        self,
+        project_id: ProjectId,
+        wanted: ConversationFilter,
+        page: Page,
+        order_by: ConversationOrder = "created_at",
+    ) -> list[Conversation]:
+        """A page of the project's conversations, the hidden ones left out. Those without a run come last where runs
+        order them."""
         conditions: list[sa.ColumnElement[bool]] = [self._field("hidden").as_boolean().is_not(True)]
         if wanted.archive_status != "all":
             archived_at = self._field("archived_at").as_string()
@@ -121,7 +130,10 @@ class ConversationStore:
         if wanted.summary_search:
             conditions.append(contains(self._field("summary").as_string(), wanted.summary_search))
         async with self._database.read() as connection:
-            rows = await rows_of_page(connection, conversations, project_id, page, *conditions)
+            keys: list[sa.ColumnElement[Any]] = [conversations.c.number]
+            if order_by != "created_at":
+                keys = last_run_keys(connection, order_by, runs.c.thread_id, conversations, ascending=page.ascending)
+            rows = await rows_of_page(connection, conversations, project_id, page, *conditions, keys=keys)
             return [_conversation_of(row) for row in rows]
 
     async def details(self, some: Sequence[Conversation]) -> Sequence[ConversationDetails]:

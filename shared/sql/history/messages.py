@@ -184,7 +184,7 @@ class MessageStore:
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
-                .where(messages.c.run_id == run_id, isis_listed())
+                .where(messages.c.run_id == run_id, is_listed())
                 .order_by(messages.c.turn, messages.c.position)
             )
             return [message_of(row) for row in found.mappings()]
@@ -194,7 +194,7 @@ class MessageStore:
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
-                .where(messages.c.thread_id == thread_id, messages.c.turn == turn, isis_listed())
+                .where(messages.c.thread_id == thread_id, messages.c.turn == turn, is_listed())
                 .order_by(messages.c.position)
             )
             return [message_of(row) for row in found.mappings()]
@@ -206,7 +206,7 @@ class MessageStore:
             found = await connection.execute(
                 sa.select(messages)
                 .join(agents, agents.c.id == messages.c.agent_id)
-                .where(is_wanted, isis_listed(), agents.c.project_id == project_id)
+                .where(is_wanted, is_listed(), agents.c.project_id == project_id)
             )
             return [message_of(row) for row in found.mappings()]
 
@@ -225,6 +225,6 @@ class MessageStore:
             await clear_context(connection, thread_id)
 
 
-def isis_listed() -> sa.ColumnElement[bool]:
+def is_listed() -> sa.ColumnElement[bool]:
     """Whether clients are shown the message: what was rolled back is kept, and never listed."""
     return sa.or_(messages.c.in_context, messages.c.left_because != "rolled_back")
