@@ -161,16 +161,6 @@ messages = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("uq_messages_thread_turn_position", "thread_id", "turn", "position", unique=True),
-    # What orders the histories of an agent when they are listed as one.
-    sa.Index(
-        "ix_messages_turns_of_agent",
-        "agent_id",
-        "created_at",
-        "thread_id",
-        "turn",
-        sqlite_where=sa.text("position = 1"),
-        postgresql_where=sa.text("position = 1"),
-    ),
 )
 
 deleted_rows = sa.Table(

@@ -14,7 +14,7 @@ from shared.domain.word_search import Role, ascii_parts, has_words, kind_of_role
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, message_of
 from shared.sql.paging import contains
-from shared.sql.tables import agents, messages
+from shared.sql.tables import agents, conversations, messages
 
 Order = Literal["asc", "desc"]
 
@@ -60,8 +60,8 @@ class MessageLists:
         `after` means newer than, `before` older than, whatever the order; a cursor that the list does not have is
         passed over. The page has `limit` messages that are wanted, if there are as many.
         """
-        query, keys = _query(of)
         async with self._database.read() as connection:
+            query, keys = _query(await _narrowed(connection, of))
             for cursor, is_newer in ((after, True), (before, False)):
                 place = None if cursor is None else await _place_of(connection, query, keys, cursor)
                 if place is not None:
@@ -136,7 +136,19 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
         return _of_owner(query, messages, of), place
     first = messages.alias("first")
     begins = sa.and_(first.c.thread_id == messages.c.thread_id, first.c.turn == messages.c.turn, first.c.position == 1)
-    return _of_owner(query.join(first, begins), first, of), [first.c.created_at, messages.c.thread_id, *place]
+    return _of_owner(query.join(first, begins), messages, of), [first.c.created_at, messages.c.thread_id, *place]
+
+
+async def _narrowed(connection: AsyncConnection, of: MessageFilter) -> MessageFilter:
+    """The same list, as that of one thread where it is one: such a page costs the same however long the history is.
+
+    To order several histories, all of the agent's messages are looked at.
+    """
+    if of.agent_id is None or of.project_id is not None or of.is_of_one_thread:
+        return of
+    talks = sa.select(conversations.c.id).where(conversations.c.agent_id == of.agent_id).limit(1)
+    has_conversations = (await connection.execute(talks)).one_or_none() is not None
+    return of if has_conversations else MessageFilter(thread_id=ThreadId(of.agent_id))
 
 
 def _of_owner(query: Query, table: sa.FromClause, of: MessageFilter) -> Query:

@@ -1,4 +1,4 @@
-"""The places of deleted rows, for cursors that name them; an index for the messages of all histories of an agent."""
+"""The places of deleted rows, for cursors that name them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,16 +19,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("entry", name=op.f("pk_deleted_rows")),
         sa.UniqueConstraint("id", name=op.f("uq_deleted_rows_id")),
     )
-    begins = sa.text("position = 1")
-    op.create_index(
-        "ix_messages_turns_of_agent",
-        "messages",
-        ["agent_id", "created_at", "thread_id", "turn"],
-        sqlite_where=begins,
-        postgresql_where=begins,
-    )
 
 
 def downgrade() -> None:
-    op.drop_index("ix_messages_turns_of_agent", "messages")
     op.drop_table("deleted_rows")
