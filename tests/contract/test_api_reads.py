@@ -16,6 +16,7 @@ from tests.kit.product import api_client
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import Stores, ending, some_run
 from tests.kit.services.databases import open_database
+from tests.kit.tools import ROLL_DICE
 
 
 @pytest.fixture
@@ -138,5 +139,8 @@ async def test_core_memory_was_a_501_though_all_below_it_worked(client: AsyncLet
 async def test_a_tool_rule_that_came_twice_was_kept_twice(client: AsyncLetta) -> None:
     rule: Any = {"tool_name": "roll_dice", "type": "exit_loop"}
     other: Any = {"tool_name": "roll_dice", "type": "run_first"}
-    made = await client.agents.create(model="builtin/echo", include_base_tools=False, tool_rules=[rule, other, rule])
+    tool = await client.tools.upsert(source_code=ROLL_DICE)
+    made = await client.agents.create(
+        model="builtin/echo", include_base_tools=False, tool_ids=[tool.id], tool_rules=[rule, other, rule]
+    )
     assert [found.to_dict()["type"] for found in made.tool_rules or []] == ["exit_loop", "run_first"]
