@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from fastapi import Depends, Header, Path, Query, Request
 
 from api.letta.message_input import IfBusy
-from api.letta.submission_keys import SubmissionHeaders, try_of
 from api.letta.messages import MessageType
+from api.letta.submission_keys import SubmissionHeaders, try_of
 from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, AgentId, BlockId, ConversationId, ProjectId, RunId, StepId, ToolId, is_id

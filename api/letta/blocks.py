@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.domain.agents import Block
-from shared.domain.errors import BlockTooLong
+from shared.domain.errors import BlockTooLong, InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId
 
 DEFAULT_LIMIT = 100_000

@@ -16,11 +16,8 @@ from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest
-<<<<<<< HEAD
 from shared.domain.submission_keys import SubmissionKeys
-=======
 from shared.sql.history.message_lists import MessageFilter
->>>>>>> 3e4147a (Small reads as on the wire: tags, core memory, order by last run, filters of agents)
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
     approvals,
