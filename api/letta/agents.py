@@ -27,7 +27,7 @@ from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_
 from shared.domain.base_tools import base_tool_rules, default_base_tools
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
-from shared.domain.model_catalog import DEFAULT_HANDLE
+from shared.domain.model_providers import DEFAULT_HANDLE
 
 CLEARS_CONTEXT = "message_buffer_autoclear"
 """Key of `Agent.extra`: whether each run of the agent begins with an empty context."""

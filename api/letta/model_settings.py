@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shared.domain.agents import Agent, ModelOptions
-from shared.domain.model_catalog import EMBEDDINGS, PROVIDERS, context_window_of, split_handle
+from shared.domain.model_catalog import EMBEDDINGS, context_window_of
+from shared.domain.model_providers import PROVIDERS, split_handle
 
 KEPT_SETTINGS = "model_settings"
 """Key of `Agent.extra`: the settings that are only given back."""
@@ -26,6 +27,7 @@ Handle = Annotated[str, AfterValidator(_known_handle)]
 
 Tokens = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class LlmConfigFields(BaseModel):
@@ -44,6 +46,7 @@ class LlmConfigFields(BaseModel):
     max_reasoning_tokens: Tokens | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    verbosity: Verbosity | None = None
 
     def full_handle(self) -> str | None:
         """The model that the config means. Raises `ValueError` if its endpoint type is not a known provider."""
@@ -65,6 +68,7 @@ class LlmConfigFields(BaseModel):
             "max_reasoning_tokens": self.max_reasoning_tokens or None,
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.response_format,
+            "verbosity": self.verbosity,
         }
 
 
@@ -118,6 +122,7 @@ class ModelSettingsFields(BaseModel):
     thinking_config: ThinkingConfig | None = None
     response_format: dict[str, Any] | None = None
     response_schema: dict[str, Any] | None = None
+    verbosity: Verbosity | None = None
 
     def options(self) -> dict[str, Any]:
         """The options that they set."""
@@ -126,6 +131,7 @@ class ModelSettingsFields(BaseModel):
             "parallel_tool_calls": self.parallel_tool_calls,
             "temperature": self.temperature,
             "response_format": self.response_format or self.response_schema,
+            "verbosity": self.verbosity,
         }
         if self.reasoning is not None and self.reasoning.reasoning_effort is not None:
             changes["reasoning"] = self.reasoning.reasoning_effort != "none"
@@ -172,7 +178,7 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
         "effort": kept.get("effort"),
         "frequency_penalty": None,
         "compatibility_type": None,
-        "verbosity": kept.get("verbosity"),
+        "verbosity": options.verbosity or kept.get("verbosity"),
         "tier": None,
         "parallel_tool_calls": options.parallel_tool_calls,
         "response_format": options.response_format,
@@ -203,10 +209,14 @@ def wire_model_settings(agent: Agent) -> dict[str, Any]:
             budget = options.max_reasoning_tokens
             settings["thinking_config"] = {"include_thoughts": options.reasoning, "thinking_budget": budget}
             settings["response_schema"] = options.response_format
+        case "zai":
+            settings["thinking"] = {"type": "enabled" if options.reasoning else "disabled", "clear_thinking": False}
+            settings["response_format"] = options.response_format
         case _:
             settings["reasoning"] = {"reasoning_effort": options.reasoning_effort if options.reasoning else "none"}
             settings |= {"response_format": options.response_format, "strict": False}
-    return settings | agent.extra.get(KEPT_SETTINGS, {})
+    chosen = {} if options.verbosity is None else {"verbosity": options.verbosity}
+    return settings | agent.extra.get(KEPT_SETTINGS, {}) | chosen
 
 
 def wire_embedding_config(handle: str | None, environment: Mapping[str, str]) -> dict[str, Any] | None:

@@ -4,16 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.model_catalog import (
-    BUILTIN_IS_OFF,
-    EMBEDDINGS,
-    MODELS,
-    PROVIDERS,
-    KnownEmbedding,
-    KnownModel,
-    is_builtin,
-    offered,
-)
+from shared.domain.model_catalog import EMBEDDINGS, MODELS, KnownEmbedding, KnownModel
+from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, is_builtin, offered
 
 
 def wire_models(environment: Mapping[str, str], *, builtin: bool) -> list[dict[str, Any]]:

@@ -42,6 +42,8 @@ class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     max_reasoning_tokens: int | None = None
     context_window: int | None = None
     response_format: dict[str, Any] | None = None
+    verbosity: str | None = None
+    """How long the model's answers are to be, in its own words for it: `low`, `medium`, `high`."""
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):

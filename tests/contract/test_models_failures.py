@@ -4,9 +4,19 @@ import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Break, Failure, Turn
-from tests.kit.model_server.model_calls import ANTHROPIC, CHAT, HANDLES, ask, call, models_on_server, text_said
+from tests.kit.model_server.model_calls import (
+    ANTHROPIC,
+    CHAT,
+    HANDLES,
+    RESPONSES,
+    ask,
+    call,
+    models_on_server,
+    text_said,
+)
 from tests.kit.model_server.turn import ErrorKind
 from worker.models.provider import AttemptFailed, ModelEvent
+from worker.models.registry import Models
 
 SIX_WORDS = "one two three four five six"
 
@@ -119,6 +129,56 @@ async def test_a_server_that_is_not_there(handle: str) -> None:
     assert caught.value.retryable
     assert server_url in caught.value.message, "which of several servers it is"
     assert "test-" not in caught.value.message, "keys are nobody's business"
+
+
+@pytest.mark.parametrize("handle", [*HANDLES, "ollama/qwen3"])
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Turn(failure=Failure("auth")),
+        Turn(failure=Failure("server")),
+        Turn(silent_after_headers=3600.0),
+        Turn(text=SIX_WORDS, break_="reset", break_after=2),
+        Turn(),
+    ],
+)
+async def test_every_error_says_who_was_asked_and_where(handle: str, turn: Turn) -> None:
+    async with models_on_server(first_event_timeout=0.5) as (server, models):
+        server.play(turn)
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(handle))
+        provider = handle.partition("/")[0]
+        assert caught.value.message.endswith(f" [Asked: {provider} at {server.origin}]")
+
+
+async def test_ollama_was_down_and_nobody_said_where_it_was_looked_for() -> None:
+    models = Models({"OLLAMA_BASE_URL": "http://127.0.0.1:9/v1"}, first_event_timeout=9, idle_timeout=9, retries=0)
+    with pytest.raises(ModelError) as caught:
+        await ask(models, call("ollama/qwen3"))
+    await models.aclose()
+    assert "Connection error" in caught.value.message
+    assert "[Asked: ollama at http://127.0.0.1:9]" in caught.value.message
+
+
+async def test_no_part_of_an_address_that_may_hold_a_key_is_in_an_error() -> None:
+    address = "http://user:secret@127.0.0.1:9/path-secret/v1?key=secret"
+    models = Models({"VLLM_BASE_URL": address}, first_event_timeout=9, idle_timeout=9, retries=0)
+    with pytest.raises(ModelError) as caught:
+        await ask(models, call("vllm/m"))
+    await models.aclose()
+    assert "secret" not in caught.value.message
+    assert "vllm at http://127.0.0.1:9" in caught.value.message
+
+
+async def test_a_server_without_the_responses_api_gets_a_hint() -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(failure=Failure("not_found", "404 page not found")))
+        server.play(Turn(failure=Failure("not_found")))
+        with pytest.raises(ModelError, match="openai_compatible/gpt-5 asks it over Chat Completions"):
+            await ask(models, call(RESPONSES))
+        with pytest.raises(ModelError) as caught:
+            await ask(models, call(CHAT))
+    assert "Responses" not in caught.value.message
 
 
 @pytest.mark.parametrize("handle", HANDLES)

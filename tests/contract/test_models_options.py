@@ -104,6 +104,38 @@ async def test_the_limit_of_an_answer_has_each_wires_name() -> None:
     assert (await _sent(ANTHROPIC))["max_tokens"] == 16_384
 
 
+SHAPE = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SHAPE, "strict": True}}
+
+
+async def test_a_response_format_was_dropped_on_the_way_to_models_on_responses() -> None:
+    assert (await _sent(CHAT, response_format=SCHEMA))["response_format"] == SCHEMA
+    text = (await _sent(RESPONSES, response_format=SCHEMA))["text"]
+    assert text == {"format": {"type": "json_schema", "name": "sum", "schema": SHAPE, "strict": True}}
+    nameless = {"type": "json_schema", "json_schema": {"schema": SHAPE}}
+    text = (await _sent("openai/o3", response_format=nameless))["text"]
+    assert text == {"format": {"type": "json_schema", "name": "answer", "schema": SHAPE}}
+
+
+async def test_any_json_and_plain_text_as_formats() -> None:
+    whatever = {"type": "json_object"}
+    assert (await _sent(RESPONSES, response_format=whatever))["text"] == {"format": whatever}
+    assert (await _sent(CHAT, response_format=whatever))["response_format"] == whatever
+    for handle in (CHAT, RESPONSES):
+        body = await _sent(handle, response_format={"type": "text"})
+        assert "response_format" not in body
+        assert "text" not in body
+
+
+async def test_verbosity_reaches_the_models_that_have_it() -> None:
+    assert (await _sent(RESPONSES, verbosity="low"))["text"] == {"verbosity": "low"}
+    both = (await _sent(RESPONSES, verbosity="high", response_format={"type": "json_object"}))["text"]
+    assert both == {"format": {"type": "json_object"}, "verbosity": "high"}
+    assert (await _sent("azure/gpt-5-mini", verbosity="low"))["verbosity"] == "low"
+    assert "text" not in await _sent("openai/o3", verbosity="low")
+    assert "verbosity" not in await _sent(CHAT, verbosity="low")
+
+
 async def test_effort_is_passed_on() -> None:
     assert (await _sent(RESPONSES, reasoning_effort="high"))["reasoning"] == {"effort": "high", "summary": "auto"}
     assert (await _sent("vllm/gpt-oss", reasoning_effort="low"))["reasoning_effort"] == "low"

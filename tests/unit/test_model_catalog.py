@@ -2,7 +2,8 @@
 
 import pytest
 
-from shared.domain.model_catalog import MODELS, PROVIDERS, context_window_of, family_of, split_handle
+from shared.domain.model_catalog import MODELS, context_window_of, family_of
+from shared.domain.model_providers import PROVIDERS, split_handle
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,15 @@ def test_compatible_servers_never_use_responses() -> None:
         ("google_ai/m", {**KEYS, "GOOGLE_GEMINI_BASE_URL": "http://h/"}, "http://h"),
         ("openai/m", {**KEYS, "OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
         ("openai_compatible/m", {"OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
+        ("openai/m", {**KEYS, "OPENAI_API_BASE": "http://h/v1"}, "http://h/v1"),
+        ("lmstudio_openai/m", {"LMSTUDIO_BASE_URL": "http://h:1"}, "http://h:1/v1"),
+        ("groq/m", {"GROQ_API_KEY": "k"}, "https://api.groq.com/openai/v1"),
+        ("minimax/m", {"MINIMAX_API_KEY": "k", "MINIMAX_BASE_URL": "http://h/anthropic/v1"}, "http://h/anthropic"),
+        (
+            "azure/m",
+            {"AZURE_OPENAI_ENDPOINT": "https://my.openai.azure.com/", "AZURE_OPENAI_API_KEY": "k"},
+            "https://my.openai.azure.com",
+        ),
     ],
 )
 def test_base_urls(handle: str, environment: dict[str, str], base_url: str) -> None:
@@ -64,6 +73,8 @@ def test_base_urls(handle: str, environment: dict[str, str], base_url: str) -> N
         ("openrouter/a/b", "OPENROUTER_API_KEY", ModelErrorType.AUTHENTICATION),
         ("vllm/m", "VLLM_BASE_URL", ModelErrorType.BAD_REQUEST),
         ("openai_compatible/m", "OPENAI_COMPATIBLE_BASE_URL", ModelErrorType.BAD_REQUEST),
+        ("azure/gpt-4o", "AZURE_API_KEY", ModelErrorType.AUTHENTICATION),
+        ("groq/qwen/qwen3-32b", "GROQ_API_KEY", ModelErrorType.AUTHENTICATION),
     ],
 )
 def test_what_is_missing_is_named(handle: str, variable: str, error_type: ModelErrorType) -> None:
@@ -76,6 +87,27 @@ def test_what_is_missing_is_named(handle: str, variable: str, error_type: ModelE
 def test_an_unknown_provider_is_told_with_the_known_ones(handle: str) -> None:
     with pytest.raises(ModelError, match="openai_compatible") as caught:
         route_for(handle, KEYS)
+    assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+def test_azure_without_its_address_is_told_so() -> None:
+    with pytest.raises(ModelError, match="AZURE_BASE_URL"):
+        route_for("azure/gpt-4o", {"AZURE_API_KEY": "k"})
+
+
+@pytest.mark.parametrize(
+    ("handle", "advice"),
+    [
+        ("letta/letta-free", "OPENAI_API_KEY"),
+        ("letta/auto", "OPENAI_API_KEY"),
+        ("bedrock/us.anthropic.claude-sonnet-4", "anthropic/<model>"),
+        ("google_vertex/gemini-2.5-flash", "GEMINI_API_KEY"),
+    ],
+)
+def test_a_provider_that_is_not_served_is_refused_with_what_to_use_instead(handle: str, advice: str) -> None:
+    with pytest.raises(ModelError, match="is not served here") as caught:
+        route_for(handle, KEYS)
+    assert advice in caught.value.message
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
 
 
@@ -92,7 +124,7 @@ def test_a_route_does_not_show_its_key() -> None:
 def test_a_route_shows_no_password_of_its_address() -> None:
     route = route_for("vllm/m", {"VLLM_BASE_URL": "http://user:secret@h:1/v1?token=secret"})
     assert "secret" in route.base_url
-    assert "secret" not in repr(route) + route.address
+    assert "secret" not in repr(route) + route.asked
 
 
 @pytest.mark.parametrize("provider", ["google_ai", "gemini", "openai", "anthropic", "openrouter", "vllm"])

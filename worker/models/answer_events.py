@@ -125,7 +125,8 @@ class AnswerEvents:
         return Usage(
             prompt_tokens=usage.input_tokens,
             completion_tokens=usage.output_tokens,
-            cached_input_tokens=usage.cache_read_tokens,
+            # DeepSeek counts them in a field of its own.
+            cached_input_tokens=usage.cache_read_tokens or usage.details.get("prompt_cache_hit_tokens", 0),
             cache_write_tokens=usage.cache_write_tokens,
             reasoning_tokens=usage.output_reasoning_tokens,
             context_tokens=usage.input_tokens + usage.output_tokens,

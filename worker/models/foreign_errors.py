@@ -57,30 +57,24 @@ _NEVER_OVERFLOW = (sdk.ModelRateLimitError, sdk.ModelQuotaExceededError, sdk.Mod
 """Their texts speak of too many tokens as well, but of tokens per minute."""
 
 
-def as_model_error(error: Exception, address: str) -> ModelError:
-    """The same failure in our terms, with the provider's own words as its detail.
-
-    `address` is the base URL that was asked, without credentials. A failure of the connection names it.
-    """
+def as_model_error(error: Exception) -> ModelError:
+    """The same failure in our terms, with the provider's own words as its detail."""
     match error:
         case sdk.ModelAPIError():
-            return _from_provider(error, address)
+            return _from_provider(error)
         case sdk.UserError():
             return ModelError(ModelErrorType.BAD_REQUEST, str(error)[:LONGEST_DETAIL])
         case httpx2.TimeoutException():
-            return ModelError(ModelErrorType.TIMEOUT, f"{_named(error)} {_asked(address)}")
+            return ModelError(ModelErrorType.TIMEOUT, _named(error))
         case httpx2.TransportError() | OSError():
-            return ModelError(ModelErrorType.ERROR, f"{_named(error)} {_asked(address)}", retryable=True)
+            return ModelError(ModelErrorType.ERROR, _named(error), retryable=True)
         case _:
             return ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {_named(error)}")
 
 
-def _from_provider(error: sdk.ModelAPIError, address: str) -> ModelError:
+def _from_provider(error: sdk.ModelAPIError) -> ModelError:
     detail = _detail(error)
     status = error.status_code if isinstance(error, sdk.ModelHTTPError) else None
-    if status == HTTPStatus.NOT_FOUND or isinstance(error, sdk.ModelConnectionError | sdk.ModelTimeoutError):
-        # Most often the address is wrong, and the operator may have set it for another process than this one.
-        detail = f"{detail} {_asked(address)}"
     error_type, retryable = _meaning(error, status)
     if not isinstance(error, _NEVER_OVERFLOW) and _CONTEXT_OVERFLOW.search(f"{error.provider_error_code} {detail}"):
         error_type, retryable = ModelErrorType.CONTEXT_WINDOW, False
@@ -123,10 +117,6 @@ def _message_in(body: object) -> str | None:
         return _message_in(cast("object", inner))
     message = fields.get("message") or inner or fields.get("detail")
     return message if isinstance(message, str) else None
-
-
-def _asked(address: str) -> str:
-    return f"[The server that was asked: {address}]"
 
 
 def _named(error: BaseException) -> str:

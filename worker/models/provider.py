@@ -10,7 +10,7 @@ import msgspec
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens
-from shared.domain.model_catalog import Wire, without_credentials
+from shared.domain.model_servers import Wire, origin_of, without_credentials
 from shared.domain.runs import Usage
 
 
@@ -24,15 +24,17 @@ class Route(msgspec.Struct, frozen=True):
     api_key: str = ""
     base_url: str = ""
     """Empty for the built-in models only."""
+    api_version: str = ""
+    """Goes with every request, where the server wants one."""
 
     @property
-    def address(self) -> str:
-        """The base URL as it may be shown: without credentials."""
-        return without_credentials(self.base_url)
+    def asked(self) -> str:
+        """Who is asked and where, for errors: without credentials, and without a path, which may hold some."""
+        return f"{self.provider} at {origin_of(self.base_url)}"
 
     def __repr__(self) -> str:
         """Without the key, so that it never reaches a log."""
-        return f"Route({self.handle!r}, {self.wire!r}, base_url={self.address!r})"
+        return f"Route({self.handle!r}, {self.wire!r}, base_url={without_credentials(self.base_url)!r})"
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -55,6 +57,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     options: ModelOptions = ModelOptions()
     must_call: bool = False
     """The answer must call one of the tools."""
+    thread_id: str = ""
+    """The conversation's id: calls of one conversation find the provider's cache by it. Empty: there is none."""
 
     def estimated_tokens(self) -> int:
         """About how many tokens the call sends: instructions and history, without tools and images."""

@@ -18,7 +18,9 @@ from itertools import count
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.model_catalog import BUILTIN_IS_OFF, MODELS, PROVIDERS, Wire, family_of, offered, split_handle
+from shared.domain.model_catalog import MODELS, family_of
+from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
+from shared.domain.model_servers import Wire
 from worker.models.builtin import BuiltinModel
 from worker.models.connections import Connections
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
@@ -36,13 +38,13 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
     provider = PROVIDERS[name]
     key, base_url = provider.key(environment), provider.base_url(environment)
     if provider.needs_key and key is None:
-        [variable] = provider.addresses[0].key_variables
+        variable = provider.addresses[0].key_variables[0]
         raise ModelError(ModelErrorType.AUTHENTICATION, f"The model {handle!r} needs a key: set {variable}.")
     if provider.addresses and base_url is None:
         variable = provider.addresses[0].url_variable
         raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} needs a server's address: set {variable}.")
     wire = "responses" if name == "openai" and family_of(handle).uses_responses else provider.wire
-    return Route(handle, name, model, wire, key or NO_KEY, base_url or "")
+    return Route(handle, name, model, wire, key or NO_KEY, base_url or "", provider.api_version(environment))
 
 
 LONGEST_WAIT = 60.0
@@ -222,7 +224,7 @@ class Models:
             ) from error
         return sdk_model.SdkModel(
             wire.build(route, connections.client),
-            route.address,
+            route.asked,
             connections,
             self._first_event_timeout,
             self._idle_timeout,

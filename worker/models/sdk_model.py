@@ -7,6 +7,7 @@ and `google_wire.py`.
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, cast
 
 from pydantic_ai import direct
@@ -37,17 +38,19 @@ class WireModel:
     """Whether a tool's result is an object on this wire; on the others it is text."""
     errors: tuple[type[Exception], ...] = ()
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
+    hint_if_not_found: str = ""
+    """What to try when the server does not know the path."""
 
 
 class SdkModel:
     """A `ModelProvider` for one handle."""
 
     def __init__(
-        self, wire: WireModel, address: str, connections: Connections, first_event_timeout: float, idle_timeout: float
+        self, wire: WireModel, asked: str, connections: Connections, first_event_timeout: float, idle_timeout: float
     ) -> None:
-        """`address` is the server's base URL, for errors that would otherwise not say who did not answer."""
+        """`asked` is the provider and the server's address: every error names them."""
         self._wire = wire
-        self._address = address
+        self._asked = asked
         self._connections = connections
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
@@ -64,8 +67,10 @@ class SdkModel:
             try:
                 async for event in events:
                     yield event
+            except ModelError as error:
+                raise self._named(error) from error
             except (*SDK_ERRORS, *self._wire.errors) as error:
-                raise as_model_error(error, self._address) from error
+                raise self._named(as_model_error(error)) from error
 
     async def _answer(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall, limit: SilenceLimit
@@ -86,6 +91,17 @@ class SdkModel:
                 raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.")
             for ours in answer.finish(response):
                 yield ours
+
+    def _named(self, error: ModelError) -> ModelError:
+        """The error with whoever failed. Only the worker knows which of several servers it has asked."""
+        hint = f" {self._wire.hint_if_not_found}" if error.status == HTTPStatus.NOT_FOUND else ""
+        return ModelError(
+            error.error_type,
+            f"{error.message}{hint.rstrip()} [Asked: {self._asked}]",
+            retryable=error.retryable,
+            retry_after=error.retry_after,
+            status=error.status,
+        )
 
     def _messages(self, call: ModelCall) -> list[ModelMessage]:
         return map_history(

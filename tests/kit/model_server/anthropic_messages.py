@@ -20,7 +20,7 @@ def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
         "usage": {
             "input_tokens": turn.prompt_tokens,
             "cache_read_input_tokens": turn.cached_tokens,
-            "cache_creation_input_tokens": 0,
+            "cache_creation_input_tokens": turn.written_tokens,
             "output_tokens": 1,
         },
     }

@@ -29,6 +29,9 @@ _WIRES: dict[Wire, ModuleType] = {
     "google": gemini,
 }
 
+_HOSTED = ("AZURE", "DEEPSEEK", "GROQ", "MINIMAX", "MISTRAL", "TOGETHER", "XAI", "ZAI")
+"""Providers whose variables are named after them."""
+
 _GARBAGE = b'data: {"this is": not JSON\n\n'
 
 
@@ -40,6 +43,8 @@ class ReceivedRequest:
     model: str
     body: dict[str, Any]
     headers: dict[str, str]
+    path: str
+    """With its query."""
     arrived_at: float
     turn: Turn
     pieces_sent: int = 0
@@ -99,6 +104,9 @@ class ModelServer:
             "OLLAMA_BASE_URL": self.origin,
             "VLLM_BASE_URL": f"{self.origin}/v1",
             "LMSTUDIO_BASE_URL": f"{self.origin}/v1",
+            "OPENAI_COMPATIBLE_BASE_URL": f"{self.origin}/v1",
+            **{f"{name}_BASE_URL": self.origin for name in _HOSTED},
+            **{f"{name}_API_KEY": f"test-{name.lower()}" for name in _HOSTED},
         }
 
     def play(self, *turns: Turn) -> None:
@@ -169,7 +177,7 @@ class ModelServer:
             case _:
                 return None
         now = asyncio.get_running_loop().time()
-        received = ReceivedRequest(wire, model, body, request.headers, now, turn=Turn())
+        received = ReceivedRequest(wire, model, body, request.headers, request.path, now, turn=Turn())
         received.turn = self._queue.popleft() if self._queue else self._choose(received)
         self.requests.append(received)
         return received

@@ -66,6 +66,8 @@ class Turn:
     """Whether usage is reported."""
     prompt_tokens: int = 11
     cached_tokens: int = 3
+    written_tokens: int = 0
+    """Tokens that went into the cache, where the wire says so."""
 
     @property
     def output_tokens(self) -> int:

@@ -1,0 +1,113 @@
+"""What has to be known of a server of models: what it speaks, how it is reached, and where it differs from its wire.
+
+A provider says which variables count and what they mean; it never reads the environment itself.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Wire = Literal["builtin", "chat", "responses", "anthropic", "google"]
+"""What a server speaks: OpenAI's Chat Completions or Responses, Anthropic's Messages, Google's Gemini. `builtin` models
+are played by the worker itself."""
+
+
+class Address(NamedTuple):
+    """One way to say where a provider's server is: the variable with its base URL, and those that may hold its key."""
+
+    url_variable: str
+    key_variables: tuple[str, ...] = ()
+    version_variable: str | None = None
+    """Holds the version of the API, where the provider wants one with every request."""
+
+
+class Quirks(NamedTuple):
+    """Where a server that imitates another's wire differs from it. The defaults are OpenAI's own behaviour."""
+
+    limit_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    """Name of the field that limits an answer. The other one is refused or, worse, ignored."""
+    takes_parallel_tool_calls: bool = True
+    """The field that allows or forbids several calls in one answer is known."""
+    takes_stream_options: bool = True
+    """Usage has to be asked for in a stream. Where the field is refused, it comes without."""
+    reasoning_goes_back: Literal["as it came", "always", "never"] = "as it came"
+    """Whether earlier reasoning is sent with the history: in the field in which it came, in `reasoning_content` of each
+    answer with calls (a request without it is refused), or not at all (a request with it is refused)."""
+    has_thinking_switch: bool = False
+    """Reasoning is switched with an object `thinking` in the request."""
+    call_id_length: int | None = None
+    """Letters and digits that the id of a tool call must have."""
+    least_temperature: float = 0.0
+
+
+class Provider(NamedTuple):
+    """A way to reach models; `name` is the part of a handle before the first slash."""
+
+    name: str
+    wire_type: str
+    """What Letta's wire calls this kind of provider."""
+    wire: Wire
+    addresses: tuple[Address, ...] = ()
+    """The first address whose URL is set counts, else the first of all with the default URL. URL and key belong
+    together, so that a key never goes to another server."""
+    default_url: str | None = None
+    needs_key: bool = False
+    version: str = ""
+    """The path below the server's address. Operators give addresses with and without it."""
+    default_api_version: str = ""
+    quirks: Quirks = Quirks()
+
+    def is_configured(self, environment: Mapping[str, str]) -> bool:
+        """Whether the environment has what the provider needs to be asked, or says where its server is."""
+        if self.needs_key:
+            return self.key(environment) is not None and self.base_url(environment) is not None
+        return not self.addresses or any(environment.get(address.url_variable) for address in self.addresses)
+
+    def key(self, environment: Mapping[str, str]) -> str | None:
+        """The key for the address that is used."""
+        address = self._address(environment)
+        names = address.key_variables if address else ()
+        return next((environment[name] for name in names if environment.get(name)), None)
+
+    def api_version(self, environment: Mapping[str, str]) -> str:
+        """The version that goes with every request; empty where the server wants none."""
+        address = self._address(environment)
+        variable = address.version_variable if address else None
+        return (environment.get(variable) if variable else None) or self.default_api_version
+
+    def base_url(self, environment: Mapping[str, str]) -> str | None:
+        """Where the SDK is to send its requests, with the credentials that the operator may have put into the URL.
+
+        None: the environment does not say, and there is no default.
+        """
+        address = self._address(environment)
+        url = (environment.get(address.url_variable) if address else None) or self.default_url
+        if url is None:
+            return None
+        url = url.rstrip("/")
+        if self.wire in ("anthropic", "google"):
+            return url.removesuffix(self.version)  # these SDKs add it themselves
+        return url if url.endswith(self.version) else url + self.version
+
+    def url(self, environment: Mapping[str, str]) -> str | None:
+        """Where the provider is reached, as it may be shown to callers."""
+        url = self.base_url(environment)
+        return None if url is None else without_credentials(url)
+
+    def _address(self, environment: Mapping[str, str]) -> Address | None:
+        first = self.addresses[0] if self.addresses else None
+        return next((address for address in self.addresses if environment.get(address.url_variable)), first)
+
+
+_CREDENTIALS = re.compile(r"(?<=//)[^/]*@|[?#].*")
+_BEHIND_THE_HOST = re.compile(r"(?<=[^/:])/.*")
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user, password and query, where operators put keys."""
+    return _CREDENTIALS.sub("", url)
+
+
+def origin_of(url: str) -> str:
+    """`scheme://host:port` of the URL. The rest of it may hold a key."""
+    return _BEHIND_THE_HOST.sub("", without_credentials(url))
