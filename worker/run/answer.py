@@ -54,6 +54,7 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
         history=history,
         tools=tool_specs(context, may_call),
         must_call=may_call.forced,
+        thread_id=context.run.thread_id,
         options=context.options,
     )
     async with aclosing(context.services.models.stream(call)) as events:
