@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.letta.approvals import DecisionIn, parsed_arguments
+from api.letta.content import tool_result
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.ids import ApprovalId, ProjectId
@@ -45,13 +46,15 @@ class ApprovalDecisions:
 
     async def _decision(self, asked: Approval, request: DecisionIn) -> Decision:
         if request.decision == "tool_return":
+            text, parts = tool_result(request.tool_return)
             return Decision(
                 tool_call_id=asked.tool_call_id,
                 kind="tool",
-                tool_return=request.tool_return,
+                tool_return=text,
                 status=request.status,
                 stdout=request.stdout,
                 stderr=request.stderr,
+                parts=parts,
             )
         return Decision(
             tool_call_id=asked.tool_call_id,

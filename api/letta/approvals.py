@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from api.letta.content import wire_content
 from api.letta.envelope import wire_time
 from api.letta.runs import wire_run
 from shared.domain.approvals import Approval
@@ -28,7 +29,10 @@ class DecisionIn(BaseModel):
     ] = None
     arguments: Annotated[dict[str, Any] | None, Field(description="Run the tool with these arguments instead.")] = None
     arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments are the ones shown.")] = None
-    tool_return: Annotated[Text | None, Field(description="The result, for a tool that was run elsewhere.")] = None
+    tool_return: Annotated[
+        Text | list[dict[str, Any]] | None,
+        Field(description="The result, for a tool that was run elsewhere: text, or parts of text and images."),
+    ] = None
     status: Literal["success", "error"] = "success"
     stdout: list[str] | None = None
     stderr: list[str] | None = None
@@ -98,7 +102,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
     if decision.kind == "tool":
         return {
             "decision": "tool_return",
-            "tool_return": decision.tool_return,
+            "tool_return": decision.tool_return if decision.parts is None else wire_content(decision.parts),
             "status": decision.status,
             "stdout": decision.stdout,
             "stderr": decision.stderr,

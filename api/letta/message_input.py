@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from api.letta.content import as_object, content_parts, tool_result
 from shared.bounded_schema import schema_flaw
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
@@ -15,9 +16,7 @@ from shared.domain.messages import (
     ApprovalResponse,
     ContentPart,
     Decision,
-    ImageContent,
     NewMessage,
-    TextContent,
     UserMessage,
 )
 from shared.domain.skills import ClientSkill
@@ -63,7 +62,7 @@ class MessageIn(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _type_may_be_null(cls, value: Any) -> Any:
-        given = _as_object(value)
+        given = as_object(value)
         return value if given is None or given.get("type") is not None else {**given, "type": "message"}
 
     @model_validator(mode="after")
@@ -231,13 +230,15 @@ def _decision(item: dict[str, Any], default_kind: str) -> Decision:
         status = item.get("status", "success")
         if status not in ("success", "error"):
             raise InvalidRequest(f"tool_returns[].status is {status!r}: it must be 'success' or 'error'")
+        text, parts = tool_result(item.get("tool_return"))
         return Decision(
             tool_call_id=call_id,
             kind="tool",
-            tool_return=_text(item.get("tool_return")),
+            tool_return=text,
             status=status,
             stdout=_lines(item.get("stdout")),
             stderr=_lines(item.get("stderr")),
+            parts=parts,
         )
     approve = item.get("approve")
     if not isinstance(approve, bool):
@@ -248,41 +249,11 @@ def _decision(item: dict[str, Any], default_kind: str) -> Decision:
     return Decision(tool_call_id=call_id, approve=approve, reason=reason)
 
 
-def _as_object(value: Any) -> dict[str, Any] | None:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-
 def _lines(value: Any) -> list[str] | None:
     if value is None:
         return None
     return [str(line) for line in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        parts = [_as_object(part) for part in cast("list[Any]", value)]
-        return "\n".join(str(part.get("text", "")) for part in parts if part is not None)
-    return "" if value is None else str(value)
-
-
 def _content(content: str | list[dict[str, Any]] | None) -> str | list[ContentPart]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return [_part(number, part) for number, part in enumerate(content)]
-
-
-def _part(number: int, part: dict[str, Any]) -> ContentPart:
-    kind = part.get("type", "text")
-    if kind == "text" and isinstance(part.get("text"), str):
-        return TextContent(part["text"])
-    given = _as_object(part.get("source"))
-    if kind == "image" and given is not None:
-        if given.get("type") == "url" and isinstance(given.get("url"), str):
-            return ImageContent(url=given["url"])
-        media_type = given.get("media_type") or "image/png"
-        if given.get("type") == "base64" and isinstance(given.get("data"), str) and isinstance(media_type, str):
-            return ImageContent(data=given["data"], media_type=media_type)
-    raise InvalidRequest(
-        f"content[{number}] is not understood: use {{'type': 'text', 'text': …}} or "
-        "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}"
-    )
+    return content_parts(content, field="content") if isinstance(content, list) else content or ""

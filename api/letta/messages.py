@@ -4,18 +4,16 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, assert_never
 
+from api.letta.content import wire_content
 from api.letta.envelope import envelope, part_otid
 from shared.domain.ids import MessageId
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
-    ContentPart,
     Decision,
-    ImageContent,
     Message,
     Summary,
     SystemMessage,
-    TextContent,
     ToolCall,
     ToolReturn,
     ToolReturns,
@@ -82,7 +80,7 @@ def wire_approval_request(message: Message) -> WireMessage | None:
 
 
 def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
-    """Results of one answer's calls; the fields at the top are those of the first."""
+    """Results of one answer's calls; the fields at the top are those of the first, and text alone."""
     first = returns[0]
     return {
         "name": first.tool_name,
@@ -94,7 +92,7 @@ def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
         "tool_returns": [
             {
                 "type": "tool",
-                "tool_return": one.text,
+                "tool_return": one.text if one.parts is None else wire_content(one.parts),
                 "status": one.status,
                 "tool_call_id": one.tool_call_id,
                 "stdout": one.stdout,
@@ -109,26 +107,6 @@ def tool_call_fields(calls: Sequence[ToolCall]) -> WireMessage:
     """Whole tool calls: the first one, and all of them."""
     shown = [{"name": call.name, "arguments": call.arguments, "tool_call_id": call.id} for call in calls]
     return {"tool_call": shown[0], "tool_calls": shown}
-
-
-def wire_content(content: str | list[ContentPart]) -> str | list[WireMessage]:
-    """A user's content: text stays text."""
-    if isinstance(content, str):
-        return content
-    return [_content_part(part) for part in content]
-
-
-def _content_part(part: ContentPart) -> WireMessage:
-    match part:
-        case TextContent():
-            return {"type": "text", "text": part.text}
-        case ImageContent(url=str() as url):
-            return {"type": "image", "source": {"type": "url", "url": url}}
-        case ImageContent():
-            source = {"type": "base64", "media_type": part.media_type, "data": part.data}
-            return {"type": "image", "source": source}
-        case _:
-            assert_never(part)
 
 
 def _head(message_type: str, message: Message, **given: Any) -> WireMessage:
@@ -212,7 +190,7 @@ def _wire_decision(decision: Decision) -> WireMessage:
     if decision.kind == "tool":
         return {
             "type": "tool",
-            "tool_return": decision.tool_return,
+            "tool_return": decision.tool_return if decision.parts is None else wire_content(decision.parts),
             "status": decision.status,
             "tool_call_id": decision.tool_call_id,
             "stdout": decision.stdout,

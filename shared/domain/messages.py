@@ -14,13 +14,13 @@ from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, RunId
 
 
 class TextContent(msgspec.Struct, frozen=True, tag="text"):
-    """A piece of text in a user's message."""
+    """A piece of text in a user's message or in a tool's result."""
 
     text: str
 
 
 class ImageContent(msgspec.Struct, frozen=True, tag="image"):
-    """An image in a user's message: either a URL or base64 data with its media type."""
+    """An image in a user's message or in a tool's result: either a URL or base64 data with its media type."""
 
     url: str | None = None
     data: str | None = None
@@ -51,6 +51,8 @@ class ToolReturn(msgspec.Struct, frozen=True):
     """Lines that the tool printed; None when no tool ran here (denied, or run by the client)."""
     stderr: list[str] | None = None
     """What the tool complained of, as one text."""
+    parts: list[ContentPart] | None = None
+    """The result as the client brought it, when it did so in parts. `text` then says the same without the images."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -74,6 +76,8 @@ class Decision(msgspec.Struct, frozen=True):
     stderr: list[str] | None = None
     edited_arguments: str | None = None
     """For an approval: JSON arguments to run instead of those asked for."""
+    parts: list[ContentPart] | None = None
+    """For kind `tool`: the result in parts, images among them, when the client brought it so."""
 
 
 class SystemMessage(msgspec.Struct, frozen=True, tag="system"):
@@ -176,6 +180,13 @@ def text_of(content: str | list[ContentPart]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextContent))
+
+
+def text_with_notes(parts: list[ContentPart]) -> str:
+    """The text of the parts, with a note where images are left out."""
+    count = sum(isinstance(part, ImageContent) for part in parts)
+    note = "" if count == 0 else "[Image omitted]" if count == 1 else f"[{count} images omitted]"
+    return "\n".join(text for text in (text_of(parts), note) if text)
 
 
 CHARACTERS_PER_TOKEN = 4

@@ -140,6 +140,7 @@ def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | No
         text=decision.tool_return or "",
         stdout=decision.stdout,
         stderr=decision.stderr,
+        parts=decision.parts,
     )
 
 

@@ -17,8 +17,10 @@ from shared.domain.messages import (
     SystemMessage,
     TextContent,
     ToolCall,
+    ToolReturn,
     ToolReturns,
     UserMessage,
+    text_with_notes,
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
 from tests.kit.model_server import Call, Turn
@@ -26,6 +28,7 @@ from tests.kit.model_server.model_calls import (
     ADD,
     ANTHROPIC,
     CHAT,
+    GOOGLE,
     HANDLES,
     RESPONSES,
     ask,
@@ -35,6 +38,7 @@ from tests.kit.model_server.model_calls import (
     models_on_server,
     returned,
 )
+from tests.kit.provider_rules.request import broken_rules
 
 CANCELLED = "[This reply was cut off: the user cancelled it.]"
 FAILED = "[This reply was cut off by an error.]"
@@ -264,3 +268,87 @@ async def test_an_image_without_content_is_refused() -> None:
     with pytest.raises(ModelError) as caught:
         await _sent(CHAT, history(UserMessage([ImageContent()])))
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+PARTS: list[ContentPart] = [TextContent("Here it is:"), ImageContent(data=PIXEL, media_type="image/png")]
+
+
+def _with_result(parts: list[ContentPart]) -> list[Message]:
+    """Two calls, the first of which brought these parts."""
+    asked = AssistantMessage(tool_calls=[ToolCall("one", "add", "{}"), ToolCall("two", "add", "{}")])
+    brought = ToolReturn("one", "add", "success", text_with_notes(parts), parts=parts)
+    return history(UserMessage("Look."), asked, ToolReturns([brought, returned("two", "second")]))
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_an_image_in_a_tools_result_vanished_on_its_way_to_the_model(handle: str) -> None:
+    messages = _with_result(PARTS)
+    async with models_on_server() as (server, models):
+        await ask(models, call(handle, messages, tools=[ADD]))
+        request = server.requests[0]
+    assert broken_rules(request) == []
+    sent = json.dumps(request.body).replace("-", "+").replace("_", "/")
+    assert sent.count(PIXEL.rstrip("=")[:60]) == 1
+    assert "Here it is:" in sent
+    assert "omitted" not in sent, "the note is for those who cannot see the image"
+    place = _place_of_image(handle, request.body)
+    assert place == {
+        CHAT: "a user's message after the results",
+        RESPONSES: "function_call_output",
+        ANTHROPIC: "tool_result",
+    }.get(handle, "a part after the results")
+
+
+def _place_of_image(handle: str, body: dict[str, Any]) -> str:
+    if handle == CHAT:
+        roles = [message["role"] for message in body["messages"]]
+        kinds = [part["type"] for part in body["messages"][-1]["content"]]
+        assert "image_url" in kinds
+        assert roles[-3:] == ["tool", "tool", "user"]
+        return "a user's message after the results"
+    if handle == RESPONSES:
+        [item] = [one for one in body["input"] if "input_image" in json.dumps(one)]
+        assert item["call_id"] == "one"
+        return item["type"]
+    if handle == ANTHROPIC:
+        [block] = [one for one in body["messages"][-1]["content"] if '"image"' in json.dumps(one)]
+        assert block["tool_use_id"] == "one"
+        return block["type"]
+    results, image = body["contents"][-2:]
+    assert all("functionResponse" in part for part in results["parts"])
+    assert any("inlineData" in part for part in image["parts"])
+    return "a part after the results"
+
+
+async def test_an_image_is_a_part_of_the_result_where_gemini_takes_it_so() -> None:
+    body = await _sent("google_ai/gemini-3-pro-preview", _with_result(PARTS))
+    result = body["contents"][-1]["parts"][0]["functionResponse"]
+    assert result["response"]["message"] == "Here it is:"
+    assert "image/png" in json.dumps(result["parts"])
+    assert len(body["contents"]) == 3, "nothing after the results"
+
+
+@pytest.mark.parametrize("handle", [CHAT, RESPONSES, ANTHROPIC])
+async def test_an_images_address_is_handed_to_providers_that_fetch_it(handle: str) -> None:
+    parts: list[ContentPart] = [ImageContent(url="https://example.org/picture")]
+    assert "https://example.org/picture" in json.dumps(await _sent(handle, _with_result(parts)))
+    assert "https://example.org/picture" in json.dumps(await _sent(handle, history(UserMessage(parts))))
+
+
+UNREACHABLE = ImageContent(url="http://127.0.0.1:9/private.png?key=secret")
+
+
+async def test_an_image_that_cannot_be_fetched_was_an_error_of_the_provider() -> None:
+    for messages in (history(UserMessage([UNREACHABLE])), _with_result([UNREACHABLE])):
+        with pytest.raises(ModelError, match=r"no image to be had at http://127\.0\.0\.1:9/private\.png \(") as caught:
+            await _sent(GOOGLE, messages)
+        assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+        assert not caught.value.retryable
+        assert "secret" not in caught.value.message
+
+
+async def test_an_image_that_has_gone_from_its_address_does_not_end_the_conversation() -> None:
+    messages = history(
+        UserMessage([TextContent("Look."), UNREACHABLE]), AssistantMessage(text="Nice."), ("run-2", UserMessage("Yes."))
+    )
+    assert "is no longer there" in json.dumps(await _sent(GOOGLE, messages))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from api.letta.models import wire_models
 from shared.domain.model_catalog import MODELS, context_window_of, family_of
 from shared.domain.model_providers import PROVIDERS, split_handle
 
@@ -63,6 +64,14 @@ def test_a_provider_is_configured_by_its_key_or_by_its_address() -> None:
     assert configured({}) == {"builtin"}
     assert configured({"GEMINI_API_KEY": "k", "OPENAI_API_KEY": ""}) == {"builtin", "gemini", "google_ai"}
     assert configured({"OLLAMA_BASE_URL": "http://127.0.0.1:1/v1"}) == {"builtin", "ollama"}
+
+
+def test_models_that_nobody_had_chosen_came_first_in_lists() -> None:
+    environment = {"GROQ_API_KEY": "k", "OPENAI_API_KEY": "k", "OLLAMA_BASE_URL": "http://h"}
+    listed = [model["handle"] for model in wire_models(environment, builtin=True)]
+    assert listed[0].startswith("openai/")
+    assert [handle for handle in listed if handle.startswith("builtin/")] == listed[-3:]
+    assert {handle.partition("/")[0] for handle in listed} == {"openai", "groq", "builtin"}
 
 
 def test_what_is_shown_of_an_address_has_no_credentials() -> None:

@@ -31,7 +31,7 @@ from shared.domain.messages import (
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
 from worker.models.provider import ModelCall
-from worker.models.user_content import plain_text, replace_surrogates, user_content
+from worker.models.user_content import images_in, plain_text, replace_surrogates, user_content
 
 CUT_BY_CANCEL = "[This reply was cut off: the user cancelled it.]"
 CUT_BY_ERROR = "[This reply was cut off by an error.]"
@@ -166,11 +166,14 @@ class _MappedHistory:
             result, at = found
             envelope = {
                 "status": "OK" if result.status == "success" else "Failed",
-                "message": replace_surrogates(result.text),
+                "message": replace_surrogates(result.text if result.parts is None else text_of(result.parts)),
             }
         envelope["time"] = at.isoformat()
         content = envelope if self._results_as_objects else json.dumps(envelope, ensure_ascii=False)
-        return sdk.ToolReturnPart(call.tool_name, content, call.tool_call_id, timestamp=at)
+        images = [] if found is None else images_in(found[0].parts or [])
+        return sdk.ToolReturnPart(
+            call.tool_name, [content, *images] if images else content, call.tool_call_id, timestamp=at
+        )
 
 
 def _rebuilt_answer(body: AssistantMessage) -> list[sdk.ModelResponsePart]:

@@ -19,6 +19,7 @@ from pydantic_ai.tools import ToolDefinition
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.answer_events import AnswerEvents
 from worker.models.connections import Connections, OpenCall
+from worker.models.fetched_images import with_fetched_images
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
 from worker.models.history_mapping import map_history
 from worker.models.provider import ModelCall, ModelEvent, SilenceLimit
@@ -38,6 +39,8 @@ class WireModel:
     """Whether a tool's result is an object on this wire; on the others it is text."""
     errors: tuple[type[Exception], ...] = ()
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
+    takes_images_as_data: bool = False
+    """Whether the provider fetches no image itself."""
     hint_if_not_found: str = ""
     """What to try when the server does not know the path."""
 
@@ -60,6 +63,8 @@ class SdkModel:
         # Outside the `except` below: a mistake of ours in the mapping must not look like one of the provider.
         messages = self._messages(call)
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
+        if self._wire.takes_images_as_data:
+            messages = await limit.wait(with_fetched_images(messages))
         async with (
             self._connections.call(limit.bytes_seen) as connection,
             aclosing(self._answer(call, messages, connection, limit)) as events,

@@ -1,4 +1,4 @@
-"""What a user sent, text and images, as pydantic-ai's content."""
+"""What a user sent, or a tool gave, as pydantic-ai's content: text and images."""
 
 import base64
 import binascii
@@ -39,16 +39,25 @@ def user_content(content: str | list[ContentPart]) -> str | Sequence[sdk.UserCon
     return [_part(part) for part in parts] or EMPTY
 
 
+def images_in(content: list[ContentPart]) -> list[sdk.BinaryContent | sdk.ImageUrl]:
+    """The images of the content, without its text."""
+    return [_image_of(part) for part in content if isinstance(part, ImageContent)]
+
+
 def _part(part: ContentPart) -> sdk.UserContent:
     match part:
         case TextContent(text=text):
             return plain_text(text)
-        case ImageContent(data=str(data)):
-            return _image(data, part.media_type)
-        case ImageContent(url=str(url)):
-            return sdk.ImageUrl(url)
         case ImageContent():
-            raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history has neither a URL nor data.")
+            return _image_of(part)
+
+
+def _image_of(part: ImageContent) -> sdk.BinaryContent | sdk.ImageUrl:
+    if part.data is not None:
+        return _image(part.data, part.media_type)
+    if part.url is not None:
+        return sdk.ImageUrl(part.url)
+    raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history has neither a URL nor data.")
 
 
 def _image(data: str, media_type: str | None) -> sdk.BinaryContent:
