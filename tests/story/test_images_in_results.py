@@ -10,8 +10,12 @@ from tests.kit.product import Product
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-CAMERA = {"name": "take_picture", "description": "Takes one.", "parameters": {"type": "object", "properties": {}}}
-PARTS = [
+CAMERA: dict[str, Any] = {
+    "name": "take_picture",
+    "description": "Takes one.",
+    "parameters": {"type": "object", "properties": {}},
+}
+PARTS: list[dict[str, Any]] = [
     {"type": "text", "text": "From the roof:"},
     {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
 ]
@@ -31,7 +35,7 @@ async def _asked(product: Product, model: str) -> tuple[str, str]:
 @pytest.mark.parametrize("model", ONE_OF_EACH_WIRE)
 async def test_images_in_a_tools_result_were_dropped(product: Product, model: str, kind: str) -> None:
     agent_id, call_id = await _asked(product, model)
-    result = {"type": "tool", "tool_call_id": call_id, "tool_return": PARTS, "status": "success"}
+    result: dict[str, Any] = {"type": "tool", "tool_call_id": call_id, "tool_return": PARTS, "status": "success"}
     field = "approvals" if kind == "approval" else "tool_returns"
 
     answer = await product.http.post(
@@ -69,7 +73,7 @@ async def test_an_approval_may_bring_images_too(product: Product) -> None:
 )
 async def test_a_part_that_is_none_is_refused_by_its_place(product: Product, part: Any) -> None:
     agent_id, call_id = await _asked(product, "openai/gpt-4o-mini")
-    result = {"type": "tool", "tool_call_id": call_id, "tool_return": [PARTS[0], part]}
+    result: dict[str, Any] = {"type": "tool", "tool_call_id": call_id, "tool_return": [PARTS[0], part]}
 
     answer = await product.http.post(
         f"/v1/agents/{agent_id}/messages", json={"messages": [{"type": "tool_return", "tool_returns": [result]}]}
