@@ -129,7 +129,10 @@ PROVIDERS: dict[str, Provider] = {
             "chat",
             (
                 Address("OPENAI_COMPATIBLE_BASE_URL", ("OPENAI_COMPATIBLE_API_KEY",)),
-                Address("OPENAI_BASE_URL", ("OPENAI_COMPATIBLE_API_KEY", "OPENAI_API_KEY")),
+                *(
+                    Address(name, ("OPENAI_COMPATIBLE_API_KEY", "OPENAI_API_KEY"))
+                    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+                ),
             ),
         ),
     )

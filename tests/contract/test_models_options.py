@@ -136,6 +136,14 @@ async def test_verbosity_reaches_the_models_that_have_it() -> None:
     assert "verbosity" not in await _sent(CHAT, verbosity="low")
 
 
+async def test_a_call_that_no_other_follows_pays_for_no_cache() -> None:
+    """A summary's, for example: what goes into a cache costs more than what does not."""
+    for handle in HANDLES:
+        body = str(await _sent(handle))
+        assert "cache_control" not in body
+        assert "prompt_cache_key" not in body
+
+
 async def test_effort_is_passed_on() -> None:
     assert (await _sent(RESPONSES, reasoning_effort="high"))["reasoning"] == {"effort": "high", "summary": "auto"}
     assert (await _sent("vllm/gpt-oss", reasoning_effort="low"))["reasoning_effort"] == "low"

@@ -52,7 +52,8 @@ def _settings(
 ) -> ModelSettings:
     options = call.options
     settings = AnthropicModelSettings(max_tokens=options.max_output_tokens or DEFAULT_MAX_TOKENS)
-    _mark_for_cache(settings)
+    if call.thread_id:
+        _mark_for_cache(settings)
     thinking = None
     # A call cannot be forced from a model that thinks.
     if options.reasoning and not call.must_call and family_of(call.handle).can_think and _may_think(messages):
@@ -77,7 +78,7 @@ def _mark_for_cache(settings: AnthropicModelSettings) -> None:
     """Have the provider keep what it has read up to each of three marks: the last tool, the instructions and the last
     message. What the next request has in common with this one then costs a tenth.
 
-    The provider looks for an earlier mark within twenty blocks, so a step is found again by the one after it.
+    Keeping costs a quarter more, so a call outside a conversation, which no other follows, keeps nothing.
     """
     settings["anthropic_cache_tool_definitions"] = True
     settings["anthropic_cache_instructions"] = True
