@@ -22,6 +22,7 @@ from api.letta.model_settings import (
     Temperature,
     Tokens,
     changed_options,
+    without_defaults,
 )
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
 from shared.domain.base_tools import base_tool_rules, default_base_tools
@@ -149,8 +150,8 @@ class AgentFields(BaseModel):
         """The model that is asked for, however it is said."""
         return self.model or (self.llm_config.full_handle() if self.llm_config else None)
 
-    def options(self, before: ModelOptions) -> ModelOptions:
-        """The model's options after what is said here."""
+    def options(self, before: ModelOptions, shown_for: str) -> ModelOptions:
+        """The model's options after what is said here. `shown_for` is the model whose settings the client has seen."""
         single = {
             "parallel_tool_calls": self.parallel_tool_calls,
             "temperature": self.temperature,
@@ -162,7 +163,7 @@ class AgentFields(BaseModel):
         }
         config = self.llm_config.options() if self.llm_config else {}
         settings = self.model_settings.options() if self.model_settings else {}
-        return changed_options(before, config, settings, single)
+        return changed_options(before, config, without_defaults(settings, before, shown_for), single)
 
     def kept(self, before: dict[str, Any]) -> dict[str, Any]:
         """What is only given back, after what is said here."""
@@ -190,7 +191,7 @@ class AgentFields(BaseModel):
             agent,
             model=self.handle() or agent.model,
             embedding=embedding or agent.embedding,
-            options=self.options(agent.options),
+            options=self.options(agent.options, agent.model),
             extra=self.kept(agent.extra),
             **changes,
         )

@@ -7,10 +7,11 @@ specific wins, in that order. Settings that Holdfast does not act on are kept an
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import asdict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shared.domain.agents import Agent, ModelOptions
-from shared.domain.model_catalog import EMBEDDINGS, context_window_of
+from shared.domain.model_catalog import EMBEDDINGS, answer_limit_of, context_window_of, family_of
 from shared.domain.model_providers import PROVIDERS, split_handle
 
 KEPT_SETTINGS = "model_settings"
@@ -28,6 +29,9 @@ Handle = Annotated[str, AfterValidator(_known_handle)]
 Tokens = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Verbosity = Literal["low", "medium", "high"]
+
+_TEMPERATURE_IS_ONE = frozenset({"openai", "anthropic", "google_ai", "gemini"})
+"""Providers whose models have this temperature when none is asked for."""
 
 
 class LlmConfigFields(BaseModel):
@@ -145,6 +149,24 @@ class ModelSettingsFields(BaseModel):
         return changes
 
 
+def shown_defaults(handle: str) -> dict[str, Any]:
+    """What `model_settings` show of options that nobody has set: what the provider does then, as far as it is known."""
+    if handle.partition("/")[0] not in _TEMPERATURE_IS_ONE:
+        return {}
+    effort = {} if family_of(handle).can_think else {"reasoning_effort": "minimal"}
+    return {"max_output_tokens": answer_limit_of(handle), "temperature": 1.0, **effort}
+
+
+def without_defaults(changes: Mapping[str, Any], before: ModelOptions, handle: str) -> dict[str, Any]:
+    """The changes without those that only send back what was shown of options that nobody has set."""
+    defaults = shown_defaults(handle)
+    return {
+        name: value
+        for name, value in changes.items()
+        if getattr(before, name) is not None or name not in defaults or value != defaults[name]
+    }
+
+
 def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> ModelOptions:
     """The options after the changes, the later ones winning. None leaves an option as it is."""
     values = {name: getattr(options, name) for name in ModelOptions.__struct_fields__}
@@ -191,8 +213,8 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
 
 
 def wire_model_settings(agent: Agent) -> dict[str, Any]:
-    """`model_settings` of an agent, in the shape of its provider."""
-    options = agent.options
+    """`model_settings` of an agent, in the shape of its provider, with the provider's defaults where they are known."""
+    options = changed_options(ModelOptions(), shown_defaults(agent.model), asdict(agent.options))
     provider_type = PROVIDERS[agent.model.partition("/")[0]].wire_type
     settings: dict[str, Any] = {
         "max_output_tokens": options.max_output_tokens,

@@ -8,7 +8,7 @@ the worker's calls read the same tables.
 import re
 from typing import NamedTuple
 
-from shared.domain.model_providers import is_builtin
+from shared.domain.model_providers import PROVIDERS, is_builtin
 
 
 class ModelFamily(NamedTuple):
@@ -55,6 +55,8 @@ class KnownEmbedding(NamedTuple):
 
 
 DEFAULT_CONTEXT_WINDOW = 128_000
+DEFAULT_LIMIT = 16_384
+"""Tokens of an answer, where the provider demands a limit and nobody has chosen one."""
 
 FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"builtin/(echo|slow)$", 32_000, can_think=False),
@@ -127,3 +129,11 @@ def family_of(handle: str) -> ModelFamily:
 def context_window_of(handle: str) -> int:
     """Tokens that the model can take in. An unknown model is taken to have the default window."""
     return family_of(handle).context_window
+
+
+def answer_limit_of(handle: str) -> int | None:
+    """Tokens that an answer may have when nobody has chosen a limit; None where only the provider knows."""
+    known = next((model.max_output_tokens for model in MODELS if model.handle == handle), None)
+    if PROVIDERS[handle.partition("/")[0]].wire == "anthropic":
+        return min(known or DEFAULT_LIMIT, DEFAULT_LIMIT)
+    return known

@@ -118,6 +118,34 @@ async def test_a_state_that_is_sent_back_changes_nothing(http: httpx.AsyncClient
     assert answer.json() | {"updated_at": None} == agent | {"updated_at": None}
 
 
+async def test_model_settings_that_nobody_gave_came_back_empty(http: httpx.AsyncClient) -> None:
+    agent = (await http.post("/v1/agents/", json={"model": "openai/gpt-4o-mini"})).json()
+    assert agent["model_settings"] == {
+        "max_output_tokens": 16_384,
+        "parallel_tool_calls": True,
+        "strict": False,
+        "provider_type": "openai",
+        "temperature": 1.0,
+        "reasoning": {"reasoning_effort": "minimal"},
+        "response_format": None,
+    }
+    local = (await http.post("/v1/agents/", json={"model": "ollama/qwen3"})).json()["model_settings"]
+    assert (local["max_output_tokens"], local["temperature"]) == (None, None), "only the server knows"
+
+
+async def test_defaults_that_are_sent_back_are_not_taken_for_choices(http: httpx.AsyncClient) -> None:
+    """The next model has other limits."""
+    agent = (await http.post("/v1/agents/", json={"model": "anthropic/claude-haiku-4-5-20251001"})).json()
+    path = f"/v1/agents/{agent['id']}"
+
+    moved = await http.patch(path, json={"model": "openai/gpt-4.1", "model_settings": agent["model_settings"]})
+    assert moved.json()["llm_config"]["max_tokens"] is None
+    chosen = await http.patch(path, json={"model_settings": {"temperature": 0.3}})
+    assert chosen.json()["model_settings"]["temperature"] == 0.3
+    back = await http.patch(path, json={"model_settings": {"temperature": 1.0}})
+    assert back.json()["llm_config"]["temperature"] == 1.0
+
+
 async def test_a_model_is_needed_and_must_be_of_a_known_provider(client: AsyncLetta) -> None:
     with pytest.raises(UnprocessableEntityError, match="builtin/echo"):
         await client.agents.create(name="none")

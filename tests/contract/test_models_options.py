@@ -136,6 +136,11 @@ async def test_verbosity_reaches_the_models_that_have_it() -> None:
     assert "verbosity" not in await _sent(CHAT, verbosity="low")
 
 
+@pytest.mark.filterwarnings("ignore:The model:DeprecationWarning")
+async def test_a_small_models_answer_was_given_a_limit_that_it_refuses() -> None:
+    assert (await _sent("anthropic/claude-3-5-haiku-20241022"))["max_tokens"] == 8192
+
+
 async def test_a_call_that_no_other_follows_pays_for_no_cache() -> None:
     """A summary's, for example: what goes into a cache costs more than what does not."""
     for handle in HANDLES:

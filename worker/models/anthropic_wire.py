@@ -12,13 +12,10 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.settings import ModelSettings
 
-from shared.domain.model_catalog import family_of
+from shared.domain.model_catalog import DEFAULT_LIMIT, answer_limit_of, family_of
 from shared.domain.model_providers import PROVIDERS
 from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
-
-DEFAULT_MAX_TOKENS = 16_384
-"""This API demands a limit."""
 
 DEFAULT_THINKING_TOKENS = 8_192
 LEAST_THINKING_TOKENS = 1_024
@@ -51,13 +48,14 @@ def _settings(
     call: ModelCall, messages: Sequence[ModelMessage], profile: ModelProfile, *, least_temperature: float
 ) -> ModelSettings:
     options = call.options
-    settings = AnthropicModelSettings(max_tokens=options.max_output_tokens or DEFAULT_MAX_TOKENS)
+    limit = options.max_output_tokens or answer_limit_of(call.handle) or DEFAULT_LIMIT
+    settings = AnthropicModelSettings(max_tokens=limit)
     if call.thread_id:
         _mark_for_cache(settings)
     thinking = None
     # A call cannot be forced from a model that thinks.
     if options.reasoning and not call.must_call and family_of(call.handle).can_think and _may_think(messages):
-        thinking = _thinking(call, settings.get("max_tokens", DEFAULT_MAX_TOKENS), profile)
+        thinking = _thinking(call, limit, profile)
     if thinking is not None:
         settings["anthropic_thinking"] = thinking
     else:
