@@ -10,7 +10,19 @@ from api.letta.messages import MessageType
 from api.letta.submission_keys import SubmissionHeaders, try_of
 from api.services import Services
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import UUID4_PATTERN, AgentId, BlockId, ConversationId, ProjectId, RunId, StepId, ToolId, is_id
+from shared.domain.ids import (
+    UUID4_PATTERN,
+    AgentId,
+    ArchiveId,
+    BlockId,
+    ConversationId,
+    PassageId,
+    ProjectId,
+    RunId,
+    StepId,
+    ToolId,
+    is_id,
+)
 from shared.sql.paging import Page
 
 
@@ -30,8 +42,10 @@ def project_of(services: ServicesDep, authorization: Annotated[str | None, Heade
 ProjectDep = Annotated[ProjectId, Depends(project_of)]
 
 AgentIdPath = Annotated[AgentId, Path(pattern=f"^agent-{UUID4_PATTERN}$")]
+ArchiveIdPath = Annotated[ArchiveId, Path(pattern=f"^archive-{UUID4_PATTERN}$")]
 BlockIdPath = Annotated[BlockId, Path(pattern=f"^block-{UUID4_PATTERN}$")]
 ConversationIdPath = Annotated[ConversationId, Path(pattern=f"^conv-{UUID4_PATTERN}$")]
+PassageIdPath = Annotated[PassageId, Path(pattern=f"^passage-{UUID4_PATTERN}$")]
 StepIdPath = Annotated[StepId, Path(pattern=f"^step-{UUID4_PATTERN}$")]
 ToolIdPath = Annotated[ToolId, Path(pattern=f"^tool-{UUID4_PATTERN}$")]
 

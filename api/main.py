@@ -18,10 +18,12 @@ from api.errors import SHOULD_RETRY, add_error_answers
 from api.middleware import BrowserGuard, LettaPaths, RequestBodies, ShutdownAnswers
 from api.routes import (
     absent_lists,
+    agent_archives,
     agent_blocks,
     agent_tools,
     agents,
     approvals,
+    archives,
     blocks,
     conversation_contexts,
     conversation_messages,
@@ -29,6 +31,7 @@ from api.routes import (
     health,
     messages,
     models,
+    passages,
     project_messages,
     runs,
     steps,
@@ -43,6 +46,8 @@ from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThreads
 from api.services import Services
 from api.stream_tokens import StreamTokens
+from shared.archival.archival_memory import ArchivalMemory
+from shared.archival.embedding_client import EmbeddingClient
 from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.redis.cancel_signal import CancelSignal
@@ -51,6 +56,10 @@ from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
 from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns
+from shared.sql.archival.archives import ArchiveStore
+from shared.sql.archival.passages import PassageStore
+from shared.sql.archival.search import PassageSearchStore
+from shared.sql.archival.vectors import VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ConversationStore
@@ -70,8 +79,9 @@ from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
 
 ROUTES = (
-    health, agents, agent_tools, agent_blocks, tools, blocks, tags, models, conversations, conversation_messages,
-    conversation_contexts, messages, project_messages, runs, steps, approvals, absent_lists,
+    health, agents, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags, models,
+    conversations, conversation_messages, conversation_contexts, messages, project_messages, runs, steps, approvals,
+    absent_lists,
 )  # fmt: skip
 
 
@@ -109,7 +119,11 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     """The application, with its feed running and callbacks delivered for as long as the block lasts."""
     feed = EventFeed(process.redis)
     async with feed.running(), callback_client() as client, _callbacks(process, client).delivering():
-        yield create_app(_services(process, feed))
+        embeddings = EmbeddingClient(process.environment)
+        try:
+            yield create_app(_services(process, feed, embeddings))
+        finally:
+            await embeddings.aclose()
 
 
 def _callbacks(process: ProcessContext, client: CallbackClient) -> CallbackDelivery:
@@ -126,7 +140,7 @@ def _callbacks(process: ProcessContext, client: CallbackClient) -> CallbackDeliv
     )
 
 
-def _services(process: ProcessContext, feed: EventFeed) -> Services:
+def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingClient) -> Services:
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
     agent_store, conversation_store, message_store = (
@@ -156,6 +170,9 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
         base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),
         tags=TagStore(database),
+        archives=ArchiveStore(database),
+        passages=PassageStore(database),
+        archival_memory=_archival_memory(process, embeddings),
         conversations=conversation_store,
         messages=message_store,
         message_lists=MessageLists(database),
@@ -175,6 +192,17 @@ def _services(process: ProcessContext, feed: EventFeed) -> Services:
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(process),
+    )
+
+
+def _archival_memory(process: ProcessContext, embeddings: EmbeddingClient) -> ArchivalMemory:
+    return ArchivalMemory(
+        passages=PassageStore(process.database),
+        vectors=VectorStore(process.database),
+        finder=PassageSearchStore(process.database),
+        client=embeddings,
+        clock=process.clock,
+        ids=process.ids,
     )
 
 

@@ -98,10 +98,10 @@ _AGENT = r"agents/[^/]+/"
 _NOT_OURS = re.compile(
     "/v1/(?:"
     # whole nouns
-    r"(?:archives|chat|client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
-    r"|mcp-servers|passages|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
+    r"(?:chat|client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
+    r"|mcp-servers|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
     # parts of nouns that are ours
-    rf"|{_AGENT}(?:archival-memory|archives|export|files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
+    rf"|{_AGENT}(?:export|files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
     rf"|{_AGENT}tools/[^/]+/run|{_AGENT}core-memory/variables"
     r"|agents/(?:import|search)"
     r"|blocks/[^/]+/identities(?:/.*)?"

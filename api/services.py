@@ -11,9 +11,12 @@ from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from api.stream_tokens import StreamTokens
+from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
 from shared.process.settings import Settings
+from shared.sql.archival.archives import ArchiveStore
+from shared.sql.archival.passages import PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ConversationStore
@@ -44,6 +47,9 @@ class Services:
     base_tools: BaseToolShelf
     blocks: BlockStore
     tags: TagStore
+    archives: ArchiveStore
+    passages: PassageStore
+    archival_memory: ArchivalMemory
     conversations: ConversationStore
     messages: MessageStore
     message_lists: MessageLists

@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from uuid import uuid4
 
+from shared.archival.embedding_client import EmbeddingClient
+from shared.archival.embedding_upkeep import EmbeddingUpkeep
 from shared.concurrency import background
 from shared.process.context import ProcessContext
 from shared.redis.cancel_signal import CancelSignal
@@ -17,6 +19,7 @@ from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.runs.retention import Retention
 from shared.runs.unowned import UnownedRuns
+from shared.sql.archival.vectors import VectorStore
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.messages import MessageStore
@@ -41,6 +44,8 @@ STARTS_AT_ONCE = 4
 
 PRUNE_EVERY_S = 60.0
 
+EMBED_EVERY_S = 10.0
+
 HAND_OVER_S = 10.0
 """Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
 
@@ -62,6 +67,8 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             builtin_models=settings.builtin_models,
         )
         stack.push_async_callback(models.aclose)
+        embeddings = EmbeddingClient(process.environment)
+        stack.push_async_callback(embeddings.aclose)
         sandbox = ProcessSandbox(memory_mb=settings.tool_memory_mb, grace_s=settings.tool_grace)
         stack.push_async_callback(sandbox.aclose)
         services = _run_services(process, models, sandbox)
@@ -91,6 +98,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         await stack.enter_async_context(background(models.warm(), name="import model clients"))
         await stack.enter_async_context(active_runs.listening())
         await stack.enter_async_context(_upkeep(process, sweeper, _approvals(process, services, unowned)))
+        await stack.enter_async_context(_embedding(process, embeddings))
         await stack.enter_async_context(background(queue_worker.serve(), name="queue worker"))
         try:
             yield queue_worker
@@ -116,6 +124,15 @@ async def _upkeep(process: ProcessContext, sweeper: Sweeper, approvals: Approval
             await stack.enter_async_context(
                 intervals.repeating(retention.prune_some, every_s=PRUNE_EVERY_S, name="prune")
             )
+        yield
+
+
+@asynccontextmanager
+async def _embedding(process: ProcessContext, embeddings: EmbeddingClient) -> AsyncGenerator[None]:
+    """Embeds what is due for as long as the block lasts, in the intervals in which this worker comes first."""
+    upkeep = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
+    intervals = IntervalLock(process.redis)
+    async with intervals.repeating(upkeep.embed_due, every_s=EMBED_EVERY_S, name="embed passages"):
         yield
 
 

@@ -24,8 +24,8 @@ from shared.domain.tools import Tool
 from shared.sql.definitions.agents import AgentDetails
 
 
-def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str, Any]:
-    """The wire's overview of a context, whatever state its messages are in."""
+def wire_context(details: AgentDetails, messages: Sequence[Message], *, passages: int = 0) -> dict[str, Any]:
+    """The wire's overview of a context, whatever state its messages are in. `passages` are in archival memory."""
     agent = details.agent
     memory = render_memory(details.blocks)
     functions = [_wire_function(tool) for tool in details.tools]
@@ -44,7 +44,7 @@ def wire_context(details: AgentDetails, messages: Sequence[Message]) -> dict[str
         "context_window_size_max": agent.options.context_window or context_window_of(agent.model),
         "context_window_size_current": sum(tokens.values()),
         "num_messages": len(shown),
-        "num_archival_memory": 0,
+        "num_archival_memory": passages,
         "num_recall_memory": len(shown),
         "external_memory_summary": metadata,
         "system_prompt": agent.system,

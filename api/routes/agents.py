@@ -116,7 +116,8 @@ async def retrieve_memory(agent_id: AgentIdPath, services: ServicesDep, project_
 async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """What the agent's context holds, with estimated sizes."""
     [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
-    return wire_context(details, await services.messages.context(ThreadId(agent_id)))
+    passages = await services.passages.count_of_agent(project_id, agent_id)
+    return wire_context(details, await services.messages.context(ThreadId(agent_id)), passages=passages)
 
 
 @router.post("/{agent_id}/recompile")

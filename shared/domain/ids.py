@@ -7,9 +7,11 @@ from uuid import UUID, uuid4
 
 AgentId = NewType("AgentId", str)
 ApprovalId = NewType("ApprovalId", str)
+ArchiveId = NewType("ArchiveId", str)
 BlockId = NewType("BlockId", str)
 ConversationId = NewType("ConversationId", str)
 MessageId = NewType("MessageId", str)
+PassageId = NewType("PassageId", str)
 ProjectId = NewType("ProjectId", str)
 RunId = NewType("RunId", str)
 StepId = NewType("StepId", str)
@@ -48,6 +50,9 @@ class IdMaker:
     def approval(self) -> ApprovalId:
         return ApprovalId(self._make("approval"))
 
+    def archive(self) -> ArchiveId:
+        return ArchiveId(self._make("archive"))
+
     def block(self) -> BlockId:
         return BlockId(self._make("block"))
 
@@ -60,6 +65,9 @@ class IdMaker:
 
     def message(self) -> MessageId:
         return MessageId(self._make("message"))
+
+    def passage(self) -> PassageId:
+        return PassageId(self._make("passage"))
 
     def run(self) -> RunId:
         return RunId(self._make("run"))

@@ -47,7 +47,7 @@ class KnownModel(NamedTuple):
 
 
 class KnownEmbedding(NamedTuple):
-    """An embedding model. Holdfast keeps the handle and never calls it."""
+    """An embedding model that is offered in lists. Passages of archives are embedded with it."""
 
     provider: str
     name: str

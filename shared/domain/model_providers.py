@@ -197,3 +197,9 @@ def is_builtin(handle: str) -> bool:
 def offered(provider: str, environment: Mapping[str, str], *, builtin: bool) -> bool:
     """Whether lists show the provider's models. `builtin` is the setting that turns the built-in ones on."""
     return builtin if provider == BUILTIN else PROVIDERS[provider].is_configured(environment)
+
+
+def can_embed(handle: str | None) -> bool:
+    """Whether the handle's provider serves embeddings over OpenAI's wire. Google does, beside its own."""
+    provider, _, model = (handle or "").partition("/")
+    return bool(model) and provider in PROVIDERS and PROVIDERS[provider].wire in ("chat", "google")

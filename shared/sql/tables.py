@@ -4,14 +4,18 @@ Structs of `shared.domain` that are read and written whole are kept as JSON text
 orders or guards by has a column of its own. A text that Postgres could not return is refused before it is stored.
 """
 
+from array import array
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
 
 from shared.domain.errors import InvalidRequest
+from shared.domain.vectors import Vector
 
 Struct = TypeVar("Struct")
 
@@ -55,6 +59,28 @@ class UtcMoment(sa.TypeDecorator[datetime]):
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
         return None if value is None else EPOCH + timedelta(microseconds=int(value))
+
+
+class VectorNumbers(sa.TypeDecorator[Vector]):
+    """Numbers of single precision: bytes on SQLite; on Postgres an array, which pgvector can read where it is there."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(sa.LargeBinary() if dialect.name == "sqlite" else postgresql.ARRAY(sa.REAL))
+
+    def process_bind_param(self, value: Vector | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        return array("f", value).tobytes() if dialect.name == "sqlite" else list(value)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> Vector | None:
+        if value is None or dialect.name != "sqlite":
+            return value
+        numbers = array("f")
+        numbers.frombytes(value)
+        return numbers
 
 
 BigNumber = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -171,4 +197,78 @@ deleted_rows = sa.Table(
     sa.Column("id", sa.Text, nullable=False, unique=True),
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("number", sa.BigInteger, nullable=False),
+)
+
+archives = sa.Table(
+    "archives",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("embedding", sa.Text),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+)
+
+agent_archives = sa.Table(
+    "agent_archives",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("agent_id", sa.Text, nullable=False),
+    sa.Column("archive_id", sa.Text, nullable=False, index=True),
+    # The archive was made with the agent's first passage.
+    sa.Column("is_own", sa.Boolean, nullable=False),
+    sa.UniqueConstraint("agent_id", "archive_id"),
+)
+
+passages = sa.Table(
+    "passages",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("archive_id", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+    # When its embedding model is to be asked next; NULL: there is none, or it has answered.
+    sa.Column("embed_at", UtcMoment),
+    sa.Index("ix_passages_archive_id_created_at", "archive_id", "created_at", "number"),
+    sa.Index("ix_passages_project_id_created_at", "project_id", "created_at", "number"),
+    sa.Index(
+        "ix_passages_embed_at",
+        "embed_at",
+        sqlite_where=sa.text("embed_at IS NOT NULL"),
+        postgresql_where=sa.text("embed_at IS NOT NULL"),
+    ),
+)
+
+passage_tags = sa.Table(
+    "passage_tags",
+    metadata,
+    sa.Column("passage_number", BigNumber, primary_key=True, autoincrement=False),
+    sa.Column("tag", sa.Text, primary_key=True),
+)
+
+passage_words = sa.Table(
+    "passage_words",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=False),
+    sa.Column("words", postgresql.TSVECTOR().with_variant(sa.Text(), "sqlite"), nullable=False),
+    sa.Index("ix_passage_words_words", "words", postgresql_using="gin"),
+)
+"""As it is on Postgres. On SQLite it is a table of FTS5, or a plain one of that shape where FTS5 is not compiled in."""
+
+passage_vectors = sa.Table(
+    "passage_vectors",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("dimensions", sa.Integer, nullable=False),
+    # In front of the long column, so that SQLite reads it without reading that one.
+    sa.Column("signs", sa.LargeBinary, nullable=False),
+    sa.Column("vector", VectorNumbers, nullable=False),
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.architecture.test_imports import imported_modules, imports
 from tests.kit.project.source_tree import PRODUCT_PACKAGES, Source, expect_none, product_sources
 
-_STATE = ("shared", "shared/domain", "shared/redis", "shared/runs", "shared/sql", "shared/sql/*")
+_STATE = ("shared", "shared/archival", "shared/domain", "shared/redis", "shared/runs", "shared/sql", "shared/sql/*")
 
 CORRIDORS: dict[str, tuple[str, ...]] = {
     # What both sides share. SQL and Redis do not know each other: SQL has the truth, Redis may lose all it has.
@@ -21,9 +21,19 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "shared/sql/migrations/versions": (),
     "shared/sql/history": ("shared", "shared/domain", "shared/sql"),
     "shared/sql/runs": ("shared", "shared/domain", "shared/sql", "shared/sql/history"),
-    "shared/sql/definitions": ("shared", "shared/domain", "shared/sql", "shared/sql/history", "shared/sql/runs"),
+    "shared/sql/archival": ("shared", "shared/domain", "shared/sql"),
+    "shared/sql/definitions": (
+        "shared",
+        "shared/domain",
+        "shared/sql",
+        "shared/sql/archival",
+        "shared/sql/history",
+        "shared/sql/runs",
+    ),
     # A run that no worker owns: the only room where SQL and Redis meet outside of the API and the worker.
     "shared/runs": ("shared", "shared/domain", "shared/redis", "shared/sql/runs"),
+    # Archival memory, and the only HTTP client that the API and the worker share: both embed what they store and seek.
+    "shared/archival": ("shared", "shared/domain", "shared/sql/archival"),
     "shared/process": ("shared", "shared/domain", "shared/redis", "shared/sql"),
     # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
     # run, and know nothing of it.

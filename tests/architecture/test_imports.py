@@ -48,7 +48,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fastapi": ("api/",),
     "starlette": ("api/",),
     "uvicorn": ("api/",),
-    "httpx2": ("worker/models/", "api/callbacks/delivery.py"),
+    # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
+    "httpx2": ("worker/models/", "api/callbacks/delivery.py", "shared/archival/embedding_client.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "anthropic": ("worker/models/",),

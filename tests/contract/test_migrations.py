@@ -48,7 +48,13 @@ WAITS = call("a", needs_approval=True)
 
 
 def _differences(connection: Connection) -> list[Any]:
-    return list(compare_metadata(MigrationContext.configure(connection), metadata))
+    def is_compared(_item: Any, name: str | None, kind: str, *_: Any) -> bool:
+        # FTS5 keeps its index in tables of its own making, which no metadata describes.
+        is_index_of_words = kind == "table" and str(name).startswith("passage_words")
+        return not (is_index_of_words and connection.dialect.name == "sqlite")
+
+    context = MigrationContext.configure(connection, opts={"include_object": is_compared})
+    return list(compare_metadata(context, metadata))
 
 
 async def test_a_migrated_database_has_the_shape_of_the_tables(empty_database_url: str) -> None:

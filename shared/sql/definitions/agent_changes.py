@@ -14,6 +14,7 @@ from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.domain.tool_rules import refuse_foreign_rules
+from shared.sql.archival.archives import forget_agent
 from shared.sql.definitions.agents import (
     AgentStore,
     agents_of,
@@ -144,11 +145,13 @@ class AgentEditor(AgentStore):
         return await self.update(project_id, agent_id, override, now)
 
     async def delete(self, project_id: ProjectId, agent_id: AgentId) -> None:
-        """Deletes the agent with its histories and runs. Its tools and blocks stay. Raises `NotFound`."""
+        """Deletes the agent with its histories, its runs and the archive that was made for it alone. Its tools, blocks
+        and other archives stay. Raises `NotFound`."""
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             await load_agent(connection, project_id, agent_id)
             await delete_histories(connection, "agent_id", agent_id)
+            await forget_agent(connection, agent_id)
             for table in (agent_tools, agent_blocks, agent_tags, conversations):
                 await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
             await remember_place(connection, agents, agent_id)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, BlockId, MessageId, ProjectId, ToolId
+from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId, ToolId
 from shared.domain.tools import Tool
 from shared.sql.definitions.last_runs import LastRun, last_run_keys, last_runs
 from shared.sql.definitions.links import (
@@ -23,7 +23,7 @@ from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
 from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
 from shared.sql.run_tables import runs
-from shared.sql.tables import agent_blocks, agent_tags, agent_tools, agents, from_json
+from shared.sql.tables import agent_archives, agent_blocks, agent_tags, agent_tools, agents, from_json
 
 
 async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> list[Agent]:
@@ -90,6 +90,7 @@ class AgentFilter(msgspec.Struct, frozen=True):
     match_all_tags: bool = False
     last_stop_reason: str | None = None
     block_id: BlockId | None = None
+    archive_id: ArchiveId | None = None
     identity_id: str | None = None
     template_id: str | None = None
     base_template_id: str | None = None
@@ -184,6 +185,9 @@ def _conditions(wanted: AgentFilter, *, is_sqlite: bool) -> list[sa.ColumnElemen
     if wanted.block_id is not None:
         having = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == wanted.block_id)
         conditions.append(agents.c.id.in_(having))
+    if wanted.archive_id is not None:
+        attached = sa.select(agent_archives.c.agent_id).where(agent_archives.c.archive_id == wanted.archive_id)
+        conditions.append(agents.c.id.in_(attached))
     if wanted.tags:
         tags = set(wanted.tags)
         tagged = sa.select(agent_tags.c.agent_id).where(agent_tags.c.tag.in_(tags)).group_by(agent_tags.c.agent_id)

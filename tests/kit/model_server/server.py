@@ -18,6 +18,7 @@ from tests.kit.model_server.http_exchange import (
     write_json,
     write_stream_head,
 )
+from tests.kit.model_server.openai_embeddings import EmbeddingAnswers
 from tests.kit.model_server.turn import FOREVER, STATUSES, Call, Failure, Frame, Turn
 
 Wire = Literal["chat", "responses", "anthropic", "google"]
@@ -64,6 +65,8 @@ class ModelServer:
 
     requests: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
     """All so far, in the order in which they came."""
+    embeddings: EmbeddingAnswers = field(default_factory=EmbeddingAnswers)
+    """What answers at `/embeddings`; nothing of it is among `requests`."""
     connections_accepted: int = 0
     _queue: deque[Turn] = field(default_factory=deque[Turn])
     _choose: Callable[[ReceivedRequest], Turn] = field(default=lambda _request: Turn(text="OK."))
@@ -145,6 +148,11 @@ class ModelServer:
 
     async def _exchange(self, request: HttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; whether the connection can take another."""
+        if request.path.endswith("/embeddings"):
+            status, body = await self.embeddings.answer(request)
+            write_json(writer, status, body, {})
+            await writer.drain()
+            return True
         received = self._receive(request)
         if received is None:
             write_json(writer, 404, {"error": {"message": f"no such path: {request.path}"}}, {})

@@ -1,0 +1,138 @@
+"""Passages of archival memory on Letta's wire."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.letta.envelope import wire_time
+from api.letta.model_settings import wire_embedding_config
+from shared.domain.archival import (
+    MOST_FOUND,
+    MOST_TAGS,
+    FoundPassage,
+    NewPassage,
+    Passage,
+    PassageQuery,
+    zone_of,
+)
+from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker
+
+MOST_AT_ONCE = 500
+"""Passages of one request."""
+
+Tags = Annotated[list[str], Field(max_length=MOST_TAGS)]
+
+
+class PassageCreate(BaseModel):
+    """A passage to store."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str
+    tags: Tags | None = None
+    metadata: dict[str, Any] | None = None
+    created_at: datetime | None = None
+
+
+class PassagesCreate(BaseModel):
+    """Passages to store together."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    passages: Annotated[list[PassageCreate], Field(max_length=MOST_AT_ONCE)]
+
+
+class PassageSearch(BaseModel):
+    """A search over the passages of a project."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    query: str | None = None
+    agent_id: Annotated[str, Field(pattern=f"^agent-{UUID4_PATTERN}$")] | None = None
+    archive_id: Annotated[str, Field(pattern=f"^archive-{UUID4_PATTERN}$")] | None = None
+    tags: Tags | None = None
+    tag_match_mode: Literal["any", "all"] = "any"
+    limit: int = Field(default=50, ge=1, le=MOST_FOUND)
+    start_date: datetime | None = None
+    end_date: datetime | None = None
+
+    def as_query(self) -> PassageQuery:
+        """The search in our terms. On the wire an empty query is none."""
+        return PassageQuery(
+            text=self.query or None,
+            agent_id=AgentId(self.agent_id) if self.agent_id else None,
+            archive_id=ArchiveId(self.archive_id) if self.archive_id else None,
+            tags=self.tags or (),
+            match_all_tags=self.tag_match_mode == "all",
+            start=aware(self.start_date),
+            end=aware(self.end_date),
+            limit=self.limit,
+        )
+
+
+def aware(moment: datetime | None) -> datetime | None:
+    """The moment; one without an offset is in UTC."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+def new_passages(bodies: Sequence[PassageCreate], ids: IdMaker, now: datetime) -> list[NewPassage]:
+    """The passages that a request asks for."""
+    return [
+        NewPassage(
+            id=ids.passage(),
+            text=body.text,
+            tags=body.tags or (),
+            metadata=body.metadata or {},
+            created_at=aware(body.created_at) or now,
+        )
+        for body in bodies
+    ]
+
+
+def wire_passage(passage: Passage, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The wire's passage."""
+    return {
+        "created_by_id": None,
+        "last_updated_by_id": None,
+        "created_at": wire_time(passage.created_at),
+        "updated_at": wire_time(passage.updated_at),
+        "is_deleted": False,
+        "organization_id": None,
+        "archive_id": passage.archive_id,
+        "source_id": None,
+        "file_id": None,
+        "file_name": None,
+        "metadata": passage.metadata,
+        "tags": passage.tags or None,
+        "id": passage.id,
+        "text": passage.text,
+        "embedding": None if passage.vector is None else list(passage.vector),
+        "embedding_config": wire_embedding_config(passage.model, environment),
+    }
+
+
+def wire_found(found: FoundPassage, environment: Mapping[str, str]) -> dict[str, Any]:
+    """A result of a search over the project."""
+    ranks = {"combined_score": found.score, "vector_rank": found.vector_rank, "fts_rank": found.word_rank}
+    return {
+        "passage": wire_passage(found.passage, environment),
+        "score": found.score,
+        "metadata": {name: value for name, value in ranks.items() if value} if found.score else {},
+    }
+
+
+def wire_memories(found: Sequence[FoundPassage], timezone: str) -> dict[str, Any]:
+    """The results of a search of an agent, in the agent's time."""
+    zone = zone_of(timezone)
+    results = [
+        {
+            "id": one.passage.id,
+            "timestamp": one.passage.created_at.astimezone(zone).isoformat(),
+            "content": one.passage.text,
+            "tags": one.passage.tags,
+        }
+        for one in found
+    ]
+    return {"results": results, "count": len(results)}

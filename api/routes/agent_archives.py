@@ -1,0 +1,95 @@
+"""An agent's archival memory, and the archives that it is attached to."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep, Texts
+from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage
+from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, PassageQuery, moment_of
+from shared.domain.ids import PassageId
+from shared.sql.archival.passages import PassagePage
+
+router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"])
+
+
+@router.get("/archival-memory")
+async def list_memories(
+    agent_id: AgentIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    limit: Limit = 100,
+    after: str | None = None,
+    before: str | None = None,
+    search: str | None = None,
+    ascending: bool = True,
+) -> list[dict[str, Any]]:
+    """The passages in the agent's archives."""
+    page = PassagePage(limit, after or None, before or None, ascending, search)
+    found = await services.passages.list_of_agent(project_id, agent_id, page)
+    return [wire_passage(passage, services.environment) for passage in found]
+
+
+@router.post("/archival-memory")
+async def create_memory(
+    agent_id: AgentIdPath, body: PassageCreate, services: ServicesDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """Stores a passage in the agent's archive, which is made with the first one."""
+    passage = await services.archival_memory.insert(
+        project_id, agent_id, body.text, body.tags or (), created_at=aware(body.created_at)
+    )
+    return [wire_passage(passage, services.environment)]
+
+
+@router.get("/archival-memory/search")
+async def search_memories(
+    agent_id: AgentIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    query: str,
+    tags: Texts = None,
+    tag_match_mode: Literal["any", "all"] = "any",
+    top_k: Annotated[int, Query(ge=1, le=MOST_FOUND)] = DEFAULT_FOUND,
+    start_datetime: str | None = None,
+    end_datetime: str | None = None,
+) -> dict[str, Any]:
+    """Finds passages by words and by meaning, as the agent's own tool does."""
+    agent = await services.agents.get(project_id, agent_id)
+    found = await services.archival_memory.search(
+        project_id,
+        PassageQuery(
+            text=query,
+            agent_id=agent_id,
+            tags=tags or (),
+            match_all_tags=tag_match_mode == "all",
+            start=moment_of(start_datetime, agent.timezone, "start_datetime") if start_datetime else None,
+            end=moment_of(end_datetime, agent.timezone, "end_datetime", is_end=True) if end_datetime else None,
+            limit=top_k,
+        ),
+    )
+    return wire_memories(found, agent.timezone)
+
+
+@router.delete("/archival-memory/{memory_id}")
+async def delete_memory(
+    agent_id: AgentIdPath, memory_id: str, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, str]:
+    """Deletes a passage of the agent's."""
+    await services.passages.delete_from_agent(project_id, agent_id, PassageId(memory_id))
+    return {"message": f"Memory id={memory_id} successfully deleted"}
+
+
+@router.patch("/archives/attach/{archive_id}")
+async def attach_archive(
+    agent_id: AgentIdPath, archive_id: ArchiveIdPath, services: ServicesDep, project_id: ProjectDep
+) -> None:
+    """Gives the agent an archive."""
+    await services.archives.attach(project_id, agent_id, archive_id)
+
+
+@router.patch("/archives/detach/{archive_id}")
+async def detach_archive(
+    agent_id: AgentIdPath, archive_id: ArchiveIdPath, services: ServicesDep, project_id: ProjectDep
+) -> None:
+    """Takes an archive from the agent; the archive stays."""
+    await services.archives.detach(project_id, agent_id, archive_id)

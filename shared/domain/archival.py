@@ -1,0 +1,146 @@
+"""Archival memory: what agents keep for long and look up when they need it.
+
+A passage is a text with tags; an archive holds passages, and agents share it by being attached to it. Archives with an
+embedding model are searched by words and by meaning, the others by words alone.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, time, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
+from shared.domain.vectors import Vector
+
+LONGEST_TEXT = 50_000
+"""Characters of a passage."""
+LONGEST_TAG = 500
+"""Characters. Passages are found by their tags, and an index of Postgres has room for so many."""
+MOST_TAGS = 100
+MOST_FOUND = 100
+"""So many passages one search may ask for."""
+DEFAULT_FOUND = 5
+"""How many an agent's search finds that does not say it, as on the wire."""
+
+AUTOMATIC_DESCRIPTION = "Default archive created automatically"
+"""What the wire says of an archive that was made with an agent's first passage."""
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection of passages."""
+
+    id: ArchiveId
+    project_id: ProjectId
+    name: str
+    description: str | None = None
+    embedding: str | None = None
+    """The handle of the model that its passages are embedded with. It stays what it was when the archive was made:
+    vectors of two models cannot be compared."""
+    created_at: datetime
+    updated_at: datetime
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in an archive."""
+
+    id: PassageId
+    project_id: ProjectId
+    archive_id: ArchiveId
+    text: str
+    tags: list[str] = []
+    metadata: dict[str, Any] = {}
+    created_at: datetime
+    """When it was stored, or the moment that the client gave instead."""
+    updated_at: datetime
+    model: str | None = None
+    """The handle of its archive's embedding model."""
+    vector: Vector | None = None
+    """None: its archive has no model, or the model has not answered yet."""
+
+
+class NewPassage(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage that is about to be stored. One with an id that is stored already is not stored again."""
+
+    id: PassageId
+    text: str
+    tags: Sequence[str] = ()
+    metadata: dict[str, Any] = {}
+    created_at: datetime
+
+
+class PassageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which passages of a project are wanted. Everything that is given must hold; the agent goes before the archive."""
+
+    text: str | None = None
+    agent_id: AgentId | None = None
+    archive_id: ArchiveId | None = None
+    tags: Sequence[str] = ()
+    match_all_tags: bool = False
+    start: datetime | None = None
+    end: datetime | None = None
+    """Both moments belong to the time that is meant."""
+    limit: int = DEFAULT_FOUND
+
+
+class FoundPassage(msgspec.Struct, frozen=True):
+    """A passage that a search found, with its places in the rankings, counted from 1."""
+
+    passage: Passage
+    score: float = 0.0
+    word_rank: int | None = None
+    vector_rank: int | None = None
+
+
+def refuse_oversized(passages: Sequence[NewPassage]) -> None:
+    """Raises `InvalidRequest` for what a passage cannot be."""
+    for passage in passages:
+        if not passage.text.strip():
+            raise InvalidRequest("text is empty: give what is to be remembered")
+        if len(passage.text) > LONGEST_TEXT:
+            raise InvalidRequest(
+                f"text has {len(passage.text)} characters, and a passage may have {LONGEST_TEXT}: "
+                "split it into several passages"
+            )
+        _refuse_tags(passage.tags)
+
+
+def _refuse_tags(tags: Sequence[str]) -> None:
+    if len(tags) > MOST_TAGS:
+        raise InvalidRequest(f"tags: {len(tags)} are more than the {MOST_TAGS} that a passage may have: leave some out")
+    for tag in tags:
+        if not tag or len(tag) > LONGEST_TAG:
+            raise InvalidRequest(
+                f"tags: {tag[:50]!r} has {len(tag)} characters, a tag has 1 to {LONGEST_TAG}: change or leave it out"
+            )
+
+
+_DATE = re.compile(r"\d{4}-?\d{2}-?\d{2}")
+
+
+def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> datetime:
+    """The moment that a client or a model means by an ISO 8601 text. Without an offset it is in the agent's timezone.
+
+    A date alone is the beginning of the day, or its last moment for the end of a span. `name` is that of the field.
+    Raises `InvalidRequest`.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{name} is no moment: {text[:50]!r}. Give ISO 8601, such as 2024-01-15 or 2024-01-15T14:30"
+        ) from error
+    if is_end and _DATE.fullmatch(text):
+        moment = datetime.combine(moment, time.max)
+    return moment if moment.tzinfo else moment.replace(tzinfo=zone_of(timezone))
+
+
+def zone_of(timezone: str) -> tzinfo:
+    """The zone of this name; UTC where there is none, because agents may have any text as their timezone."""
+    try:
+        return ZoneInfo(timezone)
+    except (KeyError, ValueError, OSError):
+        return UTC

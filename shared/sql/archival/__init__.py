@@ -1,0 +1,1 @@
+"""Archives and their passages, and the indices in which passages are found."""
