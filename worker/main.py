@@ -44,8 +44,6 @@ STARTS_AT_ONCE = 4
 
 PRUNE_EVERY_S = 60.0
 
-EMBED_EVERY_S = 10.0
-
 HAND_OVER_S = 10.0
 """Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
 
@@ -97,8 +95,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await sweeper.restart()
         await stack.enter_async_context(background(models.warm(), name="import model clients"))
         await stack.enter_async_context(active_runs.listening())
-        await stack.enter_async_context(_upkeep(process, sweeper, _approvals(process, services, unowned)))
-        await stack.enter_async_context(_embedding(process, embeddings))
+        await stack.enter_async_context(_upkeep(process, sweeper, _approvals(process, services, unowned), embeddings))
         await stack.enter_async_context(background(queue_worker.serve(), name="queue worker"))
         try:
             yield queue_worker
@@ -107,13 +104,19 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
 
 
 @asynccontextmanager
-async def _upkeep(process: ProcessContext, sweeper: Sweeper, approvals: ApprovalService) -> AsyncGenerator[None]:
+async def _upkeep(
+    process: ProcessContext, sweeper: Sweeper, approvals: ApprovalService, embeddings: EmbeddingClient
+) -> AsyncGenerator[None]:
     """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
     intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
+    embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(intervals.repeating(sweeper.sweep, every_s=every_s, name="sweep"))
         await stack.enter_async_context(
             intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
+        )
+        await stack.enter_async_context(
+            intervals.repeating(embedding.embed_due, every_s=every_s, name="embed passages")
         )
         if process.settings.retain_days:
             retention = Retention(
@@ -124,15 +127,6 @@ async def _upkeep(process: ProcessContext, sweeper: Sweeper, approvals: Approval
             await stack.enter_async_context(
                 intervals.repeating(retention.prune_some, every_s=PRUNE_EVERY_S, name="prune")
             )
-        yield
-
-
-@asynccontextmanager
-async def _embedding(process: ProcessContext, embeddings: EmbeddingClient) -> AsyncGenerator[None]:
-    """Embeds what is due for as long as the block lasts, in the intervals in which this worker comes first."""
-    upkeep = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
-    intervals = IntervalLock(process.redis)
-    async with intervals.repeating(upkeep.embed_due, every_s=EMBED_EVERY_S, name="embed passages"):
         yield
 
 

@@ -191,10 +191,10 @@ async def test_tags_times_and_archives_narrow_a_search(archival: Archival) -> No
     assert await found(end=NOW - timedelta(microseconds=1)) == []
 
 
-async def test_passages_are_listed_by_the_moments_that_they_are_from(archival: Archival) -> None:
+async def test_passages_are_listed_by_the_times_that_they_are_from(archival: Archival) -> None:
     agent = await archival.agent()
-    moments = [2, 0, 1, 1, 3]
-    stored = [(await archival.remember(agent, f"N° {at}", created_at=NOW + timedelta(days=at)))[0] for at in moments]
+    days = [2, 0, 1, 1, 3]
+    stored = [(await archival.remember(agent, f"N° {at}", created_at=NOW + timedelta(days=at)))[0] for at in days]
     ordered = [stored[index].id for index in (1, 2, 3, 0, 4)]
 
     async def listed(**page: Any) -> list[PassageId]:

@@ -27,7 +27,7 @@ _ON_SQLITE = sa.table("passage_words", sa.column("rowid", sa.Integer), sa.column
 """Both kinds of the table on SQLite have a row id."""
 
 
-class WordRanking(msgspec.Struct, frozen=True):
+class WordRank(msgspec.Struct, frozen=True):
     """How a statement ranks passages by words: the index, which of its rows match, and the order, the best first."""
 
     index: sa.FromClause
@@ -56,7 +56,7 @@ async def forget_words(connection: AsyncConnection, numbers: sa.ScalarSelect[Any
         await connection.execute(sa.delete(passage_words).where(passage_words.c.number.in_(numbers)))
 
 
-async def word_ranking(connection: AsyncConnection, query: str) -> WordRanking | None:
+async def word_ranking(connection: AsyncConnection, query: str) -> WordRank | None:
     """The ranking by the words of the query; None when it has none."""
     phrases = phrases_of(query)[:MOST_PHRASES]
     if not phrases:
@@ -71,22 +71,22 @@ async def _has_fts5(connection: AsyncConnection) -> bool:
     return bool((await connection.execute(sa.text(made_by))).scalar_one())
 
 
-def _with_fts5(phrases: Sequence[Sequence[str]]) -> WordRanking:
+def _with_fts5(phrases: Sequence[Sequence[str]]) -> WordRank:
     wanted = " OR ".join(f'"{" ".join(phrase)}"{" *" if _is_beginning(phrase) else ""}' for phrase in phrases)
     table = sa.literal_column("passage_words", sa.Text)
-    return WordRanking(_ON_SQLITE, _ON_SQLITE.c.rowid, table.op("MATCH")(wanted), sa.func.bm25(table))
+    return WordRank(_ON_SQLITE, _ON_SQLITE.c.rowid, table.op("MATCH")(wanted), sa.func.bm25(table))
 
 
-def _word_by_word(phrases: Sequence[Sequence[str]]) -> WordRanking:
+def _word_by_word(phrases: Sequence[Sequence[str]]) -> WordRank:
     found = [
         sa.case((_ON_SQLITE.c.words.contains(f" {' '.join(phrase)}{'' if _is_beginning(phrase) else ' '}"), 1), else_=0)
         for phrase in phrases
     ]
     score = reduce(lambda one, other: one + other, found)
-    return WordRanking(_ON_SQLITE, _ON_SQLITE.c.rowid, score > 0, score.desc())
+    return WordRank(_ON_SQLITE, _ON_SQLITE.c.rowid, score > 0, score.desc())
 
 
-def _on_postgres(phrases: Sequence[Sequence[str]]) -> WordRanking:
+def _on_postgres(phrases: Sequence[Sequence[str]]) -> WordRank:
     """Postgres' own rank does not know which words are rare, and would prefer a text that has all of a question's small
     words. So each phrase counts as BM25 has it, by how few of the passages that match have it."""
     words = passage_words.c.words
@@ -94,7 +94,7 @@ def _on_postgres(phrases: Sequence[Sequence[str]]) -> WordRanking:
     found = [sa.cast(words.op("@@")(query), sa.Integer) for query in map(_as_query, queries)]
     score = reduce(lambda one, other: one + other, [hit * _rarity(hit) for hit in found])
     matches = words.op("@@")(_as_query(" | ".join(queries)))
-    return WordRanking(passage_words, passage_words.c.number, matches, score.desc())
+    return WordRank(passage_words, passage_words.c.number, matches, score.desc())
 
 
 def _rarity(hit: sa.ColumnElement[int]) -> sa.ColumnElement[float]:
