@@ -60,8 +60,9 @@ class _Server(NamedTuple):
 class EmbeddingClient:
     """The embedding models that a process can ask."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
         self._environment = environment
+        self._answer_s = answer_s
         self._http: httpx2.AsyncClient | None = None
 
     async def embed(self, handle: str, texts: Sequence[str]) -> list[Vector]:
@@ -69,14 +70,14 @@ class EmbeddingClient:
         server = self._server(handle)
         if self._http is None:
             # Made at the first use: its TLS context costs 20 ms, and most deployments embed nothing.
-            self._http = httpx2.AsyncClient(timeout=ANSWER_S, follow_redirects=False, trust_env=False)
+            self._http = httpx2.AsyncClient(timeout=self._answer_s, follow_redirects=False, trust_env=False)
         body = {"model": server.model, "input": [text[:LONGEST_INPUT] for text in texts]}
         headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 answer = await self._http.post(f"{server.base_url}/embeddings", json=body, headers=headers)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise _failed(ModelErrorType.TIMEOUT, f"no answer within {ANSWER_S:.0f} s", server) from error
+            raise _failed(ModelErrorType.TIMEOUT, f"no answer within {self._answer_s:g} s", server) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise _failed(ModelErrorType.ERROR, f"{type(error).__name__}: {error}", server) from error
         if not answer.is_success:

@@ -201,5 +201,8 @@ def offered(provider: str, environment: Mapping[str, str], *, builtin: bool) -> 
 
 def can_embed(handle: str | None) -> bool:
     """Whether the handle's provider serves embeddings over OpenAI's wire. Google does, beside its own."""
-    provider, _, model = (handle or "").partition("/")
-    return bool(model) and provider in PROVIDERS and PROVIDERS[provider].wire in ("chat", "google")
+    try:
+        provider, _ = split_handle(handle or "")
+    except ValueError:
+        return False
+    return PROVIDERS[provider].wire in ("chat", "google")

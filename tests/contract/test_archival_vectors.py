@@ -95,7 +95,7 @@ async def test_without_an_embedding_model_nothing_is_asked(archival: Archival) -
     assert archival.server.embeddings.requests == []
 
 
-@pytest.mark.parametrize("handle", ["letta/letta-free", "anthropic/none", "builtin/echo", "no slash"])
+@pytest.mark.parametrize("handle", ["letta/letta-free", "anthropic/none", "builtin/echo", "openai/..", "no slash"])
 async def test_a_model_that_cannot_embed_leaves_words(archival: Archival, handle: str) -> None:
     agent = await archival.agent(embedding=handle)
     await archival.remember(agent, STORM)
