@@ -87,9 +87,10 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
     ("method", "path"),
     [
         ("GET", "/v1/templates/"),
+        ("POST", "/v1/folders/"),
         ("POST", "/v1/mcp-servers"),
         ("POST", "/v1/agents/import"),
-        ("GET", f"/v1/agents/{UNKNOWN_AGENT}/archival-memory"),
+        ("PATCH", f"/v1/agents/{UNKNOWN_AGENT}/folders/attach/x"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/schedule/x"),
         ("POST", f"/v1/agents/{UNKNOWN_AGENT}/tools/ping/run"),
         ("POST", "/v1/tools/search"),
