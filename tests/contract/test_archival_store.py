@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
+from structlog.testing import capture_logs
 
 from shared.domain.archival import LONGEST_TAG, LONGEST_TEXT, MOST_TAGS
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
@@ -279,8 +280,11 @@ async def test_the_longest_passage_is_stored_and_found_by_its_last_word(archival
 def no_fts5() -> Generator[None]:
     """SQLite says that FTS5 is not compiled in."""
 
+    def is_used(_option: str) -> int:
+        return 0
+
     def deny(connection: Any, _entry: Any) -> None:
-        connection.create_function("sqlite_compileoption_used", 1, bool)
+        connection.create_function("sqlite_compileoption_used", 1, is_used)
 
     event.listen(Engine, "connect", deny)
     yield
@@ -293,7 +297,9 @@ async def test_words_are_found_where_sqlite_has_no_fts5(
 ) -> None:
     url = f"sqlite:///{tmp_path_factory.mktemp('plain') / 'holdfast.sqlite3'}"
     async with open_database(url) as database:
-        await migrate(database)
+        with capture_logs() as logged:
+            await migrate(database)
+        assert "sqlite_has_no_fts5" in [entry["event"] for entry in logged]
         async with database.read() as connection:
             made = await connection.execute(sa.text("SELECT sql FROM sqlite_master WHERE name = 'passage_words'"))
             assert made.scalar_one().startswith("CREATE TABLE")
