@@ -26,7 +26,6 @@ from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.run_store import Submitted
 from shared.sql.runs.settlement import Settled
-from shared.sql.tables import passage_words
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -305,12 +304,10 @@ async def all_rows(stores: Stores) -> dict[str, list[dict[str, Any]]]:
         tables = {
             table.name: (await connection.execute(sa.select(table).order_by(*table.primary_key))).mappings().all()
             for table in metadata.sorted_tables
-            if table is not passage_words  # no run writes it, and on SQLite it has columns of FTS5's
+            if table.name != "passage_words"  # on SQLite it is FTS5's; no run writes it
         }
-    return {
-        name: [{column: value for column, value in row.items() if column != runs.c.dispatch.name} for row in rows]
-        for name, rows in tables.items()
-    }
+    left_out = runs.c.dispatch.name
+    return {name: [{key: row[key] for key in row if key != left_out} for row in rows] for name, rows in tables.items()}
 
 
 def result_of(returned: object) -> object:
