@@ -26,7 +26,7 @@ from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.run_store import Submitted
 from shared.sql.runs.settlement import Settled
-from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
