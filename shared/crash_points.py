@@ -33,6 +33,7 @@ class CrashPoint(StrEnum):
     NEW_FENCE = "new_fence"
     DELIVER = "deliver"
     CHECKPOINT = "checkpoint"
+    COMPACT = "compact"
     INTENT = "intent"
     EDIT_MEMORY = "edit_memory"
     HAND_OVER = "hand_over"

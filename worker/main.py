@@ -31,6 +31,7 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.retention import RetentionStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
+from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
 from worker.queue.queue_worker import QueueWorker
 from worker.run.active_runs import ActiveRuns
@@ -143,6 +144,7 @@ def _run_services(process: ProcessContext, models: Models, sandbox: ProcessSandb
         settlements=SettlementStore(database, process.ids),
         events=EventStore(database),
         inbox=InboxStore(database),
+        steps=StepStore(database),
         event_log=EventLog(process.redis, ttl_s=settings.stream_ttl_s),
         clock=process.clock,
         ids=process.ids,

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.letta.approvals import Waiting
 from api.letta.blocks import BlockCreate, filled_in
+from api.letta.compaction import SETTINGS as COMPACTION
+from api.letta.compaction import CompactionSettings
 from api.letta.message_input import MessageIn, user_messages
 from api.letta.model_settings import (
     KEPT_SETTINGS,
@@ -137,7 +139,7 @@ class AgentFields(BaseModel):
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
     base_template_id: str | None = None
-    compaction_settings: dict[str, Any] | None = None
+    compaction_settings: CompactionSettings | None = None
     enable_sleeptime: bool | None = None
     hidden: bool | None = None
     identity_ids: list[str] | None = None
@@ -168,6 +170,8 @@ class AgentFields(BaseModel):
     def kept(self, before: dict[str, Any]) -> dict[str, Any]:
         """What is only given back, after what is said here."""
         given = {name: getattr(self, name) for name in KEPT if name in self.model_fields_set}
+        if self.compaction_settings is not None:
+            given[COMPACTION] = self.compaction_settings.model_dump(mode="json", exclude_unset=True)
         if self.model_settings is not None and self.model_settings.model_extra:
             given[KEPT_SETTINGS] = before.get(KEPT_SETTINGS, {}) | self.model_settings.model_extra
         return before | given

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api.letta.model_settings import Handle, ModelSettingsFields
+from api.letta.model_settings import ModelSettingsFields, changed_options
+from shared.domain.agents import ModelOptions
 from shared.domain.compaction import CompactionMode, CompactionOptions
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, AgentId
@@ -15,32 +16,53 @@ WireMode = Literal["all", "sliding_window", "self_compact_all", "self_compact_sl
 _MODES: Mapping[WireMode, CompactionMode] = {
     "all": "all",
     "sliding_window": "sliding_window",
-    # The wire's agents can also be asked inside their own conversation, which costs its whole context once more.
+    # The wire's agents can also be asked inside their own conversation, which costs its whole context once more, at a
+    # time at which it is full.
     "self_compact_all": "all",
     "self_compact_sliding_window": "sliding_window",
 }
 
+SETTINGS = "compaction_settings"
+"""Key of `Agent.extra`: how the agent's histories are compacted, as its client said it."""
+
 
 class CompactionSettings(BaseModel):
-    """How to compact. Of the wire's fields, `prompt_acknowledgement` is not needed: our models get no such turn."""
+    """How to compact."""
 
     model_config = ConfigDict(extra="ignore")
 
     mode: WireMode = "sliding_window"
-    model: Handle | None = None
+    model: str | None = None
+    """Any handle: clients name models of Letta's own cloud in every agent. One that cannot be asked falls away."""
     model_settings: ModelSettingsFields | None = None
     prompt: str | None = None
+    prompt_acknowledgement: bool = False
     clip_chars: Annotated[int | None, Field(ge=1)] = 50_000
     sliding_window_percentage: Annotated[float, Field(ge=0, le=1)] = 0.3
 
     def options(self) -> CompactionOptions:
         """The same in our terms."""
+        settings = self.model_settings
         return CompactionOptions(
             mode=_MODES[self.mode],
             keep_share=self.sliding_window_percentage,
+            model=self.model,
+            model_options=None if settings is None else changed_options(ModelOptions(), settings.options()),
             prompt=self.prompt,
+            acknowledged=self.prompt_acknowledgement,
             clip_chars=self.clip_chars,
         )
+
+
+def when_full(of_agent: Mapping[str, Any]) -> CompactionOptions:
+    """How the agent's context is compacted when it is full; `of_agent` is `Agent.extra`.
+
+    Earlier releases kept settings that they did not check. A message is no occasion to refuse them: the defaults hold.
+    """
+    try:
+        return CompactionSettings.model_validate(of_agent.get(SETTINGS) or {}).options()
+    except ValidationError:
+        return CompactionOptions()
 
 
 class CompactRequest(BaseModel):

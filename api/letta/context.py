@@ -17,6 +17,7 @@ from shared.domain.messages import (
     ToolReturn,
     ToolReturns,
     UserMessage,
+    estimate_message_tokens,
     estimate_tokens,
 )
 from shared.domain.model_catalog import context_window_of
@@ -30,7 +31,6 @@ def wire_context(details: AgentDetails, messages: Sequence[Message], *, passages
     memory = render_memory(details.blocks)
     functions = [_wire_function(tool) for tool in details.tools]
     shown = [_wire_message(message) for message in messages]
-    spoken = [message for message in shown if message["role"] != "system"]
     summaries = [message.body.text for message in messages if isinstance(message.body, Summary)]
     metadata = render_metadata(agent, details.blocks)
     tokens = {
@@ -38,7 +38,7 @@ def wire_context(details: AgentDetails, messages: Sequence[Message], *, passages
         "num_tokens_core_memory": _tokens(memory),
         "num_tokens_external_memory_summary": _tokens(metadata),
         "num_tokens_functions_definitions": _tokens(functions) if functions else 0,
-        "num_tokens_messages": sum(_tokens(_said(message)) for message in spoken),
+        "num_tokens_messages": sum(estimate_message_tokens(message.body) for message in messages),
     }
     return {
         "context_window_size_max": agent.options.context_window or context_window_of(agent.model),
@@ -65,10 +65,6 @@ def wire_context(details: AgentDetails, messages: Sequence[Message], *, passages
 
 def _tokens(what: object) -> int:
     return estimate_tokens(what if isinstance(what, str) else json.dumps(what))
-
-
-def _said(message: dict[str, Any]) -> list[Any]:
-    return [message[part] for part in ("content", "tool_calls", "tool_returns", "approvals") if message[part]]
 
 
 def _wire_function(tool: Tool) -> dict[str, Any]:

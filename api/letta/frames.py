@@ -7,7 +7,13 @@ from uuid import NAMESPACE_OID, uuid5
 import msgspec
 
 from api.letta.envelope import envelope, part_otid
-from api.letta.messages import otid_of, tool_call_fields, tool_return_fields
+from api.letta.messages import (
+    otid_of,
+    summary_as_content,
+    summary_fields,
+    tool_call_fields,
+    tool_return_fields,
+)
 from shared.domain import events
 from shared.domain.ids import RunId, Seq
 
@@ -30,6 +36,8 @@ class FrameOptions(msgspec.Struct, frozen=True):
     status_events: bool = False
     message_types: frozenset[str] | None = None
     """Types of messages to show; None: all."""
+    compaction_messages: bool = False
+    """The reader knows the wire's own messages of a compaction."""
 
 
 class Frames:
@@ -75,16 +83,8 @@ class Frames:
             case events.ToolsReturned():
                 head = self._head("tool_return_message", seq, event, otid=part_otid(event.message_id, 0))
                 return {**head, **tool_return_fields(event.returns)}
-            case events.InputDelivered():
-                head = envelope(
-                    "user_message",
-                    message_id=event.message_id,
-                    moment=_moment(event.at),
-                    otid=otid_of(event.message_id, event.otid),
-                    run_id=self._run_id,
-                    seq_id=seq,
-                )
-                return {**head, "content": event.text}
+            case events.InputDelivered() | events.CompactionBegan() | events.Compacted():
+                return self._between_steps(seq, event)
             case events.Stopped() | events.UsageReported() | events.Failed():
                 return self._ending(seq, event)
             case events.StatusChanged():
@@ -152,6 +152,50 @@ class Frames:
         place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
         return {"message_type": "run_status", "status": event.status, "cause": event.cause, **place}
 
+    def _between_steps(
+        self, seq: Seq, event: events.InputDelivered | events.CompactionBegan | events.Compacted
+    ) -> dict[str, Any]:
+        match event:
+            case events.InputDelivered():
+                return {
+                    **self._added("user_message", seq, event, otid_of(event.message_id, event.otid)),
+                    "content": event.text,
+                }
+            case events.CompactionBegan():
+                if self._options.compaction_messages:
+                    return self._compaction_began(seq, event)
+                # Its number must not be missing for the others.
+                return self._ping(seq, _moment(event.at))
+            case events.Compacted(text=text, stats=stats):
+                otid = part_otid(event.message_id, 0)
+                if self._options.compaction_messages:
+                    return {**self._added("summary_message", seq, event, otid), **summary_fields(text, stats)}
+                content = summary_as_content(text, stats, _moment(event.at))
+                return {**self._added("user_message", seq, event, otid), "content": content}
+            case _:
+                assert_never(event)
+
+    def _added(
+        self, message_type: str, seq: Seq, event: events.InputDelivered | events.Compacted, otid: str | None
+    ) -> dict[str, Any]:
+        """The head of a message that nobody said in this run's answers."""
+        return envelope(
+            message_type,
+            message_id=event.message_id,
+            moment=_moment(event.at),
+            otid=otid,
+            run_id=self._run_id,
+            seq_id=seq,
+        )
+
+    def _compaction_began(self, seq: Seq, event: events.CompactionBegan) -> dict[str, Any]:
+        data = {
+            "trigger": event.trigger,
+            "context_token_estimate": event.context_tokens,
+            "context_window": event.context_window,
+        }
+        return self._event_message(seq, event.at, "compaction", data)
+
     def _note(self, seq: Seq, event: events.StepRestarted | events.LogContinued | events.Gap) -> dict[str, Any]:
         """Letta's way to tell a developer of something that is no part of the conversation."""
         match event:
@@ -165,8 +209,11 @@ class Frames:
                 event_type, data = "gap", {"first_missing": event.first_missing, "last_missing": seq}
             case _:
                 assert_never(event)
+        return self._event_message(seq, event.at, event_type, data)
+
+    def _event_message(self, seq: Seq, at: int, event_type: str, data: dict[str, Any]) -> dict[str, Any]:
         note_id = f"message-{uuid5(NAMESPACE_OID, f'{self._run_id}:{seq}')}"
-        head = envelope("event_message", message_id=note_id, moment=_moment(event.at), run_id=self._run_id, seq_id=seq)
+        head = envelope("event_message", message_id=note_id, moment=_moment(at), run_id=self._run_id, seq_id=seq)
         return {**head, "event_type": event_type, "event_data": data}
 
     def _head(

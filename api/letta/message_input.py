@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from api.letta.content import as_object, content_parts, tool_result
 from shared.bounded_schema import schema_flaw
@@ -19,6 +19,7 @@ from shared.domain.messages import (
     NewMessage,
     UserMessage,
 )
+from shared.domain.model_providers import split_handle
 from shared.domain.skills import ClientSkill
 from shared.domain.tools import ClientTool
 
@@ -123,6 +124,14 @@ class MessagesRequest(BaseModel):
     callback_url: CallbackUrl | None = None
     if_busy: IfBusy | None = None
     include_status_events: bool = False
+    include_compaction_messages: bool = False
+
+    @field_validator("override_model")
+    @classmethod
+    def _can_be_a_model(cls, handle: str | None) -> str | None:
+        if handle:
+            split_handle(handle)
+        return handle
 
     @model_validator(mode="after")
     def _has_input(self) -> "MessagesRequest":

@@ -1,15 +1,17 @@
 """Stored messages as Letta's wire shows them: one stored answer becomes up to four of the wire's messages."""
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, assert_never
 
 from api.letta.content import wire_content
-from api.letta.envelope import envelope, part_otid
+from api.letta.envelope import envelope, part_otid, wire_time
 from shared.domain.ids import MessageId
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    CompactionStats,
     Decision,
     Message,
     Summary,
@@ -134,15 +136,31 @@ def _user_message(message: Message, body: UserMessage) -> WireMessage:
 
 
 def _summary_message(message: Message, body: Summary) -> WireMessage:
-    stats = None
-    if body.stats is not None:
-        stats = {
-            "trigger": "request",
-            "messages_count_before": body.stats.messages_before,
-            "messages_count_after": body.stats.messages_after,
-            "context_window": body.stats.context_window,
-        }
-    return {**_head("summary_message", message), "summary": body.text, "compaction_stats": stats}
+    return {**_head("summary_message", message), **summary_fields(body.text, body.stats)}
+
+
+def summary_fields(text: str, stats: CompactionStats | None) -> WireMessage:
+    """A summary, and what the compaction has come to."""
+    return {"summary": text, "compaction_stats": None if stats is None else _wire_stats(stats)}
+
+
+def summary_as_content(text: str, stats: CompactionStats, at: datetime) -> str:
+    """A summary for clients that do not know the wire's own message for it: the content of a user's message, packed as
+    the wire packs what the server says there."""
+    said = f"Old messages have left the context. A summary takes their place:\n{text}"
+    alert = {"type": "system_alert", "message": said, "time": wire_time(at), "compaction_stats": _wire_stats(stats)}
+    return json.dumps(alert, ensure_ascii=False)
+
+
+def _wire_stats(stats: CompactionStats) -> WireMessage:
+    return {
+        "trigger": stats.trigger,
+        "context_tokens_before": stats.tokens_before,
+        "context_tokens_after": stats.tokens_after,
+        "context_window": stats.context_window,
+        "messages_count_before": stats.messages_before,
+        "messages_count_after": stats.messages_after,
+    }
 
 
 def _assistant_parts(message: Message, body: AssistantMessage) -> list[WireMessage]:

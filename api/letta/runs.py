@@ -61,10 +61,9 @@ def wire_run(run: Run) -> dict[str, Any]:
 def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = False) -> dict[str, Any]:
     """What a run has brought: its messages, why it stopped, what it used."""
     wanted = run.options.include_return_message_types
+    left_out = NOT_ANSWERS - {"summary_message"} if run.options.compaction_messages else NOT_ANSWERS
     shown = [
-        message
-        for message in wire_messages(messages, wanted)
-        if with_input or message["message_type"] not in NOT_ANSWERS
+        message for message in wire_messages(messages, wanted) if with_input or message["message_type"] not in left_out
     ]
     return {
         "messages": shown,

@@ -29,7 +29,6 @@ class Unused(NamedTuple):
 
 NOT_ACTED_ON = (
     Unused("agent", (AgentFields,), ("enable_sleeptime",), "given back; no agent works while another sleeps"),
-    Unused("agent", (AgentFields,), ("hidden", "identity_ids"), "given back; every list shows every agent"),
     Unused("agent", (AgentFields,), ("base_template_id", "template_id"), "given back; there are no templates"),
     Unused(
         "agent", (AgentFields,), ("max_files_open", "per_file_view_window_char_limit"), "given back; there are no files"
@@ -51,7 +50,6 @@ NOT_ACTED_ON = (
         "dropped; answers have no probabilities",
     ),
     Unused("message", (MessagesRequest,), ("enable_thinking",), "dropped; the model's settings say it"),
-    Unused("message", (MessagesRequest,), ("include_compaction_messages",), "dropped"),
     Unused("message", (MessageIn,), ("batch_item_id", "group_id"), "dropped; there are no batches and groups"),
     Unused("tool", (ToolFields,), ("npm_requirements", "pip_requirements"), "given back; nothing is installed"),
     Unused(

@@ -6,10 +6,10 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from api.errors import model_error_answer
-from api.letta.compaction import CompactionSettings, CompactRequest, wire_compaction
+from api.letta.compaction import SETTINGS, CompactionSettings, CompactRequest, wire_compaction
 from api.runs.reader import RunReader
 from api.runs.submission import SubmissionService
-from api.runs.threads import AgentThread, options_for
+from api.runs.threads import AgentThread
 from shared.clock import Clock
 from shared.domain.errors import Conflict
 from shared.domain.ids import IdMaker
@@ -36,7 +36,7 @@ class CompactionService:
 
         Raises `PendingApproval`, `Busy`, or `Conflict` when the compaction was cancelled.
         """
-        settings = request.settings(thread.agent.extra.get("compaction_settings"))
+        settings = request.settings(thread.agent.extra.get(SETTINGS))
         run = await self.submissions.submit_run(self._run(thread, settings), refuse_if_busy=refuse_if_busy)
         await self.reader.wait_for_end(run)
         ended = await self.runs.look_up(run.id)
@@ -56,10 +56,6 @@ class CompactionService:
 
     def _run(self, thread: AgentThread, settings: CompactionSettings) -> Run:
         agent = thread.agent
-        options = thread.model_options or agent.options
-        if settings.model is not None or settings.model_settings is not None:
-            given = settings.model_settings.model_dump(exclude_unset=True) if settings.model_settings else {}
-            options = options_for(options, settings.model, given)
         return Run(
             id=self.ids.run(),
             project_id=agent.project_id,
@@ -68,8 +64,8 @@ class CompactionService:
             conversation_id=thread.conversation_id,
             options=RunOptions(
                 run_type="compaction",
-                override_model=settings.model or thread.model,
-                model_options=options,
+                override_model=thread.model,
+                model_options=thread.model_options,
                 compaction=settings.options(),
             ),
             created_at=self.clock.now(),

@@ -116,6 +116,7 @@ class StreamService:
             pings=request.include_pings,
             status_events=status_events or request.include_status_events,
             message_types=None if wanted is None else frozenset(wanted),
+            compaction_messages=run.options.compaction_messages,
         )
         return self.stream(run, _cursor(request.starting_after, last_event_id), options)
 
@@ -223,6 +224,7 @@ def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOpti
         pings=request.include_pings,
         status_events=status_events,
         message_types=None if wanted is None else frozenset(wanted),
+        compaction_messages=request.include_compaction_messages,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from api.letta.agents import CLEARS_CONTEXT
+from api.letta.compaction import when_full
 from api.letta.message_input import (
     IfBusy,
     MessageIn,
@@ -215,6 +216,8 @@ class SubmissionService:
                 clears_context=bool(submission.agent.extra.get(CLEARS_CONTEXT)),
                 override_model=request.override_model or submission.model,
                 override_system=request.override_system,
+                when_full=when_full(submission.agent.extra),
+                compaction_messages=request.include_compaction_messages,
                 model_options=submission.model_options,
                 include_return_message_types=request.include_return_message_types,
                 request_config={

@@ -97,7 +97,7 @@ class ConversationChecks:
         async with self.database.read() as connection:
             found = await connection.execute(
                 sa.select(messages.c.id, messages.c.sibling_id).where(
-                    messages.c.thread_id == thread.id, messages.c.left_because == "compacted"
+                    messages.c.thread_id == thread.id, messages.c.left_because.like("compacted%")
                 )
             )
             return {one for row in found for one in row if one is not None}

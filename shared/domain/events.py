@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from shared.domain.ids import MessageId, Seq, StepId
-from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.messages import CompactionStats, CompactionTrigger, ToolCall, ToolReturn
 
 FIRST_SEQ = Seq(1)
 """The number of `RunCreated`, which is made from the run when it is read."""
@@ -97,6 +97,25 @@ class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=Tru
     otid: str | None = None
 
 
+class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaults=True):
+    """The model's window is full: a summary is about to take the place of old messages."""
+
+    at: int
+    trigger: CompactionTrigger
+    context_tokens: int
+    """Of the request that is too long, as far as it is known."""
+    context_window: int
+
+
+class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
+    """A summary has taken the place of old messages, and the step goes on."""
+
+    at: int
+    message_id: MessageId
+    text: str
+    stats: CompactionStats
+
+
 class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True):
     """A worker continues a run that another one began, and begins its step again: what was streamed of these messages
     is void. Always the first event of that worker."""
@@ -176,6 +195,8 @@ Event = (
     | ToolCalls
     | ToolsReturned
     | InputDelivered
+    | CompactionBegan
+    | Compacted
     | StepRestarted
     | LogContinued
     | Gap

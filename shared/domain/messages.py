@@ -130,13 +130,22 @@ class ToolReturns(msgspec.Struct, frozen=True, tag="tool_returns"):
     returns: list[ToolReturn]
 
 
-class CompactionStats(msgspec.Struct, frozen=True):
+CompactionTrigger = Literal["request", "post_step_context_check", "context_window_exceeded"]
+"""Why a history is compacted, in the wire's words: a client asked; the next request would be too long; the provider
+said that one was."""
+
+
+class CompactionStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a compaction has come to. The instructions count as one of the messages, as in the model's request."""
 
     messages_before: int
     messages_after: int
     context_window: int
     """Tokens that the model can take in."""
+    trigger: CompactionTrigger = "request"
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    """Tokens of the model's request before and after; an estimate, the first one with the provider's count in it."""
 
 
 class Summary(msgspec.Struct, frozen=True, tag="summary"):

@@ -137,3 +137,11 @@ def answer_limit_of(handle: str) -> int | None:
     if PROVIDERS[handle.partition("/")[0]].wire == "anthropic":
         return min(known or DEFAULT_LIMIT, DEFAULT_LIMIT)
     return known
+
+
+def window_of(handle: str, chosen: int | None) -> int:
+    """Tokens that a request to the model may have: what was chosen, and no more than the model is known to take in."""
+    family = family_of(handle)
+    if not chosen:
+        return family.context_window
+    return min(chosen, family.context_window) if family.pattern else chosen

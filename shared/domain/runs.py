@@ -82,6 +82,10 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the model is asked, when the conversation says so. None: as the agent says."""
     compaction: CompactionOptions | None = None
     """The run answers no message: it compacts its thread's context."""
+    when_full: CompactionOptions = CompactionOptions()
+    """How the context is compacted when it is full in the middle of the run."""
+    compaction_messages: bool = False
+    """The client knows the wire's own messages of a compaction. Others are shown the summary as a user's message."""
     include_return_message_types: list[str] | None = None
     request_config: dict[str, Any] = {}
     """What the wire shows again as `request_config`."""

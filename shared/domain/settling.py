@@ -5,7 +5,7 @@ Pure. The store calls it inside the transaction that settles the run, with the m
 what is repaired here is what the next turn reads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -16,19 +16,12 @@ from shared.domain.events import (
     Ended,
     Event,
     Failed,
-    InputDelivered,
-    ReasoningChunk,
     StatusChanged,
-    StepRestarted,
     Stopped,
-    TextChunk,
-    ToolCallChunk,
-    ToolCalls,
     ToolsReturned,
-    Unknown,
     UsageReported,
 )
-from shared.domain.ids import BlockId, IdMaker, MessageId, StepId
+from shared.domain.ids import BlockId, IdMaker, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import (
     ApprovalResponse,
@@ -36,7 +29,6 @@ from shared.domain.messages import (
     Decision,
     Message,
     NewMessage,
-    Reasoning,
     ToolCall,
     ToolReturn,
     ToolReturns,
@@ -148,106 +140,6 @@ def _why_no_result(was_started: bool, why: Literal["cancel", "error", "denied"])
     if why == "cancel":
         return CANCELLED_WHILE_RUNNING if was_started else NEVER_STARTED
     return OUTCOME_UNKNOWN if was_started else RUN_FAILED
-
-
-class ShownStep:
-    """What readers have been shown of the step in hand, folded from its events.
-
-    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. A worker that begins the
-    step again says which messages are void.
-    """
-
-    def __init__(self, events: Iterable[Event | Unknown] = ()) -> None:
-        self.message_ids: dict[MessageId, None] = {}
-        """Messages of which something was shown, in order, those of lost workers included."""
-        self.input_ids: set[MessageId] = set()
-        """Injected messages that were shown."""
-        self.lost_calls = 0
-        """Model calls that had shown something when their workers died."""
-        self.lost_text = ""
-        """What those calls had shown."""
-        self._begin()
-        for event in events:
-            self.take(event)
-
-    def take(self, event: Event | Unknown) -> None:
-        """Adds the next event of the log."""
-        match event:
-            case TextChunk():
-                self._text.append(event.text)
-                self._note(event)
-            case ReasoningChunk():
-                self._thought.append(event.text)
-                self._note(event)
-            case ToolCallChunk():
-                name, pieces = self._calls.setdefault(event.call_id, (event.name or "", []))
-                self._calls[event.call_id] = (event.name or name, pieces)
-                pieces.append(event.arguments or "")
-                self._note_call(event)
-            case ToolCalls():
-                self._calls.update({call.id: (call.name, [call.arguments]) for call in event.calls})
-                self._note_call(event)
-            case InputDelivered():
-                self.input_ids.add(event.message_id)
-            case StepRestarted():
-                self.lose()
-            case _:
-                return
-
-    def lose(self) -> None:
-        """The worker that has shown this is gone: all of it is void."""
-        text = self.text
-        self.lost_calls += bool(text)
-        self.lost_text += text
-        self._begin()
-
-    def forget_lost(self) -> None:
-        """The caller has counted what lost workers had shown."""
-        self.lost_calls, self.lost_text = 0, ""
-
-    @property
-    def text(self) -> str:
-        """Everything that was shown of the answer, reasoning and calls included; its tokens are counted by it."""
-        calls = [name + "".join(pieces) for name, pieces in self._calls.values()]
-        return "".join([*self._thought, *self._text, *calls])
-
-    def partial_answer(self, *, cut_by: Literal["cancel", "error"], model: str, now: datetime) -> NewMessage | None:
-        """The answer that was being streamed when the run was cut off.
-
-        None when no text was shown: no provider takes reasoning back that was cut off, and calls that the model was
-        still writing never ran. The run's log has them.
-        """
-        if self._message_id is None or not self._text:
-            return None
-        return NewMessage(
-            id=self._message_id,
-            created_at=now,
-            step_id=self._step_id,
-            body=AssistantMessage(
-                text="".join(self._text),
-                reasoning=Reasoning("".join(self._thought)) if self._thought else None,
-                partial=True,
-                cut_by=cut_by,
-                model=model,
-            ),
-        )
-
-    def _begin(self) -> None:
-        self._text: list[str] = []
-        self._thought: list[str] = []
-        self._calls: dict[str, tuple[str, list[str]]] = {}
-        self._message_id: MessageId | None = None
-        self._step_id: StepId | None = None
-
-    def _note(self, event: TextChunk | ReasoningChunk) -> None:
-        """Text and reasoning have the answer's own id; a call may have that of its second part."""
-        self._message_id, self._step_id = event.message_id, event.step_id
-        self.message_ids[event.message_id] = None
-
-    def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
-        if self._message_id is None:
-            self._message_id, self._step_id = event.message_id, event.step_id
-        self.message_ids[event.message_id] = None
 
 
 def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:

@@ -19,7 +19,8 @@ from shared.domain.ids import Fence, IdMaker, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
 from shared.domain.runs import Cause, Run
-from shared.domain.settling import RunEnd, ShownStep
+from shared.domain.settling import RunEnd
+from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.log_adoption import adopt_log

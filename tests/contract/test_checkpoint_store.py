@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
+from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelRequested, IllegalTransition, StaleFence
 from shared.domain.events import decode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
-from shared.domain.messages import AssistantMessage
+from shared.domain.messages import AssistantMessage, Message, NewMessage, Summary, UserMessage
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
@@ -21,12 +22,14 @@ from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     IDS,
+    IN_THREAD,
     THREAD,
     Stores,
     answer,
     call,
     checkpoint,
     found,
+    message,
     request_of,
     results,
     said,
@@ -253,3 +256,63 @@ async def test_a_reader_gets_over_entries_that_are_gone(stores: Stores) -> None:
     await stores.checkpoints.record_events(run, LogTail(Seq(2), [ENTRY]), NOW)
     await stores.checkpoints.record_events(run, LogTail(Seq(5000), [ENTRY]), NOW)
     assert await stores.events.read(run.id, Seq(2), limit=10) == [(5000, ENTRY)]
+
+
+async def told_and_claimed(stores: Stores, *later: NewMessage) -> tuple[Message, Run]:
+    """The message of a run that has ended, and the run after it."""
+    before = await stores.claimed(said("long ago"))
+    await stores.settle(await stores.recorded(before, answer("so it was")))
+    run = await stores.claimed(said("now"))
+    run = await stores.recorded(run, *later) if later else run
+    return (await stores.messages.list_of_run(before.id))[0], run
+
+
+def summary_for(*gone: Message) -> Compaction:
+    return Compaction([one.id for one in gone], message(Summary("Long ago.")))
+
+
+async def test_a_compaction_in_a_run_changes_history_usage_and_log_at_once(stores: Stores) -> None:
+    told, run = await told_and_claimed(stores)
+    done = summary_for(told)
+    await stores.checkpoints.compact(run, done, LogTail(Seq(2), [ENTRY]), Usage(prompt_tokens=7), NOW)
+    assert [type(body) for body in await stores.context()] == [Summary, AssistantMessage, UserMessage]
+    assert told.id in [one.id for one in await stores.lists.page(IN_THREAD, limit=10)], "what left is listed"
+    stored = await stores.runs.look_up(run.id)
+    assert (stored.usage.prompt_tokens, stored.last_seq, stored.checkpoint_seq, stored.step_count) == (7, 2, 2, 0)
+    assert stored.attempts_without_progress == 1, "no step was finished"
+
+
+async def test_a_compaction_under_an_old_fence_changes_nothing(stores: Stores) -> None:
+    told, run = await told_and_claimed(stores)
+    before = await stores.context()
+    await stores.claim(run)
+    with pytest.raises(StaleFence):
+        await stores.checkpoints.compact(run, summary_for(told), LogTail(Seq(2), [ENTRY]), Usage(), NOW)
+    assert await stores.context() == before
+
+
+async def test_a_rollback_brings_back_what_the_run_has_compacted_and_nothing_else(stores: Stores) -> None:
+    told, first = await told_and_claimed(stores)
+    await stores.checkpoints.compact(first, summary_for(told), LogTail(Seq(2), ()), Usage(), NOW)
+    await stores.settle(first)
+    before = await stores.messages.context(THREAD)
+    run = await stores.claimed(said("and now"))
+    await stores.checkpoints.compact(run, summary_for(*before), LogTail(Seq(2), ()), Usage(), NOW)
+    await stores.settle(run, RunTrigger.CANCEL, rollback=True)
+    assert await stores.messages.context(THREAD) == before
+    assert told.id not in [one.id for one in before]
+
+
+async def test_a_run_that_fails_keeps_the_summary_that_it_made(stores: Stores) -> None:
+    told, run = await told_and_claimed(stores)
+    await stores.checkpoints.compact(run, summary_for(told), LogTail(Seq(2), ()), Usage(), NOW)
+    await stores.settle(run, RunTrigger.FAIL)
+    assert [type(body) for body in await stores.context()] == [Summary, AssistantMessage]
+
+
+async def test_a_run_that_fails_keeps_its_question_when_a_summary_stands_for_its_steps(stores: Stores) -> None:
+    _, run = await told_and_claimed(stores, answer("", call("a")), results(found("a")))
+    steps = [one for one in await stores.messages.list_of_run(run.id) if not isinstance(one.body, UserMessage)]
+    await stores.checkpoints.compact(run, summary_for(*steps), LogTail(Seq(2), ()), Usage(), NOW)
+    await stores.settle(run, RunTrigger.FAIL)
+    assert UserMessage("now") in await stores.context()

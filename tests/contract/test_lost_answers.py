@@ -15,9 +15,8 @@ import sqlalchemy as sa
 
 import shared.sql.runs
 from shared.domain.compaction import Compaction
-from shared.domain.errors import StaleFence
 from shared.domain.events import LogContinued, encode, is_end
-from shared.domain.ids import Fence, Seq, ThreadId
+from shared.domain.ids import Fence, Seq
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.messages import Summary
@@ -218,6 +217,24 @@ async def compaction(stores: Stores) -> Write:
     return lambda: stores.settlements.settle(run, ending(RunTrigger.COMPLETE, run, compaction=summary))
 
 
+async def compaction_in_a_run(stores: Stores) -> Write:
+    before = await stores.ended()
+    [told] = await stores.messages.list_of_run(before.id)
+    run = await handed_over(stores)
+    summary = Compaction(gone=[told.id], summary=message(Summary("They said hi.")))
+    tail, used = continued(run, ENTRY), Usage(prompt_tokens=7)
+    return lambda: stores.checkpoints.compact(run, summary, tail, used, NOW)
+
+
+async def rollback_of_a_compaction(stores: Stores) -> Write:
+    before = await stores.ended()
+    [told] = await stores.messages.list_of_run(before.id)
+    run = await stores.claimed()
+    summary = Compaction(gone=[told.id], summary=message(Summary("They said hi.")))
+    await stores.checkpoints.compact(run, summary, LogTail(Seq(2), ()), Usage(), NOW)
+    return lambda: stores.settlements.settle(run, ending(RunTrigger.CANCEL, run, rollback=True))
+
+
 async def parking(stores: Stores) -> Write:
     run = await handed_over(stores, callback_url=URL)
     asking = answer("may I?", WAITS, call("b"))
@@ -246,6 +263,7 @@ async def outcome_of_a_callback(stores: Stores) -> Write:
 RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CallbackStore.record_attempt": [outcome_of_a_callback],
     "CheckpointStore.adopt": [adoption],
+    "CheckpointStore.compact": [compaction_in_a_run],
     "CheckpointStore.hand_over": [hand_over],
     "CheckpointStore.record": [checkpoint_of_an_answer, checkpoint_of_a_second_owner],
     "CheckpointStore.record_events": [events_of_a_long_step],
@@ -265,6 +283,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
         completion,
         failure_over_open_calls,
         rollback,
+        rollback_of_a_compaction,
         cancel_before_it_began,
         cancel_of_a_parked_run,
         compaction,
@@ -369,31 +388,3 @@ async def test_a_parking_whose_answer_was_lost_is_not_taken_for_somebody_elses(s
     assert isinstance(tail, LogTail)
     assert [is_end(entry) for entry in tail.entries] == [False] * (len(tail.entries) - 1) + [True]
     assert len(await stores.approvals.waiting_on_thread(THREAD)) == 1
-
-
-async def test_a_new_fence_whose_answer_was_lost_is_not_taken_twice(stores: Stores) -> None:
-    run = await stores.claimed()
-    taken = [await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW) for _ in range(3)]
-    assert {one.fence for one in taken} == {run.fence + 1}
-    assert (await stores.runs.look_up(run.id)).fence == run.fence + 1
-
-
-async def test_what_is_emitted_until_a_new_fence_is_asked_for_again_is_stored(stores: Stores) -> None:
-    """The repeated try was recognised and its tail ignored: what had been emitted since the first one was in no log."""
-    run = await stores.claimed()
-    await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY]), NOW)
-    renewed = await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
-    assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
-    assert (await stores.runs.look_up(run.id)).last_seq == 3
-    await stores.claim(renewed)
-    with pytest.raises(StaleFence):
-        await stores.checkpoints.take_new_fence(run, LogTail(Seq(2), [ENTRY, ENTRY, ENTRY]), NOW)
-
-
-async def test_a_claim_whose_answer_was_lost_does_not_claim_what_has_ended_since(stores: Stores) -> None:
-    run, owner = await stores.submitted(thread_id=ThreadId("conv-2")), IDS.claim()
-    claimed = await stores.runs.claim(run.id, run.dispatch, owner, NOW)
-    assert claimed is not None
-    await stores.settle(claimed)
-    assert await stores.runs.claim(run.id, run.dispatch, owner, NOW) is None
-    assert await stores.context(THREAD) == []

@@ -233,7 +233,8 @@ async def test_a_history_that_begins_or_ends_with_the_model(handle: str) -> None
     turns = await _dialogue(handle, messages)
     assert [role for role, _ in turns] == ["user", "model", "user", "model", "user"]
     assert turns[1] == ("model", "Welcome!")
-    assert turns[2] == ("user", "They spoke of cats.|And dogs?")
+    told = "[Earlier messages are left out here. This is a summary of them.]\n"
+    assert turns[2] == ("user", f"{told}They spoke of cats.|And dogs?")
     assert "Old instructions." not in json.dumps(turns)
 
 

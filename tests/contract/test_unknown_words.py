@@ -15,7 +15,7 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, unbroken
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
 from shared.domain.runs import Step
-from shared.domain.settling import ShownStep
+from shared.domain.shown_step import ShownStep
 from shared.sql.run_tables import approvals, injected_messages, run_inputs, runs, steps
 from shared.sql.tables import from_json, messages
 from tests.kit.runs.definitions import NOW, PROJECT

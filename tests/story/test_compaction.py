@@ -195,9 +195,10 @@ async def test_an_empty_history_has_nothing_to_compact(product: Product) -> None
     assert product.models.requests == []
 
 
-async def test_a_context_that_is_full_says_what_helps(product: Product) -> None:
+async def test_a_context_that_is_full_without_any_history_says_what_helps(product: Product) -> None:
     agent = await product.agent()
     product.models.fail("context")
 
-    with pytest.raises(APIStatusError, match=f"POST /v1/agents/{agent.id}/summarize"):
+    with pytest.raises(APIStatusError, match="shorten the agent's instructions, its memory blocks"):
         await talk(product, agent.id, "hello")
+    assert len(product.models.requests) == 1, "the same request again would be refused again"

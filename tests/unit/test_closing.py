@@ -43,12 +43,12 @@ from shared.domain.settling import (
     RUN_FAILED,
     OpenCalls,
     RunEnd,
-    ShownStep,
     close_calls,
     end_events,
     open_calls,
     returns_event,
 )
+from shared.domain.shown_step import ShownStep
 from tests.kit.runs.definitions import NOW, some_agent
 
 IDS = IdMaker()

@@ -15,7 +15,8 @@ from shared.domain.messages import (
     UserMessage,
 )
 from tests.kit.model_server.model_calls import history, returned
-from worker.run.compaction import messages_to_summarise, transcript
+from worker.run.transcript import transcript
+from worker.run.what_leaves import messages_to_summarise
 
 WINDOW = 100_000
 CALLS = AssistantMessage(tool_calls=[ToolCall("c1", "add", '{"a": 1}')])

@@ -79,6 +79,6 @@ def test_the_parts_add_up() -> None:
 
     assert found["num_messages"] == 3
     assert 100 <= found["num_tokens_messages"] <= 140
-    parts = ("system", "core_memory", "functions_definitions", "messages")
+    parts = ("system", "core_memory", "external_memory_summary", "functions_definitions", "messages")
     assert found["context_window_size_current"] == sum(found[f"num_tokens_{part}"] for part in parts)
     assert found["summary_memory"] == "They talked."

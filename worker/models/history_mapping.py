@@ -2,6 +2,7 @@
 crash left the history in.
 
 What the model is told about the past, beyond the messages themselves:
+* a summary is said to be one, so that the model does not take it for what the user says now;
 * an answer that was cut off ends in a note that says so, and a message that was never answered gets one in place of
   the answer, so that roles alternate and the model does not take up what the user has stopped;
 * every tool call has a result: one whose result is missing gets "outcome unknown", a result without its call is left
@@ -40,6 +41,7 @@ ENDED_AFTER_TOOLS = "[This turn ended here, before a reply.]"
 NO_TEXT = "[This reply had no text.]"
 BEGINNING = "[The conversation begins with your own message.]"
 GO_ON = "[Please go on.]"
+SUMMARY_OF_EARLIER = "[Earlier messages are left out here. This is a summary of them.]"
 
 
 def map_history(
@@ -84,7 +86,8 @@ class _MappedHistory:
                 self._results.update((result.tool_call_id, (result, message.created_at)) for result in returns)
             case Summary(text=text):
                 self._close_calls()
-                self._ask(sdk.UserPromptPart(plain_text(text), timestamp=message.created_at))
+                told = plain_text(f"{SUMMARY_OF_EARLIER}\n{text}")
+                self._ask(sdk.UserPromptPart(told, timestamp=message.created_at))
             case UserMessage(role="assistant", content=content):
                 self._close_calls()
                 self._say(plain_text(text_of(content)), message.created_at)

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens
+from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens, tokens_in
 from shared.domain.model_servers import Wire, origin_of, without_credentials
 from shared.domain.runs import Usage
 
@@ -61,8 +61,10 @@ class ModelCall(msgspec.Struct, frozen=True):
     """The conversation's id: calls of one conversation find the provider's cache by it. Empty: there is none."""
 
     def estimated_tokens(self) -> int:
-        """About how many tokens the call sends: instructions and history, without tools and images."""
-        return estimate_tokens(self.system) + sum(estimate_message_tokens(message.body) for message in self.history)
+        """About how many tokens the call sends: instructions, tools and history, without images."""
+        tools = b"" if not self.tools else msgspec.json.encode(self.tools)
+        history = sum(estimate_message_tokens(message.body) for message in self.history)
+        return estimate_tokens(self.system) + tokens_in(len(tools)) + history
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
+from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
@@ -70,6 +71,7 @@ class RunServices:
     settlements: SettlementStore
     events: EventStore
     inbox: InboxStore
+    steps: StepStore
     event_log: EventLog
     clock: Clock
     ids: IdMaker
@@ -137,6 +139,11 @@ class RunProgress:
         """A model call has ended, with what it used."""
         self.usage = self.usage.plus(call)
         self.step_count += 1
+
+    def count_aside(self, call: Usage) -> None:
+        """A call that is no step has ended: its tokens count, and the context is as it was."""
+        total = self.usage.plus(call)
+        self.usage = msgspec.structs.replace(total, context_tokens=self.usage.context_tokens)
 
     def count_lost(self, calls: int, asked: str, shown: str) -> None:
         """Counts calls whose worker died. They were paid for too: each had the prompt that is about to be sent

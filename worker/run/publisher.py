@@ -17,7 +17,7 @@ from shared.domain.events import Event, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
-from shared.domain.settling import ShownStep
+from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.runs.log_adoption import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore

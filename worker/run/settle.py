@@ -33,6 +33,11 @@ from worker.run.publisher import FLUSH_S, Publisher
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+NOTHING_LEFT = (
+    "Nothing more can be left out of the request: shorten the agent's instructions, its memory blocks or the "
+    "descriptions of its tools, or choose a model with a larger window."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFinisher:
@@ -173,15 +178,9 @@ def failed_by_model(error: ModelError, run: Run) -> RunEnd:
     """A model call failed, after its retries."""
     detail = error.message
     if error.error_type is ModelErrorType.CONTEXT_WINDOW and run.options.compaction is None:
-        detail = f"{detail} POST {_compaction_path(run)} makes room: it puts a summary in the place of old messages."
+        detail = f"{detail} {NOTHING_LEFT}"
     shown = RunError(error.error_type, MODEL_ERROR_MESSAGES[error.error_type], detail)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="llm_api_error", cause="model_error", error=shown)
-
-
-def _compaction_path(run: Run) -> str:
-    if run.conversation_id is None:
-        return f"/v1/agents/{run.agent_id}/summarize"
-    return f"/v1/conversations/{run.conversation_id}/compact"
 
 
 def failed_by_timeout(timeout_s: float) -> RunEnd:

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from shared.domain.errors import BudgetExceeded
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
 from shared.domain.settling import RunEnd, open_calls
 from shared.domain.tool_rules import ends_turn
-from worker.run.answer import Answer, take_answer
+from worker.run.answer import Answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
+from worker.run.context_window import ContextWindow, check_budget
 from worker.run.tool_turn import finish_open_calls, run_tools
 
 STOP_REASONS = {
@@ -37,12 +37,12 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
             return _completed("tool_rule")
     elif found := await _end_in(context, history):
         return found
-    is_fresh = open_ is None
+    is_fresh, window = open_ is None, ContextWindow(context)
     while progress.step_count < context.run.options.max_steps:
         if await _deliver_input(context) or not is_fresh:
             history = await context.history()
         is_fresh = False
-        answer = await take_answer(context, history)
+        answer = await window.ask(history)
         if not answer.calls:
             if not await _goes_on(context, answer):
                 return _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)
@@ -54,7 +54,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         context.stop_if_asked()
         if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed("tool_rule")
-        _check_budget(context)
+        check_budget(context)
     return _completed("max_steps")
 
 
@@ -126,10 +126,3 @@ async def _deliver_input(context: RunContext) -> bool:
 async def _has_more_input(context: RunContext) -> bool:
     """Whether a message was injected while the model gave what would have been its last answer."""
     return await context.retry_while_unavailable(lambda: context.services.inbox.has_waiting(context.run.id))
-
-
-def _check_budget(context: RunContext) -> None:
-    budget, usage = context.services.token_budget, context.progress.usage
-    used = usage.prompt_tokens + usage.completion_tokens
-    if budget and used >= budget:
-        raise BudgetExceeded(f"the run has used {used} tokens of the {budget} that HOLDFAST_RUN_TOKEN_BUDGET allows")

@@ -8,7 +8,6 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.domain.compaction import Compaction
 from shared.domain.errors import Conflict
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
@@ -99,32 +98,6 @@ async def insert_into_thread(
     await connection.execute(sa.insert(messages), rows)
 
 
-async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: Compaction) -> None:
-    """Takes messages out of the context and puts a summary before those that stay."""
-    await connection.execute(
-        sa.update(messages)
-        .where(messages.c.thread_id == run.thread_id, messages.c.id.in_(compaction.gone))
-        .values(in_context=False, left_because="compacted")
-    )
-    # Turn 0 comes before every run's. It holds the system message, the messages that an agent was made with, and the
-    # summaries.
-    last = await connection.execute(
-        sa.select(sa.func.coalesce(sa.func.max(messages.c.position), 0)).where(
-            messages.c.thread_id == run.thread_id, messages.c.turn == FIRST_TURN
-        )
-    )
-    await insert_into_thread(
-        connection,
-        [compaction.summary],
-        agent_id=run.agent_id,
-        thread_id=run.thread_id,
-        conversation_id=run.conversation_id,
-        run_id=run.id,
-        turn=FIRST_TURN,
-        after=last.scalar_one(),
-    )
-
-
 _IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
 
 
@@ -145,13 +118,6 @@ async def messages_of_turn(connection: AsyncConnection, thread_id: ThreadId, tur
         .order_by(messages.c.position)
     )
     return [message_of(row) for row in found.mappings()]
-
-
-async def take_out_of_context(connection: AsyncConnection, run_id: RunId, because: str) -> None:
-    """The run's messages leave the context and every list; the rows stay."""
-    await connection.execute(
-        sa.update(messages).where(messages.c.run_id == run_id).values(in_context=False, left_because=because)
-    )
 
 
 class MessageStore:

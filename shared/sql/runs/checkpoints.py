@@ -17,11 +17,13 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
+from shared.domain.compaction import Compaction
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.engine import Database
+from shared.sql.history.compactions import replace_by_summary
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import event_blocks, runs
 from shared.sql.runs.rows import lock_owned, lock_run, update_owned, upsert_step
@@ -141,6 +143,17 @@ class CheckpointStore:
             await store_step(connection, run, checkpoint)
             await insert_intents(connection, run.id, starting, checkpoint.now)
             await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(last_seq))
+
+    async def compact(self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime) -> None:
+        """Stores a compaction in the middle of a run, with the events that show it. A repetition changes nothing.
+
+        The run's next owner goes on behind those events. This is no progress of the run: it has finished no step.
+        """
+        async with self._database.write(CrashPoint.COMPACT) as connection:
+            last_seq = await store_tail(connection, run, tail)
+            await replace_by_summary(connection, run, compaction)
+            values = {"usage": to_json(usage), "last_seq": last_seq, "checkpoint_seq": last_seq}
+            await update_owned(connection, run.id, now, values)
 
     async def record_intents(self, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
         """Stores that the tools of these calls are about to be started."""

@@ -28,7 +28,13 @@ from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
 from shared.domain.submission_keys import NO_KEYS
 from shared.sql.engine import Database
-from shared.sql.history.messages import insert_messages, messages_of_turn, replace_by_summary, take_out_of_context
+from shared.sql.history.compactions import (
+    has_compacted_its_own,
+    replace_by_summary,
+    roll_back,
+    take_out_of_context,
+)
+from shared.sql.history.messages import insert_messages, messages_of_turn
 from shared.sql.history.thread_queue import Dispatch, input_to_place, lock_thread, next_in_queue, next_turn
 from shared.sql.run_tables import approvals, callbacks
 from shared.sql.runs.approvals import insert_approvals
@@ -179,7 +185,7 @@ class SettlementStore:
         is_placed = run.fence > 0 and run.continues is None
         given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
         if settlement.rollback:
-            await take_out_of_context(connection, run.id, "rolled_back")
+            await roll_back(connection, run)
         else:
             await insert_messages(connection, run, [*input_to_place(run, given), *settlement.messages])
         history = await messages_of_turn(connection, run.thread_id, run.turn or 0)
@@ -199,9 +205,13 @@ class SettlementStore:
                 ids=self._ids,
                 now=settlement.now,
             )
-        elif left_nothing and settlement.end.trigger is RunTrigger.FAIL:
+        elif (
+            left_nothing
+            and settlement.end.trigger is RunTrigger.FAIL
+            and not await has_compacted_its_own(connection, run.id)
+        ):
             # A turn without output leaves no message: when the client sends it again, the model sees it once.
-            await take_out_of_context(connection, run.id, "rolled_back")
+            await take_out_of_context(connection, run.id)
         await insert_messages(connection, run, [*closing, *given])
         return closing
 

@@ -106,6 +106,7 @@ class Owner:
             settlements=far(stores.settlements),
             events=far(stores.events),
             inbox=far(stores.inbox),
+            steps=far(stores.steps),
             event_log=log,
             clock=around.clock,
             ids=IDS,

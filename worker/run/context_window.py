@@ -1,0 +1,172 @@
+"""Keeps the requests of one run within its model's window.
+
+Before a step whose request would be too long, a summary takes the place of old messages, and the step goes on. When a
+provider says that a request was too long all the same, more leaves, until nothing is left that could. What of a long
+text does not fit is left out of the request, and stays in the history.
+
+A summary that cannot be written is no reason to fail: an excerpt takes its place. The change of the history is one
+write with the run's fence. Until then, a cancel or a crash has changed nothing; from then on the next owner sees it.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from shared.domain.errors import BudgetExceeded, ModelError, ModelErrorType, NotFound
+from shared.domain.events import Compacted, CompactionBegan
+from shared.domain.messages import CHARACTERS_PER_TOKEN, CompactionTrigger, Message
+from shared.domain.model_catalog import window_of
+from shared.domain.runs import Step
+from worker.run.answer import Answer, take_answer, tool_specs
+from worker.run.compaction import new_compaction, stats_of
+from worker.run.context import RunContext
+from worker.run.request_size import LastAnswer, fixed_tokens, history_tokens, last_answer, text_tokens
+from worker.run.summary import write_summary
+from worker.run.transcript import excerpt
+from worker.run.what_leaves import SUMMARY_SHARE, clipped, leaving, longest_that_fits
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+TRIGGER = 0.9
+"""The share of the window at which a history is compacted; the wire's own."""
+
+LEAST_ROOM = 0.1
+"""The share of the window that a history gets, however long instructions and tools are."""
+
+SHARE_OF_ONE_TEXT = 0.5
+"""The share of the window that one text of a request may fill."""
+
+MOST_TOO_LITTLE = 3
+"""A request may have so many times the tokens that are estimated, and no more: a short one needs no count."""
+
+MOST_REFUSALS = 4
+"""So often a step is tried with a shorter request: the last of them has a sixteenth of the first one's history."""
+
+NO_SUMMARY = "[{messages} older messages are left out here. No summary of them could be written; this is an excerpt.]"
+
+
+class ContextWindow:
+    """The window of a run's model, and what the provider has taught about it. One for each time that a worker executes
+    the run."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._window = window_of(context.model, context.options.context_window)
+        self._limit = int(self._window * TRIGGER)
+        """Tokens that a request may have; less when the provider has refused one that was thought to fit."""
+        self._is_learned = False
+        self._longest_text = int(self._window * SHARE_OF_ONE_TEXT) * CHARACTERS_PER_TOKEN
+
+    async def ask(self, history: Sequence[Message]) -> Answer:
+        """Asks the model once about the history, as much of it as fits. Raises `ModelError`, and what interrupts a
+        run."""
+        context = self._context
+        sent = clipped(history, self._longest_text)
+        size = await self._size_of(sent)
+        if size > self._limit:
+            history, sent = await self._make_room(history, size, "post_step_context_check")
+        for _ in range(MOST_REFUSALS):
+            in_hand = context.progress.in_hand
+            try:
+                return await take_answer(context, sent)
+            except ModelError as error:
+                if error.error_type is not ModelErrorType.CONTEXT_WINDOW or context.publisher.shown.text:
+                    raise
+                refused = history_tokens(sent)
+                log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.message)
+                self._learn(refused)
+                # The step was never begun, as far as anybody can see.
+                context.progress.in_hand = in_hand
+                history, sent = await self._make_room(history, self._fixed_tokens + refused, "context_window_exceeded")
+                if history_tokens(sent) >= refused:
+                    raise
+        return await take_answer(context, sent)
+
+    @property
+    def _fixed_tokens(self) -> int:
+        return fixed_tokens(self._context.system, tool_specs(self._context, self._context.next_calls()))
+
+    def _learn(self, refused: int) -> None:
+        """The provider has refused a request with so many tokens of history."""
+        self._is_learned = True
+        self._limit = min(self._limit, self._fixed_tokens + refused // 2)
+
+    async def _size_of(self, history: Sequence[Message]) -> int:
+        """Tokens of the request, as `request_size` has them. A limit that was learned from a refusal is an estimate
+        itself, and is compared with one."""
+        estimated = self._fixed_tokens + history_tokens(history)
+        answered = last_answer(history)
+        if answered is None or self._is_learned or estimated * MOST_TOO_LITTLE <= self._limit:
+            return estimated
+        counted = await self._counted(answered)
+        return estimated if counted is None else counted + history_tokens(answered.since)
+
+    async def _counted(self, answered: LastAnswer) -> int | None:
+        """What the provider has counted for the step of this answer; None when it has not, or for another model."""
+        context = self._context
+        in_hand = context.progress.in_hand
+        if in_hand is not None and in_hand.step.id == answered.step_id:
+            return _count_of(in_hand.step, context.model)
+        steps, project_id = context.services.steps, context.run.project_id
+        try:
+            step = await context.retry_while_unavailable(lambda: steps.get(project_id, answered.step_id))
+        except NotFound:
+            return None
+        return _count_of(step, context.model)
+
+    async def _make_room(
+        self, history: Sequence[Message], size: int, trigger: CompactionTrigger
+    ) -> tuple[Sequence[Message], Sequence[Message]]:
+        """The history as it is when old messages have left it, and what the model is to be sent of it."""
+        context = self._context
+        room = max(self._limit - self._fixed_tokens, int(self._limit * LEAST_ROOM))
+        shown = clipped(history, self._longest_text)
+        gone = leaving(shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room)
+        if gone:
+            await self._compact(shown, gone, room, size, trigger)
+            history = await context.history()
+        self._longest_text = longest_that_fits(history, room, self._longest_text)
+        return history, clipped(history, self._longest_text)
+
+    async def _compact(
+        self, history: Sequence[Message], gone: Sequence[Message], room: int, size: int, trigger: CompactionTrigger
+    ) -> None:
+        context, options = self._context, self._context.run.options.when_full
+        context.emit(CompactionBegan(context.at, trigger, size, self._window))
+        longest = int(room * SUMMARY_SHARE) * CHARACTERS_PER_TOKEN
+        longest = longest if options.clip_chars is None else min(longest, options.clip_chars)
+        text = await self._summary_of(gone, longest)
+        left = self._fixed_tokens + history_tokens(history) - history_tokens(gone) + text_tokens(text[:longest])
+        stats = stats_of(history, gone, self._window, trigger, tokens_before=size, tokens_after=left)
+        compaction = new_compaction(context, gone, text, longest, stats)
+        store, now = context.services.checkpoints.compact, context.services.clock.now()
+        with context.interruption.shielded():
+            summary = compaction.summary
+            context.emit(Compacted(context.at, summary.id, text[:longest], stats))
+            async with context.publisher.storing() as tail:
+                usage = context.progress.usage
+                await context.retry_while_unavailable(lambda: store(context.run, compaction, tail, usage, now))
+        log.info("context_compacted", trigger=trigger, messages=len(gone), tokens_before=size, tokens_after=left)
+        check_budget(context)
+        context.stop_if_asked()
+
+    async def _summary_of(self, gone: Sequence[Message], longest: int) -> str:
+        try:
+            return await write_summary(self._context, gone, self._context.run.options.when_full, longest=longest)
+        except ModelError as error:
+            log.warning("summary_failed", error_type=error.error_type, error=error.message)
+            note = NO_SUMMARY.format(messages=len(gone))
+            return f"{note}\n\n{excerpt(gone, max(longest - len(note), 0))}"
+
+
+def _count_of(step: Step, model: str) -> int | None:
+    usage = step.usage
+    return usage.context_tokens if step.model == model and not usage.estimated and usage.context_tokens else None
+
+
+def check_budget(context: RunContext) -> None:
+    """To be called when tokens were used. Raises `BudgetExceeded`."""
+    budget, usage = context.services.token_budget, context.progress.usage
+    used = usage.prompt_tokens + usage.completion_tokens
+    if budget and used >= budget:
+        raise BudgetExceeded(f"the run has used {used} tokens of the {budget} that HOLDFAST_RUN_TOKEN_BUDGET allows")

@@ -1,0 +1,99 @@
+"""How many tokens the model will be sent, before it is sent. No I/O.
+
+The provider has counted the last request of a history and its answer, instructions and tools with it: that figure is
+exact. What has come since is estimated, and so is all of a request that nobody has counted a beginning of: the first
+one of a history, one after a compaction or for another model, and one whose server reports no tokens.
+
+The estimate is a token for every three bytes of UTF-8, and errs on the safe side for most texts: with the tokenizers of
+today's models, English prose comes to about 0.7 of it, code and JSON to between 0.8 and 1.0, Chinese and Japanese to
+between 0.7 and 1.2. Long numbers, keys and base64 come to two or three times the estimate. So a request that is kept
+below 0.9 of a window by estimates alone is seldom refused, and when it is, `ContextWindow` makes it shorter.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shared.domain.ids import StepId
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    ImageContent,
+    Message,
+    MessageBody,
+    Summary,
+    SystemMessage,
+    ToolReturns,
+    UserMessage,
+    text_of,
+)
+from worker.models.provider import ToolSpec
+
+BYTES_PER_TOKEN = 3
+
+TOKENS_AROUND = 4
+"""What a provider adds around each message, call and tool: roles, names of fields, separators."""
+
+TOKENS_AROUND_RESULT = 24
+"""Of a tool's result, which the model is told with its status and its time; of a summary, which is said to be one."""
+
+TOKENS_OF_IMAGE = 1_500
+"""About what providers count for a picture of ordinary size. Its bytes say nothing about it."""
+
+
+def text_tokens(text: str) -> int:
+    """About how many tokens a text is; 0 only for an empty one."""
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def fixed_tokens(system: str, tools: Sequence[ToolSpec]) -> int:
+    """About how many tokens every request has, whatever the history: the instructions and the tools."""
+    schemas = sum(text_tokens(tool.name + tool.description) + _json_tokens(tool.parameters) for tool in tools)
+    return text_tokens(system) + schemas + TOKENS_AROUND * (1 + len(tools))
+
+
+def history_tokens(history: Sequence[Message]) -> int:
+    """About how many tokens the messages are."""
+    return sum(body_tokens(message.body) for message in history)
+
+
+def body_tokens(body: MessageBody) -> int:
+    """About how many tokens the model is sent for one message."""
+    match body:
+        case UserMessage(content=content):
+            images = 0 if isinstance(content, str) else sum(isinstance(part, ImageContent) for part in content)
+            return TOKENS_AROUND + text_tokens(text_of(content)) + TOKENS_OF_IMAGE * images
+        case AssistantMessage(text=text, tool_calls=calls, reasoning=reasoning):
+            called = sum(TOKENS_AROUND + text_tokens(call.name + call.arguments) for call in calls)
+            thought = 0 if reasoning is None else text_tokens(reasoning.text)
+            return TOKENS_AROUND + text_tokens(text) + thought + called
+        case ToolReturns(returns=returns):
+            return sum(TOKENS_AROUND_RESULT + text_tokens(one.text) for one in returns)
+        case Summary(text=text):
+            return TOKENS_AROUND_RESULT + text_tokens(text)
+        case SystemMessage() | ApprovalResponse():
+            return 0
+
+
+def _json_tokens(value: Mapping[str, object]) -> int:
+    return -(-len(msgspec.json.encode(value)) // BYTES_PER_TOKEN)
+
+
+class LastAnswer(NamedTuple):
+    """The newest answer of a history, whose step says what the provider has counted."""
+
+    step_id: StepId
+    since: Sequence[Message]
+    """What came after it."""
+
+
+def last_answer(history: Sequence[Message]) -> LastAnswer | None:
+    """The newest answer. None: there is none, or a summary has come since, and the count is of another history."""
+    for place in range(len(history) - 1, -1, -1):
+        message = history[place]
+        if isinstance(message.body, AssistantMessage) and message.step_id is not None:
+            summaries = (one for one in history if isinstance(one.body, Summary))
+            is_stale = any(one.created_at >= message.created_at for one in summaries)
+            return None if is_stale else LastAnswer(message.step_id, history[place + 1 :])
+    return None
