@@ -20,6 +20,7 @@ from api.routes import (
     absent_lists,
     agent_archives,
     agent_blocks,
+    agent_files,
     agent_tools,
     agents,
     approvals,
@@ -62,6 +63,7 @@ from shared.sql.archival.search import PassageSearchStore
 from shared.sql.archival.vectors import VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
+from shared.sql.definitions.brought_agents import BroughtAgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.tags import TagStore
 from shared.sql.definitions.tools import ToolStore
@@ -79,8 +81,8 @@ from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
 
 ROUTES = (
-    health, agents, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags, models,
-    conversations, conversation_messages, conversation_contexts, messages, project_messages, runs, steps, approvals,
+    health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
+    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, runs, steps, approvals,
     absent_lists,
 )  # fmt: skip
 
@@ -166,6 +168,7 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
         stream_tokens=StreamTokens(keys),
         environment=process.environment,
         agents=agent_store,
+        brought_agents=BroughtAgentStore(database),
         tools=tool_store,
         base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),

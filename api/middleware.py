@@ -101,9 +101,9 @@ _NOT_OURS = re.compile(
     r"(?:chat|client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
     r"|mcp-servers|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
     # parts of nouns that are ours
-    rf"|{_AGENT}(?:export|files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
+    rf"|{_AGENT}(?:files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
     rf"|{_AGENT}tools/[^/]+/run|{_AGENT}core-memory/variables"
-    r"|agents/(?:import|search)"
+    r"|agents/search"
     r"|blocks/[^/]+/identities(?:/.*)?"
     r"|messages/batches(?:/.*)?"
     r"|tools/(?:composio.*|generate-tool|mcp.*|run|search)"

@@ -19,6 +19,7 @@ from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
+from shared.sql.definitions.brought_agents import BroughtAgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.tags import TagStore
 from shared.sql.definitions.tools import ToolStore
@@ -43,6 +44,7 @@ class Services:
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     agents: AgentEditor
+    brought_agents: BroughtAgentStore
     tools: ToolStore
     base_tools: BaseToolShelf
     blocks: BlockStore

@@ -68,6 +68,9 @@ class ToolFields(BaseModel):
 
     def applied(self, tool: Tool, source_code: str | None) -> Tool:
         """The tool after what is said here, with a new source where there is one. Raises as `new_tool` does."""
+        return self._with_schema(self._with_options(tool), source_code)
+
+    def _with_options(self, tool: Tool) -> Tool:
         if self.source_type not in (None, "python", "json"):
             raise InvalidRequest(f"source_type {self.source_type!r}: Holdfast runs tools written in Python")
         changes: dict[str, Any] = {
@@ -79,7 +82,7 @@ class ToolFields(BaseModel):
             changes.setdefault("idempotent", True)
         if self.metadata is not None:
             changes["metadata"] = self.metadata
-        return self._with_schema(replace(tool, **changes), source_code)
+        return replace(tool, **changes)
 
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
         if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
@@ -115,6 +118,23 @@ class ToolCreate(ToolFields):
         """The tool after the change. Raises `InvalidToolSource` or `InvalidRequest`."""
         return self.applied(tool, self.source_code)
 
+    def declared(self, tool: Tool, name: str) -> Tool:
+        """The tool as its schema alone describes it, for a source that cannot be read here: clients run such tools.
+
+        Raises `InvalidRequest`.
+        """
+        given = _well_formed(self.json_schema or {})
+        refuse_costly(given.get("parameters") or {}, "json_schema.parameters")
+        described = self.description or given.get("description") or ""
+        return replace(
+            self._with_options(tool),
+            source_code=self.source_code,
+            tool_type=CUSTOM,
+            name=name,
+            description=described,
+            json_schema={**given, "name": name, "description": described},
+        )
+
 
 class ToolUpdate(ToolFields):
     """What to change of a tool. A field that is left out stays."""
@@ -128,7 +148,12 @@ class ToolUpdate(ToolFields):
 
 def new_tool(body: ToolCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
     """The tool that the request asks for. Raises `InvalidToolSource` or `InvalidRequest`."""
-    blank = Tool(
+    return body.apply(blank_tool(project_id, ids, now))
+
+
+def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
+    """A tool of which nothing is said yet."""
+    return Tool(
         id=ids.tool(),
         project_id=project_id,
         name="",
@@ -139,7 +164,6 @@ def new_tool(body: ToolCreate, project_id: ProjectId, ids: IdMaker, now: datetim
         created_at=now,
         updated_at=now,
     )
-    return body.apply(blank)
 
 
 def wire_tool(tool: Tool) -> dict[str, Any]:

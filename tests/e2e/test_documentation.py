@@ -21,7 +21,7 @@ from tests.kit.services.missing_service import missing_service
 from tests.kit.wait_until import wait_until
 
 WRITTEN_FOR = "http://127.0.0.1:8283"
-DOCUMENTS = ["docs/approvals.md", "docs/cancelling.md", "docs/steering.md"]
+DOCUMENTS = ["docs/approvals.md", "docs/cancelling.md", "docs/coming-from-letta.md", "docs/steering.md"]
 HOLDFAST = Path(sys.executable).with_name("holdfast")
 
 

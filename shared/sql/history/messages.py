@@ -2,12 +2,14 @@
 lists them."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from shared.domain.brought_agents import PlacedMessage
 from shared.domain.errors import Conflict
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
@@ -78,23 +80,39 @@ async def insert_into_thread(
     """Appends messages to a turn of a thread; `after` is the last position that is taken there."""
     if not new:
         return
+    thread = {"agent_id": agent_id, "thread_id": thread_id, "conversation_id": conversation_id, "run_id": run_id}
     rows = [
-        {
-            "id": message.id,
-            "agent_id": agent_id,
-            "thread_id": thread_id,
-            "conversation_id": conversation_id,
-            "run_id": run_id,
-            "step_id": message.step_id,
-            "turn": turn,
-            "position": position,
-            "sibling_id": message.body.sibling_id if isinstance(message.body, AssistantMessage) else None,
-            "in_context": True,
-            "body": to_json(message.body),
-            "created_at": message.created_at,
-        }
+        thread | {"turn": turn, "position": position, "in_context": True} | _values(message)
         for position, message in enumerate(new, start=after + 1)
     ]
+    await connection.execute(sa.insert(messages), rows)
+
+
+def _values(message: NewMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "step_id": message.step_id,
+        "sibling_id": message.body.sibling_id if isinstance(message.body, AssistantMessage) else None,
+        "body": to_json(message.body),
+        "created_at": message.created_at,
+    }
+
+
+async def insert_brought_history(
+    connection: AsyncConnection, agent_id: AgentId, history: Sequence[PlacedMessage]
+) -> None:
+    """Fills the default history of an agent that has its system message and nothing else. What is out of the context
+    counts as compacted."""
+    if not history:
+        return
+    last = {FIRST_TURN: SYSTEM_POSITION}
+    thread = {"agent_id": agent_id, "thread_id": agent_id, "conversation_id": None, "run_id": None}
+    rows: list[dict[str, Any]] = []
+    for placed in history:
+        last[placed.turn] = last.get(placed.turn, 0) + 1
+        place = {"turn": placed.turn, "position": last[placed.turn], "in_context": placed.in_context}
+        left = {"left_because": None if placed.in_context else "compacted"}
+        rows.append(thread | place | left | _values(placed.message))
     await connection.execute(sa.insert(messages), rows)
 
 

@@ -1,0 +1,242 @@
+"""Agents as Letta's agent file (`.af`) holds them, so that Letta's servers and ours can read it.
+
+Ids are those of the file: `agent-0`, `tool-3`. Values of secrets and addresses of model servers are never written.
+Letta's schemas refuse fields that they do not know, so what is ours alone goes into `metadata`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from api.letta.agent_state import wire_agent
+from api.letta.blocks import wire_block
+from api.letta.model_settings import KEPT_SETTINGS
+from api.letta.packed_texts import packed_result, packed_summary
+from api.letta.tools import wire_tool
+from shared.domain.agents import Agent, Block, zone_of
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    ContentPart,
+    Decision,
+    ImageContent,
+    Message,
+    Summary,
+    SystemMessage,
+    TextContent,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+from shared.domain.tools import Tool
+from shared.sql.definitions.agents import AgentDetails
+
+OURS = "holdfast"
+"""Key of `metadata` for what Letta's format has no field for."""
+
+OURS_OF_AGENTS = ("approval_expires_s", "on_approval_expiry")
+OURS_OF_TOOLS = ("idempotent", "approval_expires_s", "on_approval_expiry")
+_COPIED = (
+    "agent_type", "compaction_settings", "description", "hidden", "max_files_open", "message_buffer_autoclear", "name",
+    "per_file_view_window_char_limit", "response_format", "system", "tags", "timezone", "tool_rules",
+)  # fmt: skip
+_EMPTY = (
+    "base_template_id", "context_window_limit", "embedding", "embedding_chunk_size", "folder_ids", "from_template",
+    "identity_ids", "initial_message_sequence", "max_reasoning_tokens", "max_tokens", "memory_variables", "model",
+    "model_settings", "parallel_tool_calls", "project", "project_id", "reasoning", "template_id",
+)  # fmt: skip
+_FALSE = (
+    "enable_reasoner", "include_base_tool_rules", "include_base_tools", "include_default_source",
+    "include_multi_agent_tools", "template",
+)  # fmt: skip
+_LISTS = ("files_agents", "group_ids", "memory_blocks", "source_ids", "tools")
+
+
+def agent_file(
+    details: AgentDetails,
+    history: Sequence[Message],
+    *,
+    skills: Sequence[dict[str, Any]],
+    generator: str,
+    now: datetime,
+) -> dict[str, Any]:
+    """The file of one agent with this history, which begins with its instructions."""
+    agent = details.agent
+    tool_ids = {tool.id: f"tool-{number}" for number, tool in enumerate(details.tools)}
+    block_ids = {block.id: f"block-{number}" for number, block in enumerate(details.blocks)}
+    messages = [
+        message | {"id": f"message-{number}"}
+        for number, message in enumerate(one for stored in history for one in _file_messages(agent, stored))
+    ]
+    links = {
+        "id": "agent-0",
+        "tool_ids": list(tool_ids.values()),
+        "block_ids": list(block_ids.values()),
+        "in_context_message_ids": [message["id"] for message in messages],
+        "messages": messages,
+    }
+    return {
+        "agents": [_settings(details) | links],
+        "groups": [],
+        "blocks": [_block(one, block_ids[one.id]) for one in sorted(details.blocks, key=lambda block: block.label)],
+        "files": [],
+        "sources": [],
+        "tools": [_tool(tool, tool_ids[tool.id]) for tool in sorted(details.tools, key=lambda tool: tool.name)],
+        "mcp_servers": [],
+        "skills": list(skills),
+        "metadata": {"generator": generator},
+        "created_at": now.isoformat(),
+    }
+
+
+def _settings(details: AgentDetails) -> dict[str, Any]:
+    agent = details.agent
+    # No environment: an address of a model server may have a password in it.
+    state = wire_agent(details, {})
+    secrets = dict.fromkeys(agent.tool_environment, "")
+    config = {name: value for name, value in state["llm_config"].items() if (name, value) != ("temperature", None)}
+    kept = agent.extra.get(KEPT_SETTINGS)
+    return {
+        **dict.fromkeys(_EMPTY),
+        **dict.fromkeys(_FALSE, False),
+        **{name: [] for name in _LISTS},
+        **{name: state[name] for name in _COPIED},
+        "enable_sleeptime": bool(agent.extra.get("enable_sleeptime")),
+        "metadata": _with_ours(agent.metadata, agent, OURS_OF_AGENTS, None),
+        "llm_config": config,
+        "embedding_config": state["embedding_config"],
+        "model_settings": state["model_settings"] if kept else None,
+        "tool_exec_environment_variables": secrets,
+        "secrets": secrets,
+    }
+
+
+def _with_ours(
+    metadata: Mapping[str, Any] | None, noun: Agent | Tool, names: Sequence[str], otherwise: Any
+) -> dict[str, Any] | None:
+    """The metadata, and beside it those settings of our own that are not what they would be anyway."""
+    usual = {"idempotent": False, "approval_expires_s": None, "on_approval_expiry": otherwise}
+    ours = {name: getattr(noun, name) for name in names if getattr(noun, name) != usual[name]}
+    return {**(metadata or {}), OURS: ours} if ours else None if metadata is None else dict(metadata)
+
+
+def _block(block: Block, file_id: str) -> dict[str, Any]:
+    wire = wire_block(block)
+    return {name: value for name, value in wire.items() if not name.endswith("_by_id")} | {"id": file_id}
+
+
+def _tool(tool: Tool, file_id: str) -> dict[str, Any]:
+    wire = {name: value for name, value in wire_tool(tool).items() if name not in OURS_OF_TOOLS}
+    return wire | {"id": file_id, "metadata_": _with_ours(wire["metadata_"], tool, OURS_OF_TOOLS, "keep")}
+
+
+def _file_messages(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
+    """The messages of the file for a stored one: two for an answer of which only some calls wait for a person."""
+    for fields in _by_kind(agent, message):
+        yield {
+            "type": "message",
+            "role": None,
+            "content": [],
+            "name": None,
+            "otid": None,
+            "sender_id": None,
+            "batch_item_id": None,
+            "group_id": None,
+            "id": None,
+            "model": None,
+            "agent_id": "agent-0",
+            "tool_calls": None,
+            "tool_call_id": None,
+            "tool_returns": [],
+            "created_at": message.created_at.isoformat(),
+            "approve": None,
+            "approval_request_id": None,
+            "denial_reason": None,
+            "approvals": [],
+        } | fields
+
+
+def _by_kind(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
+    packing: dict[str, Any] = {"at": message.created_at, "zone": zone_of(agent)}
+    match message.body:
+        case SystemMessage(text):
+            yield {"role": "system", "content": [_text(text)]}
+        case Summary() as body:
+            yield {"role": "summary", "content": [_text(packed_summary(body, **packing))]}
+        case UserMessage() as body:
+            yield {"role": body.role, "content": _parts(body.content), "name": body.name}
+        case AssistantMessage() as body:
+            yield from _answer(body)
+        case ApprovalResponse(decisions):
+            yield {"role": "approval", "approvals": [_decision(one, packing) for one in decisions]}
+        case ToolReturns(returns):
+            yield _results(returns, packing)
+
+
+def _answer(body: AssistantMessage) -> Iterator[dict[str, Any]]:
+    content: list[dict[str, Any]] = []
+    if body.reasoning is not None:
+        thought = {"reasoning": body.reasoning.text, "signature": body.reasoning.signature}
+        content.append({"type": "reasoning", "is_native": True, **thought})
+    if body.text:
+        content.append(_text(body.text))
+    waiting = [call for call in body.tool_calls if call.needs_approval]
+    others = [call for call in body.tool_calls if not call.needs_approval]
+    if others or not waiting:
+        yield {"role": "assistant", "model": body.model, "content": content, "tool_calls": _calls(others) or None}
+        content = []
+    if waiting:
+        first = {"tool_calls": _calls(waiting), "tool_call_id": waiting[0].id}
+        yield {"role": "approval", "model": body.model, "content": content, **first}
+
+
+def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "function": {"arguments": call.arguments, "name": call.name}, "type": "function"}
+        for call in calls
+    ]
+
+
+def _decision(decision: Decision, packing: Mapping[str, Any]) -> dict[str, Any]:
+    if decision.kind == "tool":
+        packed = packed_result(decision.tool_return or "", succeeded=decision.status == "success", **packing)
+        lines = {"stdout": decision.stdout, "stderr": decision.stderr}
+        return {"tool_call_id": decision.tool_call_id, "status": decision.status, **lines, "func_response": packed}
+    said = {"approve": decision.approve, "reason": decision.reason}
+    edited = {} if decision.edited_arguments is None else {"edited_arguments": decision.edited_arguments}
+    return {"type": "approval", "tool_call_id": decision.tool_call_id, **said, **edited}
+
+
+def _results(returns: Sequence[ToolReturn], packing: Mapping[str, Any]) -> dict[str, Any]:
+    packed = [packed_result(one.text, succeeded=one.status == "success", **packing) for one in returns]
+    results = [
+        {
+            "tool_call_id": one.tool_call_id,
+            "status": one.status,
+            "stdout": one.stdout,
+            "stderr": one.stderr,
+            "func_response": text,
+        }
+        for one, text in zip(returns, packed, strict=True)
+    ]
+    first = {"tool_call_id": returns[0].tool_call_id, "name": returns[0].tool_name} if len(returns) == 1 else {}
+    content = [_text(packed[0])] if len(returns) == 1 else []
+    return {"role": "tool", "content": content, "tool_returns": results, **first}
+
+
+def _parts(content: str | list[ContentPart]) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [_text(content)]
+    return [_text(part.text) if isinstance(part, TextContent) else _image_part(part) for part in content]
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "signature": None}
+
+
+def _image_part(part: ImageContent) -> dict[str, Any]:
+    if part.url is not None:
+        return {"type": "image", "source": {"type": "url", "url": part.url}}
+    source = {"type": "base64", "media_type": part.media_type, "data": part.data, "detail": None}
+    return {"type": "image", "source": source}

@@ -1,0 +1,223 @@
+"""What an agent file makes: agents, tools and memory blocks with ids of our own, and what does not come along."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from pydantic import BaseModel
+
+from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileTool, checked
+from api.letta.agent_file_export import OURS, OURS_OF_AGENTS, OURS_OF_TOOLS
+from api.letta.agent_file_messages import FileHistory
+from api.letta.agents import AgentCreate, new_agent
+from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
+from api.letta.models import refuse_builtin
+from api.letta.tools import ToolCreate, blank_tool
+from shared.domain.agents import Block
+from shared.domain.brought_agents import BroughtAgent, BroughtAgents, BroughtTool
+from shared.domain.errors import InvalidRequest, InvalidToolSource
+from shared.domain.ids import BlockId, IdMaker, ProjectId
+from shared.domain.model_catalog import context_window_of, split_handle
+from shared.domain.tools import CUSTOM
+
+COPY = "_copy"
+_NOT_OURS = {
+    "groups": "groups of agents are left out: here agents do not work in groups",
+    "files": "files are left out: Holdfast keeps none",
+    "sources": "folders (sources) are left out: Holdfast keeps none",
+    "mcp_servers": "MCP servers are left out: Holdfast does not speak to them",
+    "skills": "skills are left out: clients keep them",
+}
+_KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")
+_SAID_BY_CONFIG = ("enable_reasoner", "max_reasoning_tokens", "max_tokens")
+"""Files have these beside `llm_config`, empty, whatever the config says."""
+
+
+class ImportOptions(BaseModel):
+    """How a file is to be taken."""
+
+    append_copy_suffix: bool = True
+    override_existing_tools: bool = True
+    strip_messages: bool = False
+    name: str | None = None
+    model: str | None = None
+    embedding: str | None = None
+    secrets: dict[str, str] = {}
+
+
+class Origin(NamedTuple):
+    """For whom things are made, and when."""
+
+    project_id: ProjectId
+    ids: IdMaker
+    now: datetime
+    builtin: bool
+    """Whether the built-in models are on."""
+
+
+class FileImport:
+    """Turns a file into what is to be stored. `left_out` says in sentences what does not come along."""
+
+    def __init__(self, file: AgentFile, options: ImportOptions, origin: Origin) -> None:
+        self._file = file
+        self._options = options
+        self._origin = origin
+        self._tool_names: dict[str, str] = {}
+        self._block_ids: dict[str, BlockId] = {}
+        self.left_out: list[str] = [said for name, said in _NOT_OURS.items() if getattr(file, name)]
+
+    def brought(self) -> BroughtAgents:
+        """Everything that the file makes. Raises `InvalidRequest`, which names the place."""
+        tools = [made for number, tool in enumerate(self._file.tools) if (made := self._tool(tool, number)) is not None]
+        blocks = [self._block(block, number) for number, block in enumerate(self._file.blocks)]
+        agents = [self._agent(agent, number) for number, agent in enumerate(self._file.agents)]
+        own = [block for _, of_agent in agents for block in of_agent]
+        self._say_secrets()
+        return BroughtAgents(
+            agents=[agent for agent, _ in agents],
+            blocks=[*blocks, *own],
+            tools=tools,
+            replace_tools=self._options.override_existing_tools,
+        )
+
+    def _tool(self, tool: FileTool, number: int) -> BroughtTool | None:
+        """A tool that a client made. Letta's own go by their names, and those of other servers cannot run here."""
+        if tool.tool_type != CUSTOM:
+            self._tool_names[tool.id] = tool.name
+            return None
+        place = f"file.tools[{number}]"
+        metadata = dict(tool.metadata_ or {})
+        ours = _ours(metadata, OURS_OF_TOOLS)
+        metadata.pop("tool_hash", None)
+        said = {**(tool.model_extra or {}), "metadata_": metadata, **ours}
+        body = checked(ToolCreate, {key: value for key, value in said.items() if value is not None}, place)
+        origin = self._origin
+        blank = blank_tool(origin.project_id, origin.ids, origin.now)
+        change = body.apply
+        try:
+            try:
+                made = change(blank)
+            except InvalidToolSource as error:
+                if not (body.json_schema or {}).get("parameters"):
+                    raise
+                change = partial(body.declared, name=tool.name)
+                made = change(blank)
+                self.left_out.append(f"the tool {tool.name!r} cannot run on this server, only at a client: {error}")
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{place} ({tool.name}): {error}") from error
+        self._tool_names[tool.id] = made.name
+        return BroughtTool(made, change)
+
+    def _block(self, block: FileBlock, number: int) -> Block:
+        said = {key: value for key, value in (block.model_extra or {}).items() if value is not None}
+        length, limit = len(str(said.get("value", ""))), said.get("limit", DEFAULT_LIMIT)
+        if isinstance(limit, int) and length > limit:
+            self.left_out.append(f"block {said.get('label')!r} has {length} characters: its limit of {limit} is raised")
+            said["limit"] = length
+        made = new_block(
+            checked(BlockCreate, said, f"file.blocks[{number}]"),
+            self._origin.project_id,
+            self._origin.ids,
+            self._origin.now,
+        )
+        self._block_ids[block.id] = made.id
+        return made
+
+    def _agent(self, agent: FileAgent, number: int) -> tuple[BroughtAgent, list[Block]]:
+        """The agent, and the blocks that stand inside it."""
+        place = f"file.agents[{number}]"
+        origin = self._origin
+        body = checked(AgentCreate, self._request(agent, place), place)
+        refuse_builtin(body.handle(), builtin=origin.builtin)
+        own = [new_block(block, origin.project_id, origin.ids, origin.now) for block in body.memory_blocks or ()]
+        made = new_agent(body, origin.project_id, origin.ids, origin.now)
+        history = FileHistory(origin.ids, origin.now, place)
+        placed = [] if self._options.strip_messages else history.take(agent)
+        if history.undecided:
+            self.left_out.append(f"{history.undecided} calls of {agent.name!r} waited for a decision: they are denied")
+        for name, said in (("files_agents", "files"), ("source_ids", "folders"), ("identity_ids", "identities")):
+            if getattr(agent, name):
+                self.left_out.append(f"{said} of {agent.name!r} are left out: Holdfast keeps none")
+        named = [self._tool_names[tool_id] for tool_id in agent.tool_ids or ()]
+        brought = BroughtAgent(
+            agent=replace(made, block_ids=[*made.block_ids, *(block.id for block in own)]),
+            tool_names=list(dict.fromkeys([*named, *(body.tools or ()), *body.base_tools()])),
+            system_message_id=origin.ids.message(),
+            history=placed,
+        )
+        return brought, own
+
+    def _request(self, agent: FileAgent, place: str) -> dict[str, Any]:
+        """The request that would make this agent here."""
+        metadata = dict(agent.metadata or {})
+        ours = _ours(metadata, OURS_OF_AGENTS)
+        options = self._options
+        said = {key: value for key, value in agent.settings.items() if value is not None}
+        config = agent.llm_config or {}
+        if config:
+            said = {key: value for key, value in said.items() if key not in _SAID_BY_CONFIG}
+        name = options.name or (agent.name + COPY if options.append_copy_suffix else agent.name)
+        request = {
+            **said,
+            "name": name,
+            "metadata": metadata if metadata or agent.metadata is not None else None,
+            "block_ids": [self._block_ids[block_id] for block_id in agent.block_ids or ()],
+            "secrets": {key: options.secrets.get(key, "") for key in agent.secret_names},
+            **ours,
+            **self._model(config, said, place),
+        }
+        return request | ({"embedding": options.embedding} if options.embedding else {})
+
+    def _model(self, config: dict[str, Any], said: dict[str, Any], place: str) -> dict[str, Any]:
+        """How the model is asked. Settings that were made for one model are not given to another."""
+        chosen = self._options.model
+        if chosen:
+            handle = _known(chosen, "model")
+            kept = {name: config[name] for name in _KEPT_FOR_ANOTHER_MODEL if config.get(name) is not None}
+            window = config.get("context_window")
+            if isinstance(window, int) and window < context_window_of(handle):
+                kept["context_window"] = window
+            return {"model": handle, "model_settings": None, "llm_config": {**kept, "handle": handle}}
+        wanted = said.get("model") or config.get("handle")
+        endpoint = f"{config.get('model_endpoint_type')}/{config.get('model')}"
+        if not isinstance(wanted, str) or not _is_known(wanted):
+            if not _is_known(endpoint):
+                shown = wanted if isinstance(wanted, str) else endpoint
+                _known(shown, f"{place}.llm_config (or name another model in the form's field `model`)")
+            if isinstance(wanted, str):
+                self.left_out.append(f"the model {wanted!r} is not known here: {endpoint!r} takes its place")
+            wanted = endpoint
+        rest = {key: value for key, value in config.items() if key not in ("model", "model_endpoint_type")}
+        return {"model": wanted, "llm_config": {**rest, "handle": wanted}}
+
+    def _say_secrets(self) -> None:
+        names = {name for agent in self._file.agents for name in agent.secret_names}
+        given = self._options.secrets
+        if missing := sorted(names.difference(given)):
+            self.left_out.append(f"secrets without a value: {', '.join(missing)}")
+        if unknown := sorted(set(given).difference(names)):
+            self.left_out.append(f"secrets that no agent of the file names are left out: {', '.join(unknown)}")
+
+
+def _ours(metadata: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Takes the settings of our own out of the metadata: those of these names and no others."""
+    found = metadata.pop(OURS, None)
+    return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
+
+
+def _is_known(handle: str) -> bool:
+    try:
+        split_handle(handle)
+    except ValueError:
+        return False
+    return True
+
+
+def _known(handle: str, place: str) -> str:
+    try:
+        split_handle(handle)
+    except ValueError as error:
+        raise InvalidRequest(f"{place}: {error}") from error
+    return handle

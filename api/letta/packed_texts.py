@@ -1,0 +1,83 @@
+"""Texts that Letta packs into JSON before it stores them: results of tools, and summaries.
+
+A text that is not packed, or packed in a way that we do not know, stands for itself.
+"""
+
+import json
+from datetime import datetime, tzinfo
+from typing import Any
+
+import msgspec
+
+from shared.domain.messages import CompactionStats, Summary
+from shared.json_limits import flaw_of
+
+_SUMMARY_ALERT = "system_alert"
+_SAYS_SUMMARY = "summary of the previous"
+"""Words of Letta's own note before a summary: older servers keep it as a user's message."""
+
+
+class _Packed(msgspec.Struct):
+    message: str
+    type: str | None = None
+    status: str | None = None
+    compaction_stats: dict[str, Any] | None = None
+
+
+def packed_result(text: str, *, succeeded: bool, at: datetime, zone: tzinfo) -> str:
+    """A tool's result as Letta stores it."""
+    return _packed({"status": "OK" if succeeded else "Failed", "message": text}, at, zone)
+
+
+def unpacked_result(text: str) -> str:
+    """The tool's own words."""
+    packed = _unpacked(text)
+    return text if packed is None or packed.status not in ("OK", "Failed") else packed.message
+
+
+def packed_summary(summary: Summary, *, at: datetime, zone: tzinfo) -> str:
+    """A summary as Letta stores it."""
+    stats = summary.stats
+    counts: dict[str, Any] = {}
+    if stats is not None:
+        counts["compaction_stats"] = {
+            "trigger": "request",
+            "messages_count_before": stats.messages_before,
+            "messages_count_after": stats.messages_after,
+            "context_window": stats.context_window,
+        }
+    return _packed({"type": _SUMMARY_ALERT, "message": summary.text}, at, zone, counts)
+
+
+def unpacked_summary(text: str) -> Summary:
+    """The summary of a message that is known to be one."""
+    packed = _unpacked(text)
+    return Summary(text) if packed is None else Summary(packed.message, _stats(packed.compaction_stats or {}))
+
+
+def is_packed_summary(text: str) -> bool:
+    """Whether a user's message is a summary, as older servers keep it."""
+    packed = _unpacked(text)
+    return packed is not None and packed.type == _SUMMARY_ALERT and _SAYS_SUMMARY in packed.message
+
+
+def _packed(fields: dict[str, Any], at: datetime, zone: tzinfo, more: dict[str, Any] | None = None) -> str:
+    moment = {"time": f"{at.astimezone(zone):%Y-%m-%d %I:%M:%S %p %Z%z}"}
+    return json.dumps({**fields, **moment, **(more or {})}, indent=2, ensure_ascii=False)
+
+
+def _unpacked(text: str) -> _Packed | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        packed = msgspec.json.decode(text, type=_Packed)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    # JSON in JSON may hide what cannot be stored.
+    return packed if flaw_of(packed.message) is None else None
+
+
+def _stats(said: dict[str, Any]) -> CompactionStats | None:
+    counts = [said.get(name) for name in ("messages_count_before", "messages_count_after", "context_window")]
+    whole = [count for count in counts if isinstance(count, int) and not isinstance(count, bool)]
+    return CompactionStats(*whole) if len(whole) == len(counts) else None

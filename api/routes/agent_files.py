@@ -1,0 +1,194 @@
+"""Agent files: an agent leaves as one, and agents come from one."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Form, Header, Response, UploadFile
+from pydantic import BaseModel, ConfigDict
+
+from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+from api.letta.agent_file import FileSkill, read_agent_file
+from api.letta.agent_file_export import agent_file
+from api.letta.agent_file_import import FileImport, ImportOptions, Origin
+from api.services import Services
+from shared.domain.agents import render_system
+from shared.domain.brought_agents import Arrival, BroughtAgents
+from shared.domain.errors import InvalidRequest, NotFound
+from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId
+from shared.domain.messages import Message, SystemMessage
+from shared.json_limits import flaw_of_document
+from shared.process.version import VERSION
+from shared.sql.definitions.agents import AgentDetails
+
+router = APIRouter(prefix="/v1/agents", tags=["agents"])
+log = logging.getLogger(__name__)
+
+LONGEST_NOTE, LONGEST_WARNING = 500, 4000
+"""Characters. Programs refuse long heads."""
+
+
+class ExportRequest(BaseModel):
+    """What the newer form of the export says in its body."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    skills: list[FileSkill] = []
+    conversation_id: str | None = None
+    scrub_messages: bool = False
+
+
+class ImportForm(BaseModel):
+    """The form of an import. Every second field is an older name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    file: UploadFile
+    append_copy_suffix: bool = True
+    override_existing_tools: bool = True
+    strip_messages: bool = False
+    name: str | None = None
+    override_name: str | None = None
+    model: str | None = None
+    override_model_handle: str | None = None
+    embedding: str | None = None
+    override_embedding_handle: str | None = None
+    secrets: str | None = None
+    env_vars_json: str | None = None
+    project_id: str | None = None
+
+    def options(self, embedding_header: str | None) -> ImportOptions:
+        """What is asked for. Raises `InvalidRequest` for secrets that are no JSON object of texts."""
+        return ImportOptions(
+            append_copy_suffix=self.append_copy_suffix,
+            override_existing_tools=self.override_existing_tools,
+            strip_messages=self.strip_messages,
+            name=self.name or self.override_name,
+            model=self.model or self.override_model_handle,
+            embedding=self.embedding or self.override_embedding_handle or embedding_header,
+            secrets=_secrets(self.secrets or self.env_vars_json),
+        )
+
+
+@router.get("/{agent_id}/export")
+async def export_agent(
+    agent_id: AgentIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    conversation_id: str | None = None,
+    scrub_messages: bool = False,
+    use_legacy_format: bool = False,
+) -> Response:
+    """The agent as a file. Values of secrets are not in it."""
+    if use_legacy_format:
+        raise InvalidRequest("use_legacy_format: Legacy format is not supported, neither by Letta's newer servers")
+    wanted = ExportRequest(conversation_id=conversation_id, scrub_messages=scrub_messages)
+    return await _exported(services, project_id, agent_id, wanted)
+
+
+@router.post("/{agent_id}/export")
+async def export_agent_with_skills(
+    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, body: ExportRequest | None = None
+) -> Response:
+    """The same, with skills that the client adds."""
+    return await _exported(services, project_id, agent_id, body or ExportRequest())
+
+
+@router.post("/import")
+async def import_agents(
+    form: Annotated[ImportForm, Form()],
+    response: Response,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    x_override_embedding_model: Annotated[str | None, Header()] = None,
+) -> dict[str, list[str]]:
+    """Makes the agents of a file, with their tools, memory and messages, or nothing at all."""
+    await services.base_tools.fill(project_id)
+    origin = Origin(project_id, services.ids, services.clock.now(), services.settings.builtin_models)
+    options, document = form.options(x_override_embedding_model), await form.file.read()
+    # A file may be megabytes, and other requests are waiting.
+    brought, notes = await asyncio.to_thread(_understood, document, options, origin)
+    arrival = await services.brought_agents.store(project_id, brought)
+    if form.project_id:
+        notes.append("project_id is left out: the API key says which project it is")
+    notes.extend(_notes_on_tools(arrival))
+    if notes:
+        response.headers["Warning"] = _warning(notes)
+        log.warning("agent file imported, but: %s", "; ".join(notes))
+    return {"agent_ids": [one.agent.id for one in brought.agents]}
+
+
+def _understood(document: bytes, options: ImportOptions, origin: Origin) -> tuple[BroughtAgents, list[str]]:
+    reading = FileImport(read_agent_file(document), options, origin)
+    return reading.brought(), reading.left_out
+
+
+def _secrets(text: str | None) -> dict[str, str]:
+    if not text:
+        return {}
+    document = text.encode("utf-8", "surrogatepass")
+    try:
+        if flaw_of_document(document) is None:
+            return msgspec.json.decode(document, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    raise InvalidRequest('secrets must be a valid JSON string: an object of texts, e.g. {"API_KEY": "…"}')
+
+
+def _notes_on_tools(arrival: Arrival) -> list[str]:
+    said = (
+        ("tools that this server does not have are left out: %s", arrival.missing),
+        ("tools of the project were replaced: %s", arrival.replaced),
+        ("tools of the project stay, the file's differ: %s", arrival.kept),
+    )
+    return [sentence % ", ".join(names) for sentence, names in said if names]
+
+
+def _warning(notes: Sequence[str]) -> str:
+    """The notes as a `Warning` header, in plain characters, as many as fit. The log has them as they are."""
+    header = ""
+    for note in notes:
+        plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in note[:LONGEST_NOTE])
+        value = f'299 - "{plain.replace(chr(92), "/").replace(chr(34), chr(39))}"'
+        if len(header) + len(value) > LONGEST_WARNING:
+            break
+        header += f", {value}" if header else value
+    return header
+
+
+async def _exported(services: Services, project_id: ProjectId, agent_id: AgentId, wanted: ExportRequest) -> Response:
+    [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
+    history = await _history(services, project_id, details, wanted.conversation_id)
+    file = agent_file(
+        details,
+        [] if wanted.scrub_messages else history,
+        skills=[skill.model_dump() for skill in wanted.skills],
+        generator=f"holdfast {VERSION}",
+        now=services.clock.now(),
+    )
+    return Response(msgspec.json.format(msgspec.json.encode(file), indent=2), media_type="application/json")
+
+
+async def _history(
+    services: Services, project_id: ProjectId, details: AgentDetails, conversation_id: str | None
+) -> list[Message]:
+    """The messages in the agent's context, or in that of one of its conversations, the instructions first."""
+    agent = details.agent
+    if conversation_id is None or conversation_id == "default":
+        return await services.messages.context(ThreadId(agent.id))
+    conversation = await services.conversations.get(project_id, ConversationId(conversation_id))
+    if conversation.agent_id != agent.id:
+        raise NotFound(f"Conversation with ID {conversation_id} not found: it is another agent's")
+    instructions = Message(
+        id=services.ids.message(),
+        agent_id=agent.id,
+        thread_id=ThreadId(conversation.id),
+        conversation_id=conversation.id,
+        run_id=None,
+        step_id=None,
+        created_at=conversation.created_at,
+        body=SystemMessage(render_system(agent, details.blocks, conversation.id)),
+    )
+    return [instructions, *await services.messages.context(ThreadId(conversation.id))]

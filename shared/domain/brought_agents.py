@@ -1,0 +1,193 @@
+"""Agents that come from somewhere else, with their tools, memory and history, before they are stored."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+from msgspec.structs import replace
+
+from shared.domain.agents import Agent, Block
+from shared.domain.ids import IdMaker, MessageId
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    MessageBody,
+    NewMessage,
+    Summary,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+from shared.domain.settling import OpenCalls, close_calls
+from shared.domain.tools import Tool
+
+
+class PlacedMessage(msgspec.Struct, frozen=True):
+    """A message with its turn. Turn 0 has the summaries with which a history begins."""
+
+    turn: int
+    message: NewMessage
+    in_context: bool = True
+
+
+class BroughtTool(msgspec.Struct, frozen=True):
+    """A tool for the project that the agents come to."""
+
+    new: Tool
+    """As it is stored when the project has none of this name."""
+    change: Callable[[Tool], Tool]
+    """What it makes of the project's own tool of this name. Quick and pure."""
+
+
+class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that is to be stored, without tools."""
+
+    agent: Agent
+    tool_names: list[str]
+    """Its tools. Those that the project does not have are left out."""
+    system_message_id: MessageId
+    history: list[PlacedMessage]
+
+
+class BroughtAgents(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be stored together."""
+
+    agents: list[BroughtAgent]
+    blocks: list[Block]
+    tools: list[BroughtTool]
+    replace_tools: bool
+    """Whether a tool takes the place of a different one of its name."""
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """What became of the tools, by name."""
+
+    replaced: list[str]
+    kept: list[str]
+    """The project's own stayed, and differs from the one that was brought."""
+    missing: list[str]
+
+
+NOT_DECIDED = "the agent was copied while this call waited for a decision"
+
+
+class BroughtHistory:
+    """Makes a history that every provider takes of messages that this server did not write.
+
+    Every call gets a result: what it came to, or that its outcome is unknown. A call that waits for a person is denied,
+    because no run waits for the decision here. Results and decisions that belong to no call are left out.
+    """
+
+    def __init__(self, ids: IdMaker) -> None:
+        self._ids = ids
+        self._placed: list[PlacedMessage] = []
+        self._turn = 0
+        self._in_context = True
+        self._asking: AssistantMessage | None = None
+        self._asked_at: datetime | None = None
+        self._decided: ApprovalResponse | None = None
+        self._results: dict[str, ToolReturn] = {}
+        self.undecided = 0
+        """Calls that waited for a person."""
+
+    def add(self, body: MessageBody, created_at: datetime, *, in_context: bool = True) -> None:
+        """Takes the next message."""
+        if in_context != self._in_context:
+            self._close()
+            self._in_context = in_context
+        match body:
+            case ToolReturns(returns=returns):
+                self._results.update((result.tool_call_id, result) for result in returns)
+                self._asked_at = created_at
+            case ApprovalResponse():
+                self._decide(body, created_at)
+            case AssistantMessage():
+                self._answer(body, created_at)
+            case _:
+                self._close()
+                self._place(body, created_at)
+
+    def finish(self) -> list[PlacedMessage]:
+        """The whole history."""
+        self._close()
+        return self._placed
+
+    def _answer(self, body: AssistantMessage, created_at: datetime) -> None:
+        first_half = self._first_half_of(body)
+        if first_half is not None:
+            last = self._placed.pop()
+            self._asking = replace(
+                first_half,
+                tool_calls=[*first_half.tool_calls, *body.tool_calls],
+                sibling_id=self._ids.message(),
+                sibling_holds="approvals",
+            )
+            self._placed.append(replace(last, message=replace(last.message, body=self._asking)))
+            return
+        self._close()
+        self._place(body, created_at)
+        if body.tool_calls:
+            self._asking, self._asked_at = body, created_at
+
+    def _first_half_of(self, body: AssistantMessage) -> AssistantMessage | None:
+        """The part of this answer that came before. An answer of which some calls wait is two messages on the wire."""
+        asking = self._asking
+        if asking is None or self._placed[-1].message.body is not asking or body.text or body.reasoning is not None:
+            return None
+        waits = bool(body.tool_calls) and all(call.needs_approval for call in body.tool_calls)
+        return asking if waits and not any(call.needs_approval for call in asking.tool_calls) else None
+
+    def _decide(self, body: ApprovalResponse, created_at: datetime) -> None:
+        if self._asking is None or self._decided is not None:
+            return
+        waiting = {call.id for call in self._asking.tool_calls if call.needs_approval}
+        decisions = [decision for decision in body.decisions if decision.tool_call_id in waiting]
+        if decisions:
+            self._decided = ApprovalResponse(decisions)
+            self._place(self._decided, created_at)
+
+    def _close(self) -> None:
+        """Gives every call of the last answer its result, in the order of the calls."""
+        asking, decided, results, at = self._asking, self._decided, self._results, self._asked_at
+        self._asking, self._decided, self._results = None, None, {}
+        if asking is None or at is None:
+            return
+        calls = asking.tool_calls
+        if all(call.id in results for call in calls):
+            self._place(ToolReturns([results[call.id] for call in calls]), at)
+            return
+        waiting = [call for call in calls if call.needs_approval]
+        self.undecided += 0 if decided else len(waiting)
+        open_ = OpenCalls(
+            step_id=None,
+            calls=calls,
+            decided=decided is not None or not waiting,
+            decisions=decided.decisions if decided else [],
+        )
+        started = {call.id for call in calls}
+        closing = close_calls(
+            open_, known=results, started=started, why="error", reason=NOT_DECIDED, ids=self._ids, now=at
+        )
+        for message in closing:
+            self._place(message.body, message.created_at)
+
+    def _place(self, body: MessageBody, created_at: datetime) -> None:
+        if isinstance(body, UserMessage):
+            # Messages of one submission share its turn.
+            follows_user = bool(self._placed) and isinstance(self._placed[-1].message.body, UserMessage)
+            self._turn += 0 if follows_user and self._placed[-1].in_context == self._in_context else 1
+        leads = isinstance(body, Summary) and not any(one.turn and one.in_context for one in self._placed)
+        turn = 0 if leads and self._in_context else max(self._turn, 1)
+        self._turn = max(self._turn, turn)
+        message = NewMessage(id=self._ids.message(), created_at=created_at, body=body)
+        self._placed.append(PlacedMessage(turn, message, self._in_context))
+
+
+def without_rules_of_missing(agent: Agent, tools: list[Tool]) -> Agent:
+    """The agent without rules for tools that it does not get: such a rule could leave it nothing to call.
+
+    A rule that a call waits for a person stays: it can only make the agent more careful.
+    """
+    names = {tool.name for tool in tools}
+    rules = [rule for rule in agent.tool_rules if rule["tool_name"] in names or rule["type"] == "requires_approval"]
+    return replace(agent, tool_rules=rules)
