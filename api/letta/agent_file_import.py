@@ -23,13 +23,6 @@ from shared.domain.model_catalog import context_window_of, split_handle
 from shared.domain.tools import CUSTOM
 
 COPY = "_copy"
-_NOT_OURS = {
-    "groups": "groups of agents are left out: here agents do not work in groups",
-    "files": "files are left out: Holdfast keeps none",
-    "sources": "folders (sources) are left out: Holdfast keeps none",
-    "mcp_servers": "MCP servers are left out: Holdfast does not speak to them",
-    "skills": "skills are left out: clients keep them",
-}
 _KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")
 _SAID_BY_CONFIG = ("enable_reasoner", "max_reasoning_tokens", "max_tokens")
 """Files have these beside `llm_config`, empty, whatever the config says."""
@@ -66,7 +59,14 @@ class FileImport:
         self._origin = origin
         self._tool_names: dict[str, str] = {}
         self._block_ids: dict[str, BlockId] = {}
-        self.left_out: list[str] = [said for name, said in _NOT_OURS.items() if getattr(file, name)]
+        not_ours = (
+            (file.groups, "groups of agents are left out: here agents do not work in groups"),
+            (file.files, "files are left out: Holdfast keeps none"),
+            (file.sources, "folders (sources) are left out: Holdfast keeps none"),
+            (file.mcp_servers, "MCP servers are left out: Holdfast does not speak to them"),
+            (file.skills, "skills are left out: clients keep them"),
+        )
+        self.left_out = [said for found, said in not_ours if found]
 
     def brought(self) -> BroughtAgents:
         """Everything that the file makes. Raises `InvalidRequest`, which names the place."""
@@ -137,8 +137,10 @@ class FileImport:
         placed = [] if self._options.strip_messages else history.take(agent)
         if history.undecided:
             self.left_out.append(f"{history.undecided} calls of {agent.name!r} waited for a decision: they are denied")
-        for name, said in (("files_agents", "files"), ("source_ids", "folders"), ("identity_ids", "identities")):
-            if getattr(agent, name):
+        for found, said in (
+            (agent.files_agents, "files"), (agent.source_ids, "folders"), (agent.identity_ids, "identities"),
+        ):  # fmt: skip
+            if found:
                 self.left_out.append(f"{said} of {agent.name!r} are left out: Holdfast keeps none")
         named = [self._tool_names[tool_id] for tool_id in agent.tool_ids or ()]
         brought = BroughtAgent(

@@ -1,7 +1,8 @@
 """Agents that come from somewhere else, with their tools, memory and history, before they are stored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.settling import OpenCalls, close_calls
+from shared.domain.tool_rules import Rule
 from shared.domain.tools import Tool
 
 
@@ -183,11 +185,25 @@ class BroughtHistory:
         self._placed.append(PlacedMessage(turn, message, self._in_context))
 
 
-def without_rules_of_missing(agent: Agent, tools: list[Tool]) -> Agent:
-    """The agent without rules for tools that it does not get: such a rule could leave it nothing to call.
+def without_missing(rules: Iterable[Rule], names: Container[str]) -> list[Rule]:
+    """The rules without the tools that the agent does not get: such a rule could leave it nothing to call.
 
     A rule that a call waits for a person stays: it can only make the agent more careful.
     """
-    names = {tool.name for tool in tools}
-    rules = [rule for rule in agent.tool_rules if rule["tool_name"] in names or rule["type"] == "requires_approval"]
-    return replace(agent, tool_rules=rules)
+    kept = (_without_missing(rule, names) for rule in rules)
+    return [rule for rule in kept if rule is not None]
+
+
+def _without_missing(rule: Rule, names: Container[str]) -> Rule | None:
+    if rule["tool_name"] not in names:
+        return rule if rule["type"] == "requires_approval" else None
+    children: list[str] = rule.get("children") or []
+    cases: dict[str, str] = rule.get("child_output_mapping") or {}
+    known: dict[str, Any] = {
+        "children": [name for name in children if name in names],
+        "child_output_mapping": {case: name for case, name in cases.items() if name in names},
+        "default_child": rule.get("default_child") if rule.get("default_child") in names else None,
+    }
+    if (children or cases) and not (known["children"] or known["child_output_mapping"]):
+        return None
+    return {key: known.get(key, value) for key, value in rule.items()}

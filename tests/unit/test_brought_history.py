@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from shared.domain.brought_agents import BroughtHistory
+from shared.domain.brought_agents import BroughtHistory, without_missing
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
     ApprovalResponse,
@@ -104,3 +104,20 @@ def test_a_call_that_left_the_context_without_its_result_gets_one_there() -> Non
 
     assert [in_context for in_context, _ in kept] == [False, False, True]
     assert kept[-1] == (True, UserMessage("a"))
+
+
+def test_rules_lose_the_tools_that_are_missing_and_go_when_nothing_is_left() -> None:
+    first = {"type": "run_first", "tool_name": "gone", "prompt_template": None}
+    careful = {"type": "requires_approval", "tool_name": "gone", "prompt_template": None}
+    chain = {"type": "constrain_child_tools", "tool_name": "a", "children": ["b", "gone"]}
+    empty = {"type": "constrain_child_tools", "tool_name": "a", "children": ["gone"]}
+    cases = {"yes": "b", "no": "gone"}
+    choice = {"type": "conditional", "tool_name": "a", "child_output_mapping": cases, "default_child": "gone"}
+    last = {"type": "exit_loop", "tool_name": "b"}
+
+    assert without_missing([first, careful, chain, empty, choice, last], {"a", "b"}) == [
+        careful,
+        {**chain, "children": ["b"]},
+        {**choice, "child_output_mapping": {"yes": "b"}, "default_child": None},
+        last,
+    ]

@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import with_default_approvals
 from shared.domain.base_tools import is_base_tool
-from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, BroughtTool, without_rules_of_missing
+from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, BroughtTool, without_missing
 from shared.domain.ids import ProjectId
 from shared.domain.tools import Tool
 from shared.sql.definitions.agent_changes import agent_values, insert_system_message, link_agent
@@ -75,8 +75,9 @@ def _is_same(before: Tool, brought: BroughtTool) -> bool:
 
 async def _store_agent(connection: AsyncConnection, brought: BroughtAgent, present: dict[str, Tool]) -> None:
     given = [present[name] for name in dict.fromkeys(brought.tool_names) if name in present]
-    agent = replace(brought.agent, tool_ids=[tool.id for tool in given])
-    agent = with_default_approvals(without_rules_of_missing(agent, given), given)
+    rules = without_missing(brought.agent.tool_rules, [tool.name for tool in given])
+    agent = replace(brought.agent, tool_ids=[tool.id for tool in given], tool_rules=rules)
+    agent = with_default_approvals(agent, given)
     attached = await load_blocks(connection, agent.project_id, agent.block_ids)
     await connection.execute(sa.insert(agents).values(agent_values(agent)))
     await link_agent(connection, agent)
