@@ -199,10 +199,11 @@ def _without_missing(rule: Rule, names: Container[str]) -> Rule | None:
         return rule if rule["type"] == "requires_approval" else None
     children: list[str] = rule.get("children") or []
     cases: dict[str, str] = rule.get("child_output_mapping") or {}
+    default: str | None = rule.get("default_child")
     known: dict[str, Any] = {
         "children": [name for name in children if name in names],
         "child_output_mapping": {case: name for case, name in cases.items() if name in names},
-        "default_child": rule.get("default_child") if rule.get("default_child") in names else None,
+        "default_child": default if default is not None and default in names else None,
     }
     if (children or cases) and not (known["children"] or known["child_output_mapping"]):
         return None
