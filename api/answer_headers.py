@@ -9,6 +9,7 @@ from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from fastapi.dependencies.models import Dependant
+from fastapi.params import Form
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
@@ -110,9 +111,11 @@ def _parameters_of(dependant: Dependant) -> Iterator[str]:
 
 
 def _model_of(route: APIRoute) -> type[BaseModel] | None:
-    """The model of the route's whole body."""
+    """The model of the route's whole body. A form's fields are its route's to judge."""
     fields = route.dependant.body_params
-    return next(models_in(fields[0].field_info.annotation), None) if len(fields) == 1 else None
+    if len(fields) != 1 or isinstance(fields[0].field_info, Form):
+        return None
+    return next(models_in(fields[0].field_info.annotation), None)
 
 
 def _warning(names: list[str]) -> str:

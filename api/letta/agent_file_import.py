@@ -131,7 +131,7 @@ class FileImport:
         origin = self._origin
         body = checked(AgentCreate, self._request(agent, place), place)
         refuse_builtin(body.handle(), builtin=origin.builtin)
-        own = [new_block(block, origin.project_id, origin.ids, origin.now) for block in body.memory_blocks or ()]
+        own = [new_block(block, origin.project_id, origin.ids, origin.now) for block in body.filled_blocks()]
         made = new_agent(body, origin.project_id, origin.ids, origin.now)
         history = FileHistory(origin.ids, origin.now, place)
         placed = [] if self._options.strip_messages else history.take(agent)
@@ -142,6 +142,8 @@ class FileImport:
         ):  # fmt: skip
             if found:
                 self.left_out.append(f"{said} of {agent.name!r} are left out: Holdfast keeps none")
+        if body.initial_message_sequence:
+            self.left_out.append(f"initial_message_sequence of {agent.name!r} is left out: a file has messages")
         named = [self._tool_names[tool_id] for tool_id in agent.tool_ids or ()]
         brought = BroughtAgent(
             agent=replace(made, block_ids=[*made.block_ids, *(block.id for block in own)]),

@@ -41,9 +41,9 @@ class ExportRequest(BaseModel):
 
 
 class ImportForm(BaseModel):
-    """The form of an import. Every second field is an older name."""
+    """The form of an import. Every second field is an older name; `model_extra` has those that nobody knows."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     file: UploadFile
     append_copy_suffix: bool = True
@@ -113,6 +113,8 @@ async def import_agents(
     arrival = await services.brought_agents.store(project_id, brought)
     if form.project_id:
         notes.append("project_id is left out: the API key says which project it is")
+    if form.model_extra:
+        notes.append(f"not acted on: {', '.join(sorted(form.model_extra))}")
     notes.extend(_notes_on_tools(arrival))
     if notes:
         response.headers["Warning"] = _warning(notes)
@@ -151,7 +153,7 @@ def _warning(notes: Sequence[str]) -> str:
     header = ""
     for note in notes:
         plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in note[:LONGEST_NOTE])
-        value = f'299 - "{plain.replace(chr(92), "/").replace(chr(34), chr(39))}"'
+        value = f'299 holdfast "{plain.replace(chr(92), "/").replace(chr(34), chr(39))}"'
         if len(header) + len(value) > LONGEST_WARNING:
             break
         header += f", {value}" if header else value

@@ -110,6 +110,14 @@ async def test_a_request_without_a_file_is_told_so(http: httpx.AsyncClient) -> N
         assert answer.status_code in (400, 422), answer.text
 
 
+async def test_a_field_that_nobody_knows_is_said(http: httpx.AsyncClient) -> None:
+    answer = await http.post(IMPORT, files=as_upload(a_file()), data={"dry_run": "true", "project_id": "p"})
+
+    assert answer.status_code == 200, answer.text
+    assert "not acted on: dry_run" in answer.headers["warning"]
+    assert "project_id is left out" in answer.headers["warning"]
+
+
 async def test_a_file_may_be_a_text_of_json(http: httpx.AsyncClient) -> None:
     answer = await http.post(IMPORT, files=as_upload(json.dumps(a_file())))
     assert answer.status_code == 200, answer.text

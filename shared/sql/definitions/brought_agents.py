@@ -9,7 +9,7 @@ from shared.domain.base_tools import is_base_tool
 from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, BroughtTool, without_missing
 from shared.domain.ids import ProjectId
 from shared.domain.tools import Tool
-from shared.sql.definitions.agent_changes import agent_values, insert_system_message, link_agent
+from shared.sql.definitions.agent_changes import agent_values, begin_history, link_agent
 from shared.sql.definitions.links import block_values, load_blocks, lock_definitions, tool_of, tool_values
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_brought_history
@@ -81,5 +81,5 @@ async def _store_agent(connection: AsyncConnection, brought: BroughtAgent, prese
     attached = await load_blocks(connection, agent.project_id, agent.block_ids)
     await connection.execute(sa.insert(agents).values(agent_values(agent)))
     await link_agent(connection, agent)
-    await insert_system_message(connection, agent, attached, brought.system_message_id)
+    await begin_history(connection, agent, attached, brought.system_message_id, [])
     await insert_brought_history(connection, agent.id, brought.history)
