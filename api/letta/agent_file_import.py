@@ -92,7 +92,9 @@ class FileImport:
         ours = _ours(metadata, OURS_OF_TOOLS)
         metadata.pop("tool_hash", None)
         said = {**(tool.model_extra or {}), "metadata_": metadata, **ours}
-        body = checked(ToolCreate, {key: value for key, value in said.items() if value is not None}, place)
+        # An empty object says nothing: the wire shows one where there is no schema.
+        said = {"source_code": "", **{key: value for key, value in said.items() if value not in (None, {})}}
+        body = checked(ToolCreate, said, place)
         origin = self._origin
         blank = blank_tool(origin.project_id, origin.ids, origin.now)
         change = body.apply

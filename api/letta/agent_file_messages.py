@@ -83,7 +83,7 @@ class FileHistory:
 
     def _returns(self, message: FileMessage) -> list[ToolReturn]:
         """Older servers have one result per message, in its text."""
-        given = message.tool_returns or [FileReturn(tool_call_id=message.tool_call_id)]
+        given = message.tool_returns or [FileReturn()]
         called = [(one, one.tool_call_id or message.tool_call_id) for one in given]
         return [
             ToolReturn(

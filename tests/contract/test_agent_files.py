@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a tool that is no program": (
         a_file(tools=[custom_tool(source_code="][", json_schema=None)]), "tools[0] (note): The source is not valid",
     ),
-    "a tool without a source": (a_file(tools=[custom_tool(source_code=None)]), "file.tools[0].source_code: "),
+    "a tool of nothing": (a_file(tools=[custom_tool(source_code=None, json_schema=None)]), "file.tools[0] (note): "),
     "settings of ours that make no sense": (
         with_agent(metadata={"holdfast": {"approval_expires_s": "soon"}}), "file.agents[0].approval_expires_s: ",
     ),
@@ -149,6 +149,14 @@ async def test_a_tool_that_only_a_client_can_run_comes_along(http: httpx.AsyncCl
     [found] = (await http.get("/v1/tools/", params={"name": "note"})).json()
     assert found["json_schema"]["parameters"] == tool["json_schema"]["parameters"]
     assert "'note' cannot run on this server" in answer.headers["warning"]
+
+
+async def test_a_result_with_an_empty_id_is_left_out(http: httpx.AsyncClient) -> None:
+    said = [message(0, "assistant", **calls("c1")), message(1, "tool", "noted", tool_call_id="")]
+
+    answer = await http.post(IMPORT, files=as_upload(a_file(an_agent(*said))))
+
+    assert answer.status_code == 200, answer.text
 
 
 async def test_what_is_hidden_in_a_result_is_not_unpacked(http: httpx.AsyncClient) -> None:

@@ -41,7 +41,7 @@ async def exported(product: Product, agent_id: str, **query: str) -> dict[str, A
 
 def without_ids_and_times(file: dict[str, Any]) -> str:
     """The file as text. Ids in it are the file's own; the instructions tell the agent's id, and when they were made."""
-    said = json.dumps(file, indent=1)
+    said = json.dumps(file, indent=1, sort_keys=True)
     said = re.sub(r"AGENT_ID: agent-[0-9a-f-]+", "AGENT_ID", said)
     said = re.sub(r"last recompiled: [^\\]*", "last recompiled", said)
     return re.sub(r'"created_at": "[^"]*"', '"created_at"', said)
@@ -98,6 +98,8 @@ async def test_an_agent_comes_back_as_it_left_and_goes_on(product: Product) -> N
     assert new_id != agent_id
     assert "do-not-tell" not in left
     assert without_ids_and_times(json.loads(back)) == without_ids_and_times(json.loads(left))
+    again = await product.http.post("/v1/agents/import", files=as_upload(left.encode()))
+    assert "replaced" not in again.headers["warning"]
     before, after = await client.retrieve(agent_id), await client.retrieve(new_id)
     assert [tool.id for tool in after.tools] == [tool.id for tool in before.tools]
     assert {one.id for one in after.memory.blocks}.isdisjoint(one.id for one in before.memory.blocks)
