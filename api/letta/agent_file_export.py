@@ -200,7 +200,7 @@ def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 def _decision(decision: Decision, packing: Mapping[str, Any]) -> dict[str, Any]:
     if decision.kind == "tool":
-        packed = packed_result(decision.tool_return or "", succeeded=decision.status == "success", **packing)
+        packed = _packed(decision.tool_return or "", decision, packing)
         lines = {"stdout": decision.stdout, "stderr": decision.stderr}
         return {"tool_call_id": decision.tool_call_id, "status": decision.status, **lines, "func_response": packed}
     said = {"approve": decision.approve, "reason": decision.reason}
@@ -208,8 +208,15 @@ def _decision(decision: Decision, packing: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "approval", "tool_call_id": decision.tool_call_id, **said, **edited}
 
 
+def _packed(text: str, result: Decision | ToolReturn, packing: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    """A result as a file has it: in its parts when it came in some, else as text."""
+    if result.parts is not None:
+        return _parts(result.parts)
+    return packed_result(text, succeeded=result.status == "success", **packing)
+
+
 def _results(returns: Sequence[ToolReturn], packing: Mapping[str, Any]) -> dict[str, Any]:
-    packed = [packed_result(one.text, succeeded=one.status == "success", **packing) for one in returns]
+    packed = [_packed(one.text, one, packing) for one in returns]
     results = [
         {
             "tool_call_id": one.tool_call_id,
@@ -221,7 +228,7 @@ def _results(returns: Sequence[ToolReturn], packing: Mapping[str, Any]) -> dict[
         for one, text in zip(returns, packed, strict=True)
     ]
     first = {"tool_call_id": returns[0].tool_call_id, "name": returns[0].tool_name} if len(returns) == 1 else {}
-    content = [_text(packed[0])] if len(returns) == 1 else []
+    content = [_text(packed[0])] if len(returns) == 1 and isinstance(packed[0], str) else []
     return {"role": "tool", "content": content, "tool_returns": results, **first}
 
 

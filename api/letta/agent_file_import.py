@@ -19,7 +19,8 @@ from shared.domain.agents import Block
 from shared.domain.brought_agents import BroughtAgent, BroughtAgents, BroughtTool
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import BlockId, IdMaker, ProjectId
-from shared.domain.model_catalog import context_window_of, split_handle
+from shared.domain.model_catalog import context_window_of
+from shared.domain.model_providers import split_handle
 from shared.domain.tools import CUSTOM
 
 COPY = "_copy"

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from api.letta.agent_file import FileAgent, FileDecision, FileMessage, FileReturn
-from api.letta.message_input import content_parts, joined_text
+from api.letta.content import as_object, content_parts, tool_result
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
 from shared.domain.brought_agents import BroughtHistory, PlacedMessage
 from shared.domain.errors import InvalidRequest
@@ -13,6 +13,7 @@ from shared.domain.ids import IdMaker
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    ContentPart,
     Decision,
     MessageBody,
     Reasoning,
@@ -71,7 +72,7 @@ class FileHistory:
             case "user" | "system" as role:
                 return _user(message, role)
             case "summary":
-                return unpacked_summary(joined_text(message.content))
+                return unpacked_summary(_joined(message.content))
             case "tool":
                 returns = self._returns(message)
                 return ToolReturns(returns) if returns else None
@@ -85,26 +86,34 @@ class FileHistory:
         """Older servers have one result per message, in its text."""
         given = message.tool_returns or [FileReturn()]
         called = [(one, one.tool_call_id or message.tool_call_id) for one in given]
-        return [
-            ToolReturn(
-                tool_call_id=call_id,
-                tool_name=self._tool_names.get(call_id) or message.name or "unknown",
-                status=one.status,
-                text=_result_text(message.content if one.func_response is None else one.func_response),
-                stdout=one.stdout,
-                stderr=one.stderr,
-            )
-            for one, call_id in called
-            if call_id
-        ]
+        return [self._return(one, call_id, message) for one, call_id in called if call_id]
+
+    def _return(self, one: FileReturn, call_id: str, message: FileMessage) -> ToolReturn:
+        text, parts = _result(_joined(message.content) if one.func_response is None else one.func_response)
+        return ToolReturn(
+            tool_call_id=call_id,
+            tool_name=self._tool_names.get(call_id) or message.name or "unknown",
+            status=one.status,
+            text=text,
+            stdout=one.stdout,
+            stderr=one.stderr,
+            parts=parts,
+        )
 
 
-def _result_text(said: str | Sequence[Any] | None) -> str:
-    return unpacked_result(joined_text(said))
+def _joined(content: str | list[dict[str, Any]] | None) -> str:
+    return content if isinstance(content, str) else "\n".join(_texts(content or (), "text", "text"))
+
+
+def _result(said: str | list[dict[str, Any]] | None) -> tuple[str, list[ContentPart] | None]:
+    """A result as text, and in parts when it has some."""
+    text, parts = tool_result(_with_images(said))
+    return (unpacked_result(text) if parts is None else text), parts
 
 
 def _user(message: FileMessage, role: str) -> MessageBody:
-    content = content_parts(_with_images(message.content))
+    given = _with_images(message.content) or ""
+    content = given if isinstance(given, str) else content_parts(given, field="content")
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], TextContent):
         content = content[0].text
     if isinstance(content, str) and role == "user" and is_packed_summary(content):
@@ -155,7 +164,8 @@ def _reasoning(parts: Sequence[dict[str, Any]]) -> Reasoning | None:
     thoughts = _texts(parts, "reasoning", "reasoning")
     for part in parts:
         if part.get("type") == "summarized_reasoning" and isinstance(part.get("summary"), list):
-            thoughts.append(joined_text(part["summary"]))
+            pieces = [as_object(piece) or {} for piece in cast("list[Any]", part["summary"])]
+            thoughts.extend(str(piece.get("text", "")) for piece in pieces)
     if not thoughts:
         return None
     signatures = _texts(parts, "reasoning", "signature")
@@ -173,7 +183,13 @@ def _decisions(message: FileMessage) -> Iterable[Decision]:
 def _decision(one: FileDecision, call_id: str) -> Decision:
     if one.approve is not None:
         return Decision(call_id, approve=one.approve, reason=one.reason, edited_arguments=one.edited_arguments)
-    said = one.tool_return if one.func_response is None else one.func_response
+    text, parts = _result(one.tool_return if one.func_response is None else one.func_response)
     return Decision(
-        call_id, kind="tool", tool_return=_result_text(said), status=one.status, stdout=one.stdout, stderr=one.stderr
+        call_id,
+        kind="tool",
+        tool_return=text,
+        status=one.status,
+        stdout=one.stdout,
+        stderr=one.stderr,
+        parts=parts,
     )

@@ -183,6 +183,9 @@ async def _history(
     conversation = await services.conversations.get(project_id, ConversationId(conversation_id))
     if conversation.agent_id != agent.id:
         raise NotFound(f"Conversation with ID {conversation_id} not found: it is another agent's")
+    said = await services.messages.context(ThreadId(conversation.id))
+    if said and isinstance(said[0].body, SystemMessage):
+        return said
     instructions = Message(
         id=services.ids.message(),
         agent_id=agent.id,
@@ -193,4 +196,4 @@ async def _history(
         created_at=conversation.created_at,
         body=SystemMessage(render_system(agent, details.blocks, conversation.id)),
     )
-    return [instructions, *await services.messages.context(ThreadId(conversation.id))]
+    return [instructions, *said]

@@ -196,6 +196,19 @@ async def test_every_provider_takes_the_history_of_a_file(product: Product) -> N
         assert asked.count("while this call waited for a decision") == 3
 
 
+async def test_an_image_in_a_result_stays_there(product: Product) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+    seen = result("c1", "") | {"func_response": [{"type": "text", "text": "Look:"}, image]}
+    file = a_file(an_agent(message(1, "user", "Show me."), message(2, "assistant", **calls("c1")),
+                           message(3, "tool", tool_returns=[seen])))  # fmt: skip
+
+    [agent_id] = await brought(product, file)
+
+    again = await exported(product, agent_id)
+    assert PIXEL in json.dumps(again["agents"][0]["messages"][3]["tool_returns"])
+    assert PIXEL in await tell(product, agent_id, "What is it?")
+
+
 async def test_calls_that_waited_when_the_file_was_written_are_denied_and_it_is_said(product: Product) -> None:
     answer = await product.http.post("/v1/agents/import", files=as_upload(a_file(an_agent(*HISTORY))))
 
