@@ -82,8 +82,8 @@ from shared.sql.runs.steps import StepStore
 
 ROUTES = (
     health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
-    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, runs, steps, approvals,
-    absent_lists,
+    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, runs, steps,
+    approvals, absent_lists,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shared.domain.messages import CompactionStats, Summary
+from shared.domain.messages import CompactionStats, CompactionTrigger, Summary
 from shared.json_limits import flaw_of
 
 _SUMMARY_ALERT = "system_alert"
@@ -41,7 +41,9 @@ def packed_summary(summary: Summary, *, at: datetime, zone: tzinfo) -> str:
     counts: dict[str, Any] = {}
     if stats is not None:
         counts["compaction_stats"] = {
-            "trigger": "request",
+            "trigger": stats.trigger,
+            "context_tokens_before": stats.tokens_before,
+            "context_tokens_after": stats.tokens_after,
             "messages_count_before": stats.messages_before,
             "messages_count_after": stats.messages_after,
             "context_window": stats.context_window,
@@ -77,7 +79,25 @@ def _unpacked(text: str) -> _Packed | None:
     return packed if flaw_of(packed.message) is None else None
 
 
+class _Stats(msgspec.Struct):
+    messages_count_before: int
+    messages_count_after: int
+    context_window: int
+    trigger: CompactionTrigger = "request"
+    context_tokens_before: int | None = None
+    context_tokens_after: int | None = None
+
+
 def _stats(said: dict[str, Any]) -> CompactionStats | None:
-    counts = [said.get(name) for name in ("messages_count_before", "messages_count_after", "context_window")]
-    whole = [count for count in counts if isinstance(count, int) and not isinstance(count, bool)]
-    return CompactionStats(*whole) if len(whole) == len(counts) else None
+    try:
+        stats = msgspec.convert(said, _Stats)
+    except msgspec.ValidationError:
+        return None
+    return CompactionStats(
+        messages_before=stats.messages_count_before,
+        messages_after=stats.messages_count_after,
+        context_window=stats.context_window,
+        trigger=stats.trigger,
+        tokens_before=stats.context_tokens_before,
+        tokens_after=stats.context_tokens_after,
+    )
