@@ -36,6 +36,7 @@ class CrashPoint(StrEnum):
     COMPACT = "compact"
     INTENT = "intent"
     EDIT_MEMORY = "edit_memory"
+    REMEMBER = "remember"
     HAND_OVER = "hand_over"
     PARK = "park"
     DECIDE = "decide"

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from uuid import uuid4
 
+from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
 from shared.archival.embedding_upkeep import EmbeddingUpkeep
 from shared.concurrency import background
@@ -19,9 +20,12 @@ from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.runs.retention import Retention
 from shared.runs.unowned import UnownedRuns
+from shared.sql.archival.passages import PassageStore
+from shared.sql.archival.search import PassageSearchStore
 from shared.sql.archival.vectors import VectorStore
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
+from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore
@@ -70,7 +74,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         stack.push_async_callback(embeddings.aclose)
         sandbox = ProcessSandbox(memory_mb=settings.tool_memory_mb, grace_s=settings.tool_grace)
         stack.push_async_callback(sandbox.aclose)
-        services = _run_services(process, models, sandbox)
+        services = _run_services(process, models, sandbox, embeddings)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -131,12 +135,23 @@ async def _upkeep(
         yield
 
 
-def _run_services(process: ProcessContext, models: Models, sandbox: ProcessSandbox) -> RunServices:
+def _run_services(
+    process: ProcessContext, models: Models, sandbox: ProcessSandbox, embeddings: EmbeddingClient
+) -> RunServices:
     database, settings = process.database, process.settings
     return RunServices(
         models=models,
         sandbox=sandbox,
         memory=MemoryStore(database),
+        archival=ArchivalMemory(
+            passages=PassageStore(database),
+            vectors=VectorStore(database),
+            finder=PassageSearchStore(database),
+            client=embeddings,
+            clock=process.clock,
+            ids=process.ids,
+        ),
+        message_lists=MessageLists(database),
         agents=AgentStore(database),
         messages=MessageStore(database),
         runs=RunStore(database),

@@ -13,7 +13,8 @@ from api.letta.blocks import wire_block
 from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool
-from shared.domain.agents import Agent, Block, zone_of
+from shared.domain.agents import Agent, Block
+from shared.domain.local_time import zone_of
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -158,7 +159,7 @@ def _file_messages(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _by_kind(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
-    packing: dict[str, Any] = {"at": message.created_at, "zone": zone_of(agent)}
+    packing: dict[str, Any] = {"at": message.created_at, "zone": zone_of(agent.timezone)}
     match message.body:
         case SystemMessage(text):
             yield {"role": "system", "content": [_text(text)]}

@@ -15,9 +15,9 @@ from shared.domain.archival import (
     NewPassage,
     Passage,
     PassageQuery,
-    zone_of,
 )
 from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker
+from shared.domain.local_time import zone_of
 
 MOST_AT_ONCE = 500
 """Passages of one request."""

@@ -6,8 +6,9 @@ from fastapi import APIRouter, Query
 
 from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep, Texts
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage
-from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, PassageQuery, moment_of
+from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, PassageQuery
 from shared.domain.ids import PassageId
+from shared.domain.local_time import moment_of
 from shared.sql.archival.passages import PassagePage
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"])

@@ -1,14 +1,14 @@
 """Agents as stored, the memory blocks that are rendered into their instructions, and the rules for their tools."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime
 from typing import Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec.structs import replace
 
 from shared.domain.ids import AgentId, BlockId, ConversationId, ProjectId, ToolId
+from shared.domain.local_time import zone_of
 from shared.domain.tools import Tool
 
 
@@ -114,18 +114,10 @@ def render_metadata(agent: Agent, blocks: Sequence[Block], conversation_id: Conv
         "<memory_metadata>",
         f"- AGENT_ID: {agent.id}",
         f"- CONVERSATION_ID: {conversation_id or 'default'}",
-        f"- System prompt last recompiled: {changed_at.astimezone(zone_of(agent)):%Y-%m-%d %I:%M:%S %p %Z%z}",
+        f"- System prompt last recompiled: {changed_at.astimezone(zone_of(agent.timezone)):%Y-%m-%d %I:%M:%S %p %Z%z}",
         "</memory_metadata>",
     ]
     return "\n".join(lines)
-
-
-def zone_of(agent: Agent) -> tzinfo:
-    """The agent's time zone; UTC when the machine knows none of that name."""
-    try:
-        return ZoneInfo(agent.timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        return UTC
 
 
 def render_memory(blocks: Iterable[Block]) -> str:

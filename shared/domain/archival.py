@@ -4,11 +4,9 @@ A passage is a text with tags; an archive holds passages, and agents share it by
 embedding model are searched by words and by meaning, the others by words alone.
 """
 
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, time, tzinfo
+from datetime import datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -116,31 +114,3 @@ def _refuse_tags(tags: Sequence[str]) -> None:
             raise InvalidRequest(
                 f"tags: {tag[:50]!r} has {len(tag)} characters, a tag has 1 to {LONGEST_TAG}: change or leave it out"
             )
-
-
-_DATE = re.compile(r"\d{4}-?\d{2}-?\d{2}")
-
-
-def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> datetime:
-    """The moment that a client or a model means by an ISO 8601 text. Without an offset it is in the agent's timezone.
-
-    A date alone is the beginning of the day, or its last moment for the end of a span. `name` is that of the field.
-    Raises `InvalidRequest`.
-    """
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidRequest(
-            f"{name} is no moment: {text[:50]!r}. Give ISO 8601, such as 2024-01-15 or 2024-01-15T14:30"
-        ) from error
-    if is_end and _DATE.fullmatch(text):
-        moment = datetime.combine(moment, time.max)
-    return moment if moment.tzinfo else moment.replace(tzinfo=zone_of(timezone))
-
-
-def zone_of(timezone: str) -> tzinfo:
-    """The zone of this name; UTC where there is none, because agents may have any text as their timezone."""
-    try:
-        return ZoneInfo(timezone)
-    except (KeyError, ValueError, OSError):
-        return UTC

@@ -86,6 +86,33 @@ BASE_TOOLS: Final = (
         enable_parallel_execution=True,
     ),
     BaseTool(
+        "archival_memory_insert",
+        "letta_core",
+        "Stores a text in your archival memory, for good. Write it so that it can be understood by itself, and give it "
+        "tags by which it is found.",
+        {"content": _text("The text."), "tags": _texts("What it is about, e.g. meetings.")},
+        ["content"],
+    ),
+    BaseTool(
+        "archival_memory_search",
+        "letta_core",
+        "Searches your archival memory. The best fitting texts come first.",
+        {
+            "query": _text("What you look for."),
+            "tags": _texts("Only texts with these tags."),
+            "tag_match_mode": {
+                "type": "string",
+                "enum": ["any", "all"],
+                "description": "Whether a text needs one of the tags or all of them; one when left out.",
+            },
+            "top_k": _number("The most results; 10 when left out."),
+            "start_datetime": _text(f"Only texts from this moment on ({_SINCE} its beginning)."),
+            "end_datetime": _text(f"Only texts up to this moment ({_SINCE} its end)."),
+        },
+        ["query"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
         "core_memory_append",
         "letta_memory_core",
         "Adds a line to the end of a memory block.",
@@ -203,6 +230,8 @@ MEMORY_TOOLS = frozenset(
     }
 )  # fmt: skip
 """Those that change memory blocks."""
+
+SEARCHES_MESSAGES = "conversation_search"
 
 REWRITING = frozenset({"memory_rethink"})
 """Those of them that write a whole block anew: what somebody else has written meanwhile would be lost."""

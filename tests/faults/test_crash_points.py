@@ -55,6 +55,7 @@ IN_EVERY_LIFE = (
     CrashPoint.CHECKPOINT,
     CrashPoint.INTENT,
     CrashPoint.EDIT_MEMORY,
+    CrashPoint.REMEMBER,
     CrashPoint.PARK,
     CrashPoint.SETTLE,
     CrashPoint.FINISH_JOB,
@@ -89,8 +90,9 @@ def answers(log: Path) -> Callable[[ReceivedRequest], Turn]:
         told = [message for message in request.body["messages"] if message["role"] == "tool"]
         if len(told) == 0:
             remembering = Call("core_memory_append", {"label": "human", "content": "first"})
-            return Turn(text="First.", calls=[Call("note", {"word": "first", "log": str(log)}), remembering])
-        if len(told) == 2:
+            storing = Call("archival_memory_insert", {"content": "The first."})
+            return Turn(calls=[Call("note", {"word": "first", "log": str(log)}), remembering, storing], text="First.")
+        if len(told) == 3:
             return Turn(text="Second.", calls=[Call("note_if_allowed", {"word": "second", "log": str(log)})])
         return Turn(text="All is noted.")
 
@@ -100,7 +102,8 @@ def answers(log: Path) -> Callable[[ReceivedRequest], Turn]:
 async def agent_of(product: Product, models: ModelServer, log: Path) -> str:
     models.answer_with(answers(log))
     tools = [await product.tool(NOTES), await product.tool(ASKED_NOTES, default_requires_approval=True)]
-    tools.append((await product.client.tools.list(name="core_memory_append")).items[0].id)
+    for name in ("core_memory_append", "archival_memory_insert"):
+        tools.append((await product.client.tools.list(name=name)).items[0].id)
     return (await product.agent(tools=tools, memory_blocks=[{"label": "human", "value": "begin"}])).id
 
 
@@ -141,6 +144,9 @@ async def assert_nothing_was_lost(
         assert word in words or returned["status"] == "error"
     memory = await product.client.agents.blocks.retrieve("human", agent_id=agent_id)
     assert memory.value == "begin\nfirst", "an edit is made once"
+    passages = await ask(product.http, "GET", f"/v1/agents/{agent_id}/archival-memory")
+    assert passages is not None
+    assert [passage["text"] for passage in passages.json()] == ["The first."], "a passage is stored once"
     assert returns[0]["tool_returns"][1]["tool_return"] == memory.value
     said = [message["content"] for message in history if message["message_type"] == "user_message"]
     assert sorted(said) == sorted(["And this.", "Note it.", *([] if behind is None else [behind])])

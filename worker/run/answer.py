@@ -25,7 +25,8 @@ from worker.models.provider import (
     Thought,
     ToolSpec,
 )
-from worker.run.context import RunContext, StepInHand
+from worker.run.context import RunContext
+from worker.run.progress import StepInHand
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from shared.domain.agents import Block
 from shared.domain.base_tools import MEMORY_TOOLS
+from shared.domain.errors import InvalidRequest
 from shared.domain.memory_edits import EditedMemory, Memory, RefusedEdit, edit_memory
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.tools import Tool
 from worker.run.context import RunContext
+from worker.run.recall import remember_passage, search_messages, search_passages
 
 Arguments = Mapping[str, Any]
 
@@ -26,9 +28,14 @@ async def run_base_tool(context: RunContext, call: ToolCall, tool: Tool, argumen
     given = {name: value for name, value in arguments.items() if value is not None}
     if tool.name in MEMORY_TOOLS:
         return await _edit_memory(context, call, given)
-    if tool.name not in _SIMPLE:
+    if tool.name not in _ANSWERS and tool.name != REMEMBERS:
         return _failed(call, INSTEAD.get(tool.name, "This worker does not have this tool. Do without it."))
-    text = await _SIMPLE[tool.name](context, given)
+    try:
+        if tool.name == REMEMBERS:
+            return await remember_passage(context, call, given)
+        text = await _ANSWERS[tool.name](context, given)
+    except InvalidRequest as error:
+        return _failed(call, error.message)
     return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="success", text=text)
 
 
@@ -75,9 +82,13 @@ async def _finish_edits(_context: RunContext, _arguments: Arguments) -> str:
     return "None"
 
 
-_SIMPLE: Mapping[str, Callable[[RunContext, Arguments], Awaitable[str]]] = {
+REMEMBERS = "archival_memory_insert"
+
+_ANSWERS: Mapping[str, Callable[[RunContext, Arguments], Awaitable[str]]] = {
     "send_message": _send_message,
     "memory_finish_edits": _finish_edits,
+    "conversation_search": search_messages,
+    "archival_memory_search": search_passages,
 }
 
 

@@ -1,29 +1,31 @@
 """The step loop's surroundings: one claimed run, the services that it needs, and its progress."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
+from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock, unix_ms
 from shared.concurrency import retry_while_unavailable
-from shared.domain.agents import Agent, Block, ModelOptions, render_system
+from shared.domain.agents import Agent, ModelOptions, render_system
 from shared.domain.approvals import Approval
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
-from shared.domain.ids import BlockId, IdMaker
+from shared.domain.ids import IdMaker
 from shared.domain.log_writer import LogTail
-from shared.domain.messages import Message, NewMessage, ToolCall, ToolReturn, estimate_tokens
-from shared.domain.runs import Run, Step, Usage
-from shared.domain.settling import PARKED, RunEnd
+from shared.domain.messages import Message, NewMessage, ToolCall
+from shared.domain.runs import Run, Step
+from shared.domain.settling import RunEnd
 from shared.domain.skills import with_skills
-from shared.domain.tool_rules import NOTHING_YET, NextCalls, TurnSoFar, missing_calls, next_calls, turn_so_far
+from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
 from shared.redis.event_log import EventLog
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
+from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
 from shared.sql.runs.inbox import InboxStore
@@ -32,6 +34,7 @@ from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
 from worker.run.interruption import Interruption
+from worker.run.progress import RunProgress
 from worker.run.publisher import Publisher
 from worker.tools.invocation import ToolSandbox
 
@@ -64,6 +67,8 @@ class RunServices:
     models: Models
     sandbox: ToolSandbox
     memory: MemoryStore
+    archival: ArchivalMemory
+    message_lists: MessageLists
     agents: AgentStore
     messages: MessageStore
     runs: RunStore
@@ -93,71 +98,6 @@ class RunServices:
             interruption=interruption,
             stores_first=self.stores_first,
         )
-
-
-@dataclass(kw_only=True)
-class StepInHand:
-    """The model call that is under way, or the last one, and the results of its tool calls."""
-
-    step: Step
-    asked: str
-    """What the call asked, as text; its tokens are counted by it when the call is cut off."""
-    returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results that exist already when the run is cut off."""
-
-    def finish(self, usage: Usage) -> None:
-        """The model has answered. The last step of a run gets the run's own stop reason instead."""
-        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason="end_turn")
-
-    def wait(self) -> None:
-        """Its tool calls wait for a person or for the client."""
-        self.step = msgspec.structs.replace(self.step, stop_reason=PARKED.stop_reason)
-
-
-@dataclass(kw_only=True)
-class RunProgress:
-    """The progress of a run. Only the step loop changes it."""
-
-    usage: Usage
-    step_count: int
-    blocks: Sequence[Block] = ()
-    """The agent's memory, as the next step shows it to the model."""
-    seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
-    """Versions of the blocks that the model was shown when it gave the answer in hand."""
-    in_hand: StepInHand | None = None
-    turn: TurnSoFar = NOTHING_YET
-    """What the tool rules look at."""
-    open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
-
-    def begin_step(self, step: Step, asked: str) -> StepInHand:
-        """A model call begins."""
-        self.in_hand = StepInHand(step=step, asked=asked)
-        return self.in_hand
-
-    def count(self, call: Usage) -> None:
-        """A model call has ended, with what it used."""
-        self.usage = self.usage.plus(call)
-        self.step_count += 1
-
-    def count_aside(self, call: Usage) -> None:
-        """A call that is no step has ended: its tokens count, and the context is as it was."""
-        total = self.usage.plus(call)
-        self.usage = msgspec.structs.replace(total, context_tokens=self.usage.context_tokens)
-
-    def count_lost(self, calls: int, asked: str, shown: str) -> None:
-        """Counts calls whose worker died. They were paid for too: each had the prompt that is about to be sent
-        again."""
-        if calls:
-            lost = Usage(
-                prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True
-            )
-            self.usage = self.usage.plus(lost)
-
-    @property
-    def returns(self) -> dict[str, ToolReturn]:
-        """Results of the answer in hand, by tool call id."""
-        return self.open_returns if self.in_hand is None else self.in_hand.returns
 
 
 @dataclass(frozen=True, kw_only=True)

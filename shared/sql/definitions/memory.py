@@ -1,4 +1,5 @@
-"""An agent's memory as a run sees it and edits it: its blocks, and the edits of its memory tools.
+"""An agent's memory as a run sees it and edits it: its blocks, the edits of its memory tools, and the passages that its
+tools store.
 
 An edit is one transaction. It is worked out on the blocks as they are then, and what it came to is stored beside them,
 in the row that says that the call was started. So it happens once: a call that is made again, because the answer to its
@@ -14,11 +15,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.agents import Block
+from shared.domain.archival import NewPassage
 from shared.domain.errors import Conflict
-from shared.domain.ids import AgentId, BlockId
+from shared.domain.ids import AgentId, ArchiveId, BlockId
 from shared.domain.memory_edits import EditedMemory, RefusedEdit
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
+from shared.sql.archival.passages import insert_for_agent
 from shared.sql.definitions.agent_changes import render_agents, render_agents_of
 from shared.sql.definitions.links import block_values, blocks_of_agents, lock_definitions
 from shared.sql.engine import Database
@@ -59,6 +62,28 @@ class MemoryStore:
             except Conflict as error:
                 raise RefusedEdit(error.message) from error
             result = ToolReturn(tool_call_id=call.id, tool_name=call.name, status="success", text=edited.text)
+            await finish_intent(connection, run.id, result, now)
+            return result
+
+    async def remember(
+        self, run: Run, call: ToolCall, passage: NewPassage, *, new_archive_id: ArchiveId, now: datetime
+    ) -> ToolReturn:
+        """Stores the passage of a call in the agent's archive, or finds that it was stored; what the model is told.
+
+        Its vector comes with the upkeep. Raises `StaleFence` when the run has a new owner.
+        """
+        async with self._database.write(CrashPoint.REMEMBER) as connection:
+            await lock_definitions(connection, run.project_id)
+            await lock_owned(connection, run.id, run.fence)
+            done = await result_of(connection, run.id, call.id)
+            if done is not None:
+                return done
+            await insert_for_agent(
+                connection, run.project_id, run.agent_id, passage, new_archive_id=new_archive_id, now=now
+            )
+            result = ToolReturn(
+                tool_call_id=call.id, tool_name=call.name, status="success", text=f"Stored as {passage.id}."
+            )
             await finish_intent(connection, run.id, result, now)
             return result
 

@@ -99,6 +99,8 @@ class Owner:
             models=cast("Any", None),
             sandbox=cast("Any", None),
             memory=far(MemoryStore(stores.database)),
+            archival=cast("Any", None),
+            message_lists=far(stores.lists),
             agents=far(AgentStore(stores.database)),
             messages=far(stores.messages),
             runs=far(stores.runs),

@@ -1,0 +1,78 @@
+"""How far a run is: what it has used and called, and the step in hand. Only the step loop changes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.domain.agents import Block
+from shared.domain.ids import BlockId
+from shared.domain.messages import ToolReturn, estimate_tokens
+from shared.domain.runs import Step, Usage
+from shared.domain.settling import PARKED
+from shared.domain.tool_rules import NOTHING_YET, TurnSoFar
+
+
+@dataclass(kw_only=True)
+class StepInHand:
+    """The model call that is under way, or the last one, and the results of its tool calls."""
+
+    step: Step
+    asked: str
+    """What the call asked, as text; its tokens are counted by it when the call is cut off."""
+    returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
+    """Results that exist already when the run is cut off."""
+
+    def finish(self, usage: Usage) -> None:
+        """The model has answered. The last step of a run gets the run's own stop reason instead."""
+        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason="end_turn")
+
+    def wait(self) -> None:
+        """Its tool calls wait for a person or for the client."""
+        self.step = msgspec.structs.replace(self.step, stop_reason=PARKED.stop_reason)
+
+
+@dataclass(kw_only=True)
+class RunProgress:
+    """The progress of a run."""
+
+    usage: Usage
+    step_count: int
+    blocks: Sequence[Block] = ()
+    """The agent's memory, as the next step shows it to the model."""
+    seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
+    """Versions of the blocks that the model was shown when it gave the answer in hand."""
+    in_hand: StepInHand | None = None
+    turn: TurnSoFar = NOTHING_YET
+    """What the tool rules look at."""
+    open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
+    """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
+
+    def begin_step(self, step: Step, asked: str) -> StepInHand:
+        """A model call begins."""
+        self.in_hand = StepInHand(step=step, asked=asked)
+        return self.in_hand
+
+    def count(self, call: Usage) -> None:
+        """A model call has ended, with what it used."""
+        self.usage = self.usage.plus(call)
+        self.step_count += 1
+
+    def count_aside(self, call: Usage) -> None:
+        """A call that is no step has ended: its tokens count, and the context is as it was."""
+        total = self.usage.plus(call)
+        self.usage = msgspec.structs.replace(total, context_tokens=self.usage.context_tokens)
+
+    def count_lost(self, calls: int, asked: str, shown: str) -> None:
+        """Counts calls whose worker died. They were paid for too: each had the prompt that is about to be sent
+        again."""
+        if calls:
+            lost = Usage(
+                prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True
+            )
+            self.usage = self.usage.plus(lost)
+
+    @property
+    def returns(self) -> dict[str, ToolReturn]:
+        """Results of the answer in hand, by tool call id."""
+        return self.open_returns if self.in_hand is None else self.in_hand.returns
