@@ -69,7 +69,8 @@ def wire_message(message: Message) -> list[WireMessage]:
             return [_approval_response(message, body)]
         case ToolReturns():
             head = _head("tool_return_message", message, otid=part_otid(message.id, 0))
-            return [{**head, **tool_return_fields(body.returns)}]
+            shown = [one for one in body.returns if not one.of_speech]
+            return [{**head, **tool_return_fields(shown)}] if shown else []
         case Summary():
             return [_summary_message(message, body)]
         case _:
@@ -172,7 +173,10 @@ def _assistant_parts(message: Message, body: AssistantMessage) -> list[WireMessa
     if body.text or not (parts or body.tool_calls):
         head = _head("assistant_message", message, otid=part_otid(message.id, len(parts)))
         parts.append({**head, "content": body.text})
-    calls = [call for call in body.tool_calls if not call.needs_approval]
+    for said in [call.speech for call in body.tool_calls if call.speech is not None]:
+        head = _head("assistant_message", message, otid=part_otid(message.id, len(parts)))
+        parts.append({**head, "content": said})
+    calls = [call for call in body.tool_calls if not call.needs_approval and call.speech is None]
     if calls:
         shown_as = _id_of(message, body, "calls")
         head = _head("tool_call_message", message, message_id=shown_as, otid=part_otid(shown_as, len(parts)))

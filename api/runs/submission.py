@@ -216,6 +216,7 @@ class SubmissionService:
                 clears_context=bool(submission.agent.extra.get(CLEARS_CONTEXT)),
                 override_model=request.override_model or submission.model,
                 override_system=request.override_system,
+                speech_as_text=request.use_assistant_message,
                 when_full=when_full(submission.agent.extra),
                 compaction_messages=request.include_compaction_messages,
                 model_options=submission.model_options,

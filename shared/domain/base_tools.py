@@ -231,15 +231,16 @@ MEMORY_TOOLS = frozenset(
 )  # fmt: skip
 """Those that change memory blocks."""
 
+SPEAKS = "send_message"
 SEARCHES_MESSAGES = "conversation_search"
 
 REWRITING = frozenset({"memory_rethink"})
 """Those of them that write a whole block anew: what somebody else has written meanwhile would be lost."""
 
-_CHAT = ("send_message", "conversation_search")
+_CHAT = (SPEAKS, SEARCHES_MESSAGES)
 _PRECISE = ("memory_insert", "memory_replace")
 _WITHOUT_BASE_TOOLS = ("react_agent", "workflow_agent")
-ENDS_TURN = frozenset({"send_message", "memory_finish_edits"})
+ENDS_TURN = frozenset({SPEAKS, "memory_finish_edits"})
 """The base rules of these end a run; those of the others say that it goes on."""
 
 

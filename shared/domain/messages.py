@@ -38,6 +38,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
     needs_approval: bool = False
     """A person decides it, or the client runs it."""
+    speech: str | None = None
+    """What the agent says by this call (`send_message`). It is shown as text, and the call is not."""
 
 
 class ToolReturn(msgspec.Struct, frozen=True):
@@ -51,6 +53,8 @@ class ToolReturn(msgspec.Struct, frozen=True):
     """Lines that the tool printed; None when no tool ran here (denied, or run by the client)."""
     stderr: list[str] | None = None
     """What the tool complained of, as one text."""
+    of_speech: bool = False
+    """The result of a call that was shown as text: it is not shown."""
     parts: list[ContentPart] | None = None
     """The result as the client brought it, when it did so in parts. `text` then says the same without the images."""
 

@@ -80,6 +80,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     override_system: str | None = None
     model_options: ModelOptions | None = None
     """How the model is asked, when the conversation says so. None: as the agent says."""
+    speech_as_text: bool = True
+    """What the agent says by `send_message` is shown as text, not as a call."""
     compaction: CompactionOptions | None = None
     """The run answers no message: it compacts its thread's context."""
     when_full: CompactionOptions = CompactionOptions()

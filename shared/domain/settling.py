@@ -143,10 +143,11 @@ def _why_no_result(was_started: bool, why: Literal["cancel", "error", "denied"])
 
 
 def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
-    """The event that shows a message of tool results; None for any other message."""
+    """The event that shows a message of tool results; None for any other message, and for one that shows nothing."""
     if not isinstance(message.body, ToolReturns):
         return None
-    return ToolsReturned(at=at, step_id=message.step_id, message_id=message.id, returns=message.body.returns)
+    shown = [result for result in message.body.returns if not result.of_speech]
+    return ToolsReturned(at=at, step_id=message.step_id, message_id=message.id, returns=shown) if shown else None
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):

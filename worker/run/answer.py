@@ -1,11 +1,13 @@
 """Takes one answer from the model: its pieces become events as they come, the whole of it becomes a message."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 import structlog
+from pydantic_core import from_json
 
 from shared.domain.agents import requires_approval
 from shared.domain.base_tools import REWRITING
@@ -93,6 +95,32 @@ def _as_text(history: Sequence[Message]) -> str:
     return msgspec.json.encode([message.body for message in history]).decode()
 
 
+def _said_so_far(arguments: str) -> str:
+    """The text that a call of `send_message` says, by JSON arguments that may not be finished."""
+    try:
+        given: object = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    message = cast("dict[str, object]", given).get("message") if isinstance(given, dict) else None
+    return message if isinstance(message, str) else ""
+
+
+class _Speech:
+    """A call by which the agent says something, while the model still writes it."""
+
+    def __init__(self) -> None:
+        self._arguments: list[str] = []
+        self._shown = 0
+
+    def more(self, arguments: str) -> str:
+        """What is said beyond what was said so far."""
+        self._arguments.append(arguments)
+        text = _said_so_far("".join(self._arguments))
+        new = text[self._shown :]
+        self._shown = max(self._shown, len(text))
+        return new
+
+
 class _Draft:
     """An answer in the making.
 
@@ -114,6 +142,7 @@ class _Draft:
         self._signature: str | None = None
         self._open: dict[int, tuple[str, str]] = {}
         self._finished_calls: dict[int, ToolCall] = {}
+        self._speech: defaultdict[int, _Speech] = defaultdict(_Speech)
         self._finished: Finished | None = None
 
     def take(self, event: ModelEvent) -> None:
@@ -146,14 +175,21 @@ class _Draft:
         if not self._by_tokens:
             return
         call_id, name = self._open[event.index]
-        if isinstance(event, CallStarted):
+        if self._speaks(name):
+            if isinstance(event, CallArguments):
+                self._show_speech(self._speech[event.index].more(event.text))
+        elif isinstance(event, CallStarted):
             self._show_call(call_id, tool=name, name=name)
         else:
             self._show_call(call_id, tool=name, arguments=event.text)
 
     def _whole_call(self, event: CallFinished) -> ToolCall:
         needs_approval = waits(self._context, event.name)
-        return ToolCall(event.call_id, event.name, event.arguments, needs_approval)
+        speech = _said_so_far(event.arguments) if self._speaks(event.name) else None
+        return ToolCall(event.call_id, event.name, event.arguments, needs_approval, speech or None)
+
+    def _speaks(self, name: str) -> bool:
+        return self._context.speaks_by(name) and not waits(self._context, name)
 
     def finish(self) -> Answer:
         """The whole answer; shows it now when the run was made for steps."""
@@ -187,6 +223,10 @@ class _Draft:
     def _show_text(self, text: str) -> None:
         self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("text")))
 
+    def _show_speech(self, text: str) -> None:
+        if text:
+            self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("speech")))
+
     def _show_thought(self, text: str, signature: str | None) -> None:
         self._context.emit(
             ReasoningChunk(self._context.at, self._step_id, self._id, text, self._part("reasoning"), signature)
@@ -212,8 +252,10 @@ class _Draft:
             self._show_thought("".join(self._thought), self._signature)
         if self._text:
             self._show_text("".join(self._text))
+        for call in self._calls:
+            self._show_speech(call.speech or "")
         for needs_approval in (False, True):
-            calls = [call for call in self._calls if call.needs_approval is needs_approval]
+            calls = [call for call in self._calls if call.needs_approval is needs_approval and call.speech is None]
             if calls:
                 part = self._part("approvals" if needs_approval else "calls")
                 message_id = self._id_for(needs_approval)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from shared.domain.agents import Block
-from shared.domain.base_tools import MEMORY_TOOLS
+from shared.domain.base_tools import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS
 from shared.domain.errors import InvalidRequest
 from shared.domain.memory_edits import EditedMemory, Memory, RefusedEdit, edit_memory
 from shared.domain.messages import ToolCall, ToolReturn
@@ -36,7 +36,9 @@ async def run_base_tool(context: RunContext, call: ToolCall, tool: Tool, argumen
         text = await _ANSWERS[tool.name](context, given)
     except InvalidRequest as error:
         return _failed(call, error.message)
-    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="success", text=text)
+    return ToolReturn(
+        tool_call_id=call.id, tool_name=call.name, status="success", text=text, of_speech=call.speech is not None
+    )
 
 
 async def _edit_memory(context: RunContext, call: ToolCall, arguments: Arguments) -> ToolReturn:
@@ -85,9 +87,9 @@ async def _finish_edits(_context: RunContext, _arguments: Arguments) -> str:
 REMEMBERS = "archival_memory_insert"
 
 _ANSWERS: Mapping[str, Callable[[RunContext, Arguments], Awaitable[str]]] = {
-    "send_message": _send_message,
+    SPEAKS: _send_message,
     "memory_finish_edits": _finish_edits,
-    "conversation_search": search_messages,
+    SEARCHES_MESSAGES: search_messages,
     "archival_memory_search": search_passages,
 }
 

@@ -11,6 +11,7 @@ from shared.clock import Clock, unix_ms
 from shared.concurrency import retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions, render_system
 from shared.domain.approvals import Approval
+from shared.domain.base_tools import SPEAKS, is_base_tool
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
@@ -142,6 +143,11 @@ class RunContext:
     def next_calls(self) -> NextCalls:
         """The agent's tools that the model may call now, by the agent's rules."""
         return next_calls(self.agent.tool_rules, self.tools, self.progress.turn)
+
+    def speaks_by(self, name: str) -> bool:
+        """Whether a call of this tool is shown as something that the agent says."""
+        tool = self.tools.get(name)
+        return name == SPEAKS and tool is not None and is_base_tool(tool) and self.run.options.speech_as_text
 
     def missing_calls(self) -> list[str]:
         """The agent's tools that must be called before the run may end."""

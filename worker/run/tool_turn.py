@@ -82,7 +82,8 @@ async def _store_returns(
         body=ToolReturns(returns=returns),
         step_id=step_id,
     )
-    context.emit(ToolsReturned(context.at, message.step_id, message.id, returns))
+    if shown := [result for result in returns if not result.of_speech]:
+        context.emit(ToolsReturned(context.at, message.step_id, message.id, shown))
     context.progress.turn = context.progress.turn.and_then(message.body)
     await context.checkpoint([message, *late_input])
     context.progress.returns.clear()
