@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.letta.approvals import Waiting
+from api.tool_source.imports import refuse_missing_modules
 from api.tool_source.reader import read_tool_source
 from shared.bounded_schema import schema_flaw
 from shared.domain.base_tools import is_base_tool
@@ -93,6 +94,8 @@ class ToolFields(BaseModel):
         # What is said in this request wins; what an earlier one said yields to a source that comes later.
         before = tool.json_schema if source_code is None else {}
         source = tool.source_code if source_code is None else source_code
+        if source_code is not None:
+            refuse_missing_modules(source_code)
         read = read_tool_source(source, given.get("name") or before.get("name"))
         described = self.description or given.get("description") or before.get("description") or read.description
         parameters = given.get("parameters") or self.args_json_schema or before.get("parameters") or read.parameters
