@@ -89,7 +89,7 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
         ("GET", "/v1/templates/"),
         ("POST", "/v1/folders/"),
         ("POST", "/v1/mcp-servers"),
-        ("POST", "/v1/agents/import"),
+        ("POST", "/v1/agents/search"),
         ("PATCH", f"/v1/agents/{UNKNOWN_AGENT}/folders/attach/x"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/schedule/x"),
         ("POST", f"/v1/agents/{UNKNOWN_AGENT}/tools/ping/run"),
