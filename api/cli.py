@@ -46,6 +46,11 @@ PROGRESS_S = 5.0
 WORKER_WAIT_S = 15.0
 """Nobody waits for an answer of a worker's: when it takes up many runs at once, they may queue for connections."""
 
+WHAT_NEXT = """
+  every path, to try in a browser: {address}/docs
+  a first program, and the same with curl: README.md; what the words mean: docs/concepts.md"""
+"""What `holdfast dev` says behind its address."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line and runs the command."""
@@ -135,7 +140,7 @@ async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
         async with _process(settings, database, connect_embedded(), is_embedded=True) as process:
             await migrate(database)
             async with working(process, alone=True), serving(process) as app:
-                await _serve(app, settings, options)
+                await _serve(app, settings, options, WHAT_NEXT)
 
 
 async def _run_api(settings: Settings, options: argparse.Namespace) -> None:
@@ -285,6 +290,7 @@ def _refuse_list_without_keys(settings: Settings, host: str, *, is_dev: bool = F
         )
 
 
-async def _serve(app: FastAPI, settings: Settings, options: argparse.Namespace) -> None:
-    print(f"holdfast: http://{options.host}:{options.port}", flush=True)
+async def _serve(app: FastAPI, settings: Settings, options: argparse.Namespace, hints: str = "") -> None:
+    address = f"http://{options.host}:{options.port}"
+    print(f"holdfast: {address}{hints.format(address=address)}", flush=True)
     await serve(app, host=options.host, port=options.port, timeout_s=settings.request_timeout)

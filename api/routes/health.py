@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether it can work."""
+"""What this server is, whether it lives, and whether it can work."""
 
 from typing import Any
 
@@ -13,6 +13,19 @@ router = APIRouter(tags=["health"])
 LETTA_VERSION = "0.16.8"
 """The release of Letta's server whose API this is. Letta Code tells its users to update a server that names an older
 one than it knows."""
+
+
+@router.get("/")
+async def index() -> dict[str, str]:
+    """Where to go from here, for whoever opens the address in a browser."""
+    return {
+        "name": "Holdfast",
+        "version": VERSION,
+        "paths": "/docs",
+        "health": "/v1/health",
+        "readiness": "/readyz",
+        "documentation": "README.md and docs/ of Holdfast's source; begin with docs/concepts.md",
+    }
 
 
 @router.get("/v1/health")

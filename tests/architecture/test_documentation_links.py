@@ -16,7 +16,7 @@ from tests.kit.project.source_tree import functions, suite_sources
 NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)(?:::(?P<test>\w+))?`")
 NAMED_FILE = re.compile(r"`(?P<file>(?:api|worker|shared)/[\w/]+\.(?:py|lua))`")
 SETTING = re.compile(r"^\| `HOLDFAST_(?P<name>[A-Z_]+)` \| (?P<default>.+?) \|", re.MULTILINE)
-SERVED = re.compile(r"^\| (?P<methods>[A-Z, ]+) \| `(?P<path>/[^`]+)` \| works \|", re.MULTILINE)
+SERVED = re.compile(r"^\| (?P<methods>[A-Z, ]+) \| `(?P<path>/[^`]*)` \| works \|", re.MULTILINE)
 
 
 @cache

@@ -170,6 +170,16 @@ async def test_a_text_that_cannot_be_stored_is_refused(http: httpx.AsyncClient, 
     assert (await http.get("/v1/agents/")).json() == []
 
 
+async def test_the_address_alone_says_where_to_go(http: httpx.AsyncClient) -> None:
+    """It was a 404, and nobody knew of `/docs`."""
+    answer = await http.get("/")
+    assert (answer.status_code, answer.json()["name"]) == (200, "Holdfast")
+    links = [text for text in answer.json().values() if text.startswith("/")]
+    assert "/docs" in links
+    for link in links:
+        assert (await http.get(link)).status_code == (503 if link == "/readyz" else 200), "a worker is not there"
+
+
 async def test_an_api_without_a_worker_lives_and_is_not_ready(http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).json() == {"status": "ok"}
     answer = await http.get("/readyz")
