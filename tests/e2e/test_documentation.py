@@ -6,6 +6,7 @@ They assert what they claim.
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,14 +22,26 @@ from tests.kit.services.missing_service import missing_service
 from tests.kit.wait_until import wait_until
 
 WRITTEN_FOR = "http://127.0.0.1:8283"
-DOCUMENTS = ["docs/approvals.md", "docs/cancelling.md", "docs/coming-from-letta.md", "docs/steering.md"]
+DOCUMENTS = [
+    "docs/approvals.md",
+    "docs/cancelling.md",
+    "docs/coming-from-letta.md",
+    "docs/steering.md",
+    "docs/streaming.md",
+    "docs/tools.md",
+]
 HOLDFAST = Path(sys.executable).with_name("holdfast")
 
 
 @pytest.fixture(scope="module")
-def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `holdfast dev` keeps its data, and what it says."""
+    return tmp_path_factory.mktemp("dev")
+
+
+@pytest.fixture(scope="module")
+def base_url(directory: Path) -> Iterator[str]:
     """The address of `holdfast dev`, with a place for its data and what the page on callbacks asks for."""
-    directory = tmp_path_factory.mktemp("dev")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -69,13 +82,23 @@ def _expect_success(command: list[str | Path], program: str, directory: Path) ->
     assert done.returncode == 0, f"{program}\n\nanswered:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+def test_dev_says_what_to_try_next(base_url: str, directory: Path) -> None:
+    """It said its address and nothing else; the address answered 404."""
+    said = (directory / "log").read_text(encoding="utf-8")
+    named = re.findall(r"[\w/]+\.md", said)
+    assert f"{base_url}/docs" in said
+    assert httpx.get(f"{base_url}/docs").status_code == 200
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 @pytest.mark.slow
 def test_the_first_program_does_what_it_says(base_url: str, tmp_path: Path) -> None:
     """README's program reads a stream of twenty seconds to its end."""
     _expect_success([sys.executable, "-W", "error", "-c"], _program("README.md", "python", base_url), tmp_path)
 
 
-@pytest.mark.parametrize("document", ["docs/callbacks.md", "docs/memory.md", *DOCUMENTS])
+@pytest.mark.parametrize("document", ["docs/callbacks.md", "docs/concepts.md", "docs/memory.md", *DOCUMENTS])
 def test_python_examples_do_what_they_say(document: str, base_url: str, tmp_path: Path) -> None:
     _expect_success([sys.executable, "-W", "error", "-c"], _program(document, "python", base_url), tmp_path)
 
