@@ -11,7 +11,7 @@ from bench.chaos.deployment import Deployment
 from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
 from bench.chaos.tools import StartLog
 from shared.domain.lifecycle import TERMINAL
-from shared.domain.runs import OTIDS
+from shared.domain.submission_keys import OTIDS
 from shared.sql.run_tables import approvals, runs, submission_keys
 from shared.sql.tables import messages
 
