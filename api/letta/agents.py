@@ -3,7 +3,7 @@
 Fields that Holdfast keeps but does not act on are listed in `KEPT`; the rest of what Letta knows is ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -242,12 +242,12 @@ class AgentCreate(AgentFields):
             return ()
         return default_base_tools(self.agent_type, enable_sleeptime=bool(self.enable_sleeptime))
 
-    def base_rules(self) -> list[dict[str, Any]]:
-        """The rules that come with the base tools. The newest kind of agent does without unless they are asked for."""
+    def base_rules(self, names_by_id: Iterable[str]) -> list[dict[str, Any]]:
+        """The rules that come with base tools. The newest kind of agent does without unless they are asked for."""
         wanted = self.include_base_tool_rules
         if wanted is None:
             wanted = self.agent_type != "letta_v1_agent"
-        return base_tool_rules(dict.fromkeys([*(self.tools or ()), *self.base_tools()])) if wanted else []
+        return base_tool_rules(dict.fromkeys([*(self.tools or ()), *self.base_tools(), *names_by_id])) if wanted else []
 
 
 class AgentUpdate(AgentFields):
@@ -261,10 +261,15 @@ class AgentUpdate(AgentFields):
 
 
 def new_agent(
-    body: AgentCreate, project_id: ProjectId, ids: IdMaker, now: datetime, named_tools: Sequence[ToolId] = ()
+    body: AgentCreate,
+    project_id: ProjectId,
+    ids: IdMaker,
+    now: datetime,
+    named_tools: Sequence[ToolId] = (),
+    names_by_id: Sequence[str] = (),
 ) -> Agent:
     """The agent that the request asks for, without its new blocks. `named_tools` are those that it names, and its base
-    tools."""
+    tools; `names_by_id` are the names of those that it has by id."""
     agent_id = ids.agent()
     blank = Agent(
         id=agent_id,
@@ -280,7 +285,7 @@ def new_agent(
     return replace(
         agent,
         tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])),
-        tool_rules=[*agent.tool_rules, *body.base_rules()],
+        tool_rules=agent.tool_rules + [rule for rule in body.base_rules(names_by_id) if rule not in agent.tool_rules],
     )
 
 

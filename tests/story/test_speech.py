@@ -62,3 +62,18 @@ async def test_a_client_that_does_not_want_text_gets_the_call(product: Product) 
     answer = (await product.http.post(f"/v1/agents/{agent_id}/messages", json=body)).json()
 
     assert [one["message_type"] for one in answer["messages"]] == ["tool_call_message", "tool_return_message"]
+
+
+@pytest.mark.parametrize("stated", [[], [{"tool_name": "send_message", "type": "exit_loop"}]])
+async def test_send_message_that_an_agent_has_by_id_ends_the_turn_too(
+    product: Product, stated: list[dict[str, str]]
+) -> None:
+    [tool] = (await product.client.tools.list(name="send_message")).items
+    body = {"model": "openai/gpt-4o-mini", "agent_type": "memgpt_v2_agent", "include_base_tools": False}
+    made = await product.http.post("/v1/agents/", json={**body, "tool_ids": [tool.id], "tool_rules": stated})
+    assert [rule["type"] for rule in made.json()["tool_rules"]] == ["exit_loop"]
+    product.models.play(Turn(calls=[Call("send_message", {"message": SAID})]))
+
+    answer = (await product.http.post(f"/v1/agents/{made.json()['id']}/messages", json={"input": "Tea?"})).json()
+
+    assert shapes(answer["messages"]) == [("assistant_message", SAID)]

@@ -105,6 +105,18 @@ class ToolStore:
             raise UnknownTools(missing)
         return [ids[name] for name in listed if name in ids]
 
+    async def names(self, project_id: ProjectId, ids: Sequence[str]) -> Sequence[str]:
+        """The names of those of these tools that the project has, in order."""
+        if not ids:
+            return []
+        async with self._database.read() as connection:
+            found = await connection.scalars(
+                sa.select(tools.c.name)
+                .where(tools.c.project_id == project_id, tools.c.id.in_(ids))
+                .order_by(tools.c.name)
+            )
+            return found.all()
+
     async def list(self, project_id: ProjectId, wanted: ToolFilter, page: Page) -> list[Tool]:
         """A page of the project's tools."""
         async with self._database.read() as connection:
