@@ -128,4 +128,4 @@ async def _run_to_resume(
         speaking = [run for run in found if run.options.compaction is None]
         if speaking:
             return speaking[0]
-    raise InvalidRequest("No runs found for this conversation: there is no stream to resume before the first message.")
+    raise InvalidRequest("No active runs found for this conversation: there is no stream before its first message.")

@@ -147,7 +147,9 @@ async def test_a_stream_is_resumed_by_conversation_by_run_and_by_otid(product: P
     agent = await product.agent()
     conversation = await begin(product, agent.id)
     path = f"/v1/conversations/{conversation}/stream"
-    assert (await product.http.post(path, json={})).status_code == 400
+    too_early = await product.http.post(path, json={})
+    assert too_early.status_code == 400
+    assert "No active runs found" in too_early.json()["detail"]
     otids = [str(uuid4()), str(uuid4())]
     runs = [await leave(product, conversation, "hello", otid=otids[0])]
     await product.ended(runs[0])

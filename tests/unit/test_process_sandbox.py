@@ -222,7 +222,8 @@ async def test_a_flood_of_output_is_read_and_dropped(sandbox: ProcessSandbox) ->
 async def test_a_long_result_is_truncated_with_a_notice(sandbox: ProcessSandbox) -> None:
     call = msgspec.structs.replace(tool_call("def tool():\n    return '\\x01' * 30_000_000"), return_char_limit=10)
     outcome = await sandbox.call(call)
-    assert outcome.text == "\x01" * 10 + "... [tool output truncated at 10 characters]"
+    notice = "... [NOTE: function output was truncated since it exceeded the character limit of 10]"
+    assert outcome.text == "\x01" * 10 + notice
     whole = msgspec.structs.replace(call, source_code="def tool():\n    return '\\x01' * 10")
     assert (await sandbox.call(whole)).text == "\x01" * 10
 

@@ -120,7 +120,8 @@ def outcome(process: ToolProcess, invocation: ToolInvocation, text_limit: int, *
         frame = Frame("error", f"Error executing function {invocation.function}: {ending} without a result")
     text = printable(frame.text)
     if frame.truncated or len(text) > text_limit:
-        text = f"{text[:text_limit]}... [tool output truncated at {text_limit} characters]"
+        notice = f"NOTE: function output was truncated since it exceeded the character limit of {text_limit}"
+        text = f"{text[:text_limit]}... [{notice}]"
     status = "success" if frame.status == "success" else "error"
     return ToolOutcome(status, text, stdout=lines(process.stdout), stderr=whole(process.stderr))
 
