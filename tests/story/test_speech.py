@@ -30,7 +30,7 @@ async def test_what_an_agent_says_is_text_and_ends_the_turn(product: Product, mo
     answer = (await product.http.post(f"/v1/agents/{agent_id}/messages", json={"input": "Tea?"})).json()
 
     assert shapes(answer["messages"]) == [("assistant_message", SAID)]
-    assert answer["stop_reason"]["stop_reason"] == "tool_rule"
+    assert answer["stop_reason"]["stop_reason"] == "end_turn"
     listed = await product.history(agent_id)
     assert shapes(listed)[1:] == [("user_message", "Tea?"), ("assistant_message", SAID)]
     product.models.play(Turn(calls=[Call("send_message", {"message": "Yes."})]))

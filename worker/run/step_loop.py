@@ -34,7 +34,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         await finish_open_calls(context, open_)
         context.stop_if_asked()
         if _ends_turn(context, [call.name for call in open_.calls]):
-            return _completed("tool_rule")
+            return _completed(_by_rule(context))
     elif found := await _end_in(context, history):
         return found
     is_fresh, window = open_ is None, ContextWindow(context)
@@ -53,7 +53,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         await run_tools(context, answer.message, answer.calls)
         context.stop_if_asked()
         if _ends_turn(context, [call.name for call in answer.calls]):
-            return _completed("tool_rule")
+            return _completed(_by_rule(context))
         check_budget(context)
     return _completed("max_steps")
 
@@ -83,6 +83,12 @@ async def _tell_missing(context: RunContext, answer: Answer, missing: Sequence[s
     context.progress.turn = context.progress.turn.and_then(answer.message.body)
 
 
+def _by_rule(context: RunContext) -> str:
+    """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say, as on the
+    wire."""
+    return "tool_rule" if context.agent.agent_type == "letta_v1_agent" else "end_turn"
+
+
 def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is_answer: bool = False) -> Outcome:
     end = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=stop_reason)
     return Outcome(end=end, messages=messages or [], is_answer=is_answer)
@@ -97,7 +103,7 @@ async def _end_in(context: RunContext, history: Sequence[Message]) -> Outcome | 
         case AssistantMessage() if not await _has_more_input(context):
             return _completed("end_turn", is_answer=True)
         case ToolReturns(returns=returns) if _ends_turn(context, [result.tool_name for result in returns]):
-            return _completed("tool_rule")
+            return _completed(_by_rule(context))
         case _:
             return None
 
