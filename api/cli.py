@@ -77,14 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     dev = commands.add_parser("dev", help="run everything in one process, on embedded parts; no key, loopback only")
     _add_address(dev)
     dev.add_argument("--data-dir", help="where the database is kept (default: .holdfast)")
-    _add_drain(dev)
+    _add_drain(dev, "0, at once")
     dev.set_defaults(run=_run_dev)
     api = commands.add_parser("api", help="serve the API; needs HOLDFAST_DATABASE_URL and HOLDFAST_REDIS_URL")
     _add_address(api)
     api.set_defaults(run=_run_api)
     worker = commands.add_parser("worker", help="execute runs; needs HOLDFAST_DATABASE_URL and HOLDFAST_REDIS_URL")
     worker.add_argument("--max-runs", type=_positive, help="runs at once (default: 100)")
-    _add_drain(worker)
+    _add_drain(worker, "5")
     worker.set_defaults(run=_run_worker)
     migrating = commands.add_parser("migrate", help="bring the database to the shape that this version needs")
     migrating.set_defaults(run=_run_migrate)
@@ -100,11 +100,11 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8283, help="port to listen on (default: 8283)")
 
 
-def _add_drain(parser: argparse.ArgumentParser) -> None:
+def _add_drain(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--drain-seconds",
         type=float,
-        help="after SIGTERM, let runs finish for so long before they are handed over (default: 0, at once)",
+        help=f"after SIGTERM, let runs finish their steps for so long before they go on elsewhere (default: {default})",
     )
 
 
@@ -133,8 +133,10 @@ async def _run_dev(settings: Settings, options: argparse.Namespace) -> None:
             "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL and HOLDFAST_DATABASE_URL, or use "
             "holdfast api and holdfast worker"
         )
-    if "builtin_models" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"builtin_models": True})
+    # What is not chosen suits somebody at a terminal: models without a key, and an end at once.
+    defaults = {"builtin_models": True, "drain_s": 0.0}
+    chosen = settings.model_fields_set
+    settings = settings.model_copy(update={name: value for name, value in defaults.items() if name not in chosen})
     with only_process(settings.data_dir):
         database = Database(f"sqlite:///{settings.data_dir / 'holdfast.db'}")
         async with _process(settings, database, connect_embedded(), is_embedded=True) as process:

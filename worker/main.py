@@ -92,6 +92,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             lease_s=settings.lease_s,
             on_lease_lost=lambda job_id: active_runs.lease_lost(*parse_job_id(job_id)),
             still_ours=lambda job_id: active_runs.still_owned(*parse_job_id(job_id)),
+            on_drain=active_runs.end_after_steps,
             on_shutdown=active_runs.shut_down,
         )
         unowned = _unowned(process, services)

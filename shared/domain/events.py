@@ -118,7 +118,7 @@ class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True
 
 class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True):
     """A worker continues a run that another one began, and begins its step again: what was streamed of these messages
-    is void. Always the first event of that worker."""
+    is void. The first event of that worker, or a later one when the model could not go on with what was shown."""
 
     at: int
     attempt: int
@@ -129,12 +129,15 @@ class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=
 
 
 class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
-    """The log continues under another fence, and no step begins again: a process ends a run whose worker is gone, or a
-    worker has used up the numbers of its fence. Always the first event under that fence."""
+    """The log continues under another fence, and nothing that was shown is void. Always the first event under that
+    fence: a worker goes on with an answer that another one began to show, a process ends a run whose worker is gone, or
+    a worker has used up the numbers of its fence."""
 
     at: int
     follows: Seq
     """As in `StepRestarted`."""
+    attempt: int = 0
+    """Fence of the worker that goes on with the answer; 0 where no model is asked again."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):

@@ -28,6 +28,8 @@ class ModelFamily(NamedTuple):
     """The model takes the option that allows or forbids several calls in one answer."""
     takes_verbosity: bool = False
     """The model can be told how long its answers are to be."""
+    continues_answers: bool = True
+    """The model goes on with an answer of which it is given the beginning, where its server lets it."""
 
 
 class KnownModel(NamedTuple):
@@ -66,14 +68,16 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"gpt-5", 272_000, uses_responses=True, takes_temperature=False, takes_verbosity=True),
     ModelFamily(r"o[134]\b", 200_000, uses_responses=True, takes_temperature=False, takes_parallel_tool_calls=False),
     ModelFamily(r"claude-(instant|2|3-(5|opus|haiku|sonnet))", 200_000, can_think=False),
-    ModelFamily(r"claude", 200_000),
+    ModelFamily(r"claude-(3-7|(opus|sonnet|haiku)-4-([015]\b|\d{8}))", 200_000),
+    ModelFamily(r"claude", 200_000, continues_answers=False),
     ModelFamily(r"gemini-(1|2\.0)", 1_048_576, can_think=False),
-    ModelFamily(r"gemini", 1_048_576),
+    ModelFamily(r"gemini-2", 1_048_576),
+    ModelFamily(r"gemini", 1_048_576, continues_answers=False),
     ModelFamily(r"grok-4", 256_000),
     ModelFamily(r"grok", 131_072),
     ModelFamily(r"deepseek", 128_000),
     ModelFamily(r"(mistral|ministral|magistral|devstral)", 128_000),
-    ModelFamily(r"gpt-oss", 131_072),
+    ModelFamily(r"gpt-oss", 131_072, continues_answers=False),
     ModelFamily(r"(?i)qwen2", 32_768, can_think=False),
     ModelFamily(r"(?i)qwen3", 131_072),
     ModelFamily(r"glm-", 200_000),
@@ -124,6 +128,15 @@ def family_of(handle: str) -> ModelFamily:
     # OpenRouter's models carry their maker: `openrouter/anthropic/claude-…`.
     name = handle if is_builtin(handle) else handle.rpartition("/")[2]
     return next(family for family in FAMILIES if re.match(family.pattern, name))
+
+
+def continues_answers(handle: str, *, reasons: bool) -> bool:
+    """Whether the model can be given the beginning of its answer, and says the rest. `reasons`: it is asked to reason
+    first. Claude then refuses to go on in the middle; others have shown that they reason before they said anything."""
+    family, provider = family_of(handle), PROVIDERS[handle.partition("/")[0]]
+    if provider.quirks.continues_answers == "never" or not family.continues_answers:
+        return False
+    return not (reasons and family.can_think and provider.wire == "anthropic")
 
 
 def context_window_of(handle: str) -> int:

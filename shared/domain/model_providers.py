@@ -29,11 +29,12 @@ _OPENAI_KEY = ("OPENAI_API_KEY",)
 _GEMINI = tuple(Address(name, ("GEMINI_API_KEY",)) for name in ("GOOGLE_GEMINI_BASE_URL", "GEMINI_BASE_URL"))
 _LM_STUDIO = (Address("LMSTUDIO_BASE_URL", ("LMSTUDIO_API_KEY",)),)
 _OLDER_LIMIT = Quirks(limit_field="max_tokens")
+_CONTINUES = Quirks(continues_answers="by itself")
 
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
-        Provider(BUILTIN, "openai", "builtin"),
+        Provider(BUILTIN, "openai", "builtin", quirks=_CONTINUES),
         Provider(
             "openai",
             "openai",
@@ -42,7 +43,7 @@ PROVIDERS: dict[str, Provider] = {
             "https://api.openai.com/v1",
             needs_key=True,
         ),
-        _keyed("anthropic", "https://api.anthropic.com", wire="anthropic", version="/v1"),
+        _keyed("anthropic", "https://api.anthropic.com", wire="anthropic", version="/v1", quirks=_CONTINUES),
         *(
             Provider(
                 name,
@@ -52,6 +53,7 @@ PROVIDERS: dict[str, Provider] = {
                 "https://generativelanguage.googleapis.com",
                 needs_key=True,
                 version="/v1beta",
+                quirks=_CONTINUES,
             )
             for name in ("google_ai", "gemini")
         ),
@@ -110,7 +112,7 @@ PROVIDERS: dict[str, Provider] = {
             (Address("OLLAMA_BASE_URL"),),
             "http://127.0.0.1:11434/v1",
             version="/v1",
-            quirks=_OLDER_LIMIT,
+            quirks=_OLDER_LIMIT._replace(continues_answers="by itself"),
         ),
         *(
             Provider(name, "openai", "chat", _LM_STUDIO, "http://127.0.0.1:1234/v1", version="/v1", quirks=_OLDER_LIMIT)
@@ -122,6 +124,7 @@ PROVIDERS: dict[str, Provider] = {
             "chat",
             (Address("VLLM_BASE_URL", ("VLLM_API_KEY",)), Address("VLLM_API_BASE", ("VLLM_API_KEY",))),
             version="/v1",
+            quirks=Quirks(continues_answers="when told"),
         ),
         Provider(
             "openai_compatible",

@@ -35,6 +35,9 @@ class Quirks(NamedTuple):
     answer with calls (a request without it is refused), or not at all (a request with it is refused)."""
     has_thinking_switch: bool = False
     """Reasoning is switched with an object `thinking` in the request."""
+    continues_answers: Literal["never", "by itself", "when told"] = "never"
+    """Whether an answer that ends the request is taken for the beginning of the model's own: by itself, or with vLLM's
+    fields. Where it is not, the model would begin anew, and say everything twice."""
     call_id_length: int | None = None
     """Letters and digits that the id of a tool call must have."""
     least_temperature: float = 0.0

@@ -4,10 +4,13 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
+import msgspec
+
 from shared.domain.events import (
     Compacted,
     Event,
     InputDelivered,
+    LogContinued,
     ReasoningChunk,
     StepRestarted,
     TextChunk,
@@ -19,11 +22,19 @@ from shared.domain.ids import MessageId, StepId
 from shared.domain.messages import AssistantMessage, NewMessage, Reasoning
 
 
+class BegunAnswer(msgspec.Struct, frozen=True):
+    """An answer that readers have seen the beginning of, and that a model may go on with."""
+
+    message_id: MessageId
+    step_id: StepId
+    text: str
+
+
 class ShownStep:
     """What readers have been shown of the step in hand, folded from its events.
 
-    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. A worker that begins the
-    step again says which messages are void.
+    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. The next worker goes on
+    with it where the model can, and says which messages are void where it begins the step again.
     """
 
     def __init__(self, events: Iterable[Event | Unknown] = ()) -> None:
@@ -58,19 +69,17 @@ class ShownStep:
                 self._note_call(event)
             case InputDelivered():
                 self.input_ids.add(event.message_id)
+                self._is_interrupted = self.message_id is not None
             case Compacted():
                 self.message_ids[event.message_id] = None
             case StepRestarted():
-                self.lose()
+                self._count_lost()
+                self._begin()
+            case LogContinued() if event.attempt:
+                self._count_lost()
+                self._earlier = len(self._text)
             case _:
                 return
-
-    def lose(self) -> None:
-        """The worker that has shown this is gone: all of it is void."""
-        text = self.text
-        self.lost_calls += bool(text)
-        self.lost_text += text
-        self._begin()
 
     def forget_lost(self) -> None:
         """The caller has counted what lost workers had shown."""
@@ -78,9 +87,20 @@ class ShownStep:
 
     @property
     def text(self) -> str:
-        """Everything that was shown of the answer, reasoning and calls included; its tokens are counted by it."""
+        """Everything that the present owner of the run has shown of the answer, reasoning and calls included; its
+        tokens are counted by it."""
         calls = [name + "".join(pieces) for name, pieces in self._calls.values()]
-        return "".join([*self._thought, *self._text, *calls])
+        return "".join([*self._thought, *self._text[self._earlier :], *calls])
+
+    @property
+    def beginning(self) -> BegunAnswer | None:
+        """What was shown of the answer, if a model can be given that as its beginning: text alone, with nothing in the
+        conversation since."""
+        if self.message_id is None or self._step_id is None or self._is_interrupted:
+            return None
+        text = "".join(self._text)
+        is_text_alone = text.strip() and not self._thought and not self._calls
+        return BegunAnswer(self.message_id, self._step_id, text) if is_text_alone else None
 
     def partial_answer(self, *, cut_by: Literal["cancel", "error"], model: str, now: datetime) -> NewMessage | None:
         """The answer that was being streamed when the run was cut off.
@@ -88,10 +108,10 @@ class ShownStep:
         None when no text was shown: no provider takes reasoning back that was cut off, and calls that the model was
         still writing never ran. The run's log has them.
         """
-        if self._message_id is None or not self._text:
+        if self.message_id is None or not self._text:
             return None
         return NewMessage(
-            id=self._message_id,
+            id=self.message_id,
             created_at=now,
             step_id=self._step_id,
             body=AssistantMessage(
@@ -103,19 +123,28 @@ class ShownStep:
             ),
         )
 
+    def _count_lost(self) -> None:
+        """The worker that has shown this is gone, and its call of the model with it."""
+        text = self.text
+        self.lost_calls += bool(text)
+        self.lost_text += text
+
     def _begin(self) -> None:
         self._text: list[str] = []
+        self._earlier = 0
+        self._is_interrupted = False
         self._thought: list[str] = []
         self._calls: dict[str, tuple[str, list[str]]] = {}
-        self._message_id: MessageId | None = None
+        self.message_id: MessageId | None = None
+        """Of the answer, when something of it was shown that is not void."""
         self._step_id: StepId | None = None
 
     def _note(self, event: TextChunk | ReasoningChunk) -> None:
         """Text and reasoning have the answer's own id; a call may have that of its second part."""
-        self._message_id, self._step_id = event.message_id, event.step_id
+        self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None
 
     def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
-        if self._message_id is None:
-            self._message_id, self._step_id = event.message_id, event.step_id
+        if self.message_id is None:
+            self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None

@@ -53,7 +53,11 @@ class Settings(BaseSettings):
         le=36_500,
         description="Days that the log and the steps of a run are kept after its end; 0: for ever.",
     )
-    drain_s: float = Field(default=0.0, ge=0, description="Seconds that SIGTERM lets runs finish. 0: handed over now.")
+    drain_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="Seconds that SIGTERM lets steps finish before runs are handed over. `holdfast dev` takes 0.",
+    )
 
     first_event_timeout: float = Field(default=120.0, gt=0, description="Seconds for a model to begin its answer.")
     idle_timeout: float = Field(default=120.0, gt=0, description="Seconds of silence inside a model's answer.")

@@ -79,7 +79,7 @@ class UnownedRuns:
         """The number from which the log continues. While Redis is away, no process knows what the lost worker has shown
         and not stored. So that is void, and the log continues from what SQL has."""
         try:
-            return await adopt_log(run, self.event_log, self.checkpoints, self.clock.now())
+            return (await adopt_log(run, self.event_log, self.checkpoints, self.clock.now())).follows
         except LeaseLost as error:
             # The log in Redis is ahead of a database that was set back: the next fence is higher.
             raise StaleFence(run.id, run.fence, None) from error

@@ -290,5 +290,5 @@ async def test_an_owner_of_a_newer_release_goes_on_and_readers_follow(
     assert len(seen) == (3 if is_announced else 4)
 
     taker = await stores.claim(run)
-    follows = await adopt_log(taker, event_log, stores.checkpoints, NOW)
+    follows = (await adopt_log(taker, event_log, stores.checkpoints, NOW)).follows
     assert follows == (first + 2 if is_announced else last), "what cannot be placed is void, not misplaced"

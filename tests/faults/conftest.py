@@ -81,6 +81,7 @@ async def processes(
         "HOLDFAST_SWEEP_S": str(SWEEP_S),
         "HOLDFAST_MODEL_RETRIES": "0",
         "HOLDFAST_DATABASE_CONNECTIONS": "8",
+        "HOLDFAST_DRAIN_S": "0",
     }
     async with processes_in(tmp_path, environment) as running:
         yield running

@@ -10,6 +10,7 @@ from shared.domain.events import (
     Event,
     Failed,
     InputDelivered,
+    LogContinued,
     ReasoningChunk,
     StatusChanged,
     StepRestarted,
@@ -20,7 +21,7 @@ from shared.domain.events import (
     ToolsReturned,
     UsageReported,
 )
-from shared.domain.ids import IdMaker, MessageId, StepId, ThreadId
+from shared.domain.ids import IdMaker, MessageId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import (
     ApprovalResponse,
@@ -48,7 +49,7 @@ from shared.domain.settling import (
     open_calls,
     returns_event,
 )
-from shared.domain.shown_step import ShownStep
+from shared.domain.shown_step import BegunAnswer, ShownStep
 from tests.kit.runs.definitions import NOW, some_agent
 
 IDS = IdMaker()
@@ -217,6 +218,37 @@ def test_what_a_restarted_step_had_shown_is_void() -> None:
     assert body_of(cut).text == "new"
     assert cut is not None
     assert cut.id == M2
+
+
+def test_an_answer_that_goes_on_is_one_answer_and_two_calls_of_the_model() -> None:
+    shown = ShownStep([text("first"), LogContinued(2, Seq(2), attempt=2), text(" second")])
+    assert shown.beginning == BegunAnswer(M1, STEP, "first second")
+    assert (shown.text, shown.lost_calls, shown.lost_text) == (" second", 1, "first")
+    assert body_of(partial(text("first"), LogContinued(2, Seq(2), attempt=2), text(" second"))).text == "first second"
+
+
+def test_a_new_fence_of_the_same_worker_loses_no_call() -> None:
+    shown = ShownStep([text("first"), LogContinued(2, Seq(2)), text(" second")])
+    assert (shown.text, shown.lost_calls) == ("first second", 0)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [text(" ")],
+        [thought("hm"), text("so")],
+        [text("so"), ToolCallChunk(1, STEP, M1, "a", name="look")],
+        [text("so"), InputDelivered(1, M2, "more")],
+        [text("void"), StepRestarted(2, attempt=2, void_message_ids=[M1])],
+    ],
+)
+def test_what_no_model_can_go_on_with_is_no_beginning(events: list[Event]) -> None:
+    assert ShownStep(events).beginning is None
+
+
+def test_what_came_in_before_an_answer_began_is_answered_by_it() -> None:
+    assert ShownStep([InputDelivered(1, M2, "more"), text("so")]).beginning == BegunAnswer(M1, STEP, "so")
 
 
 def test_calls_that_were_being_written_are_not_kept() -> None:

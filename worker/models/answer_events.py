@@ -70,7 +70,7 @@ class AnswerEvents:
             raise ModelError(
                 ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.provider_details}"
             )
-        if not _has_content(answer):
+        if not _has_content(answer) and not self._call.beginning:
             raise ModelError(
                 ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason})."
             )

@@ -5,9 +5,8 @@
 * `builtin/scripted` plays a script that the user's message holds (format: `Script`): reasoning, text, tool
   calls, pauses and errors
 
-They stream like a provider, count tokens like one, and never import an SDK. What they play is chosen by whoever may
-send a message, so nothing of it may be big or slow: a script is short before it is read, an answer is made word by
-word, and silence is limited as it is for every model.
+They stream and count tokens like a provider, and never import an SDK. What they play is chosen by whoever may send a
+message, so nothing of it may be big or slow: a script is short, an answer is made word by word, silence is limited.
 """
 
 import hashlib
@@ -200,7 +199,7 @@ class BuiltinModel:
         silence = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         spoken = _Spoken(call)
         await silence.wait(self._sleep(turn.first_delay_ms / 1000))
-        for event in _words_of(turn):
+        for event in spoken.unsaid(_words_of(turn)):
             if turn.error is not None and spoken.words >= turn.error_after:
                 break
             if spoken.is_too_long:
@@ -242,6 +241,16 @@ class _Spoken:
     def is_too_long(self) -> bool:
         limit = self._call.options.max_output_tokens
         return (limit is not None and self.words >= limit) or self._thought + self._text >= LONGEST_ANSWER
+
+    def unsaid(self, words: Iterator[Thought | Text]) -> Iterator[Thought | Text]:
+        """The words behind those that the call begins the answer with, which count as said."""
+        said = len(self._call.beginning)
+        for word in words:
+            if isinstance(word, Text) and said > 0:
+                self.add(word)
+                said -= len(word.text)
+            else:
+                yield word
 
     def add(self, event: ModelEvent) -> None:
         match event:

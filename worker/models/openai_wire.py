@@ -165,6 +165,8 @@ def _chat_settings(call: ModelCall, route: Route, quirks: Quirks) -> ModelSettin
         extra["thinking"] = {"type": "enabled" if options.reasoning else "disabled"}
     if not quirks.takes_stream_options:
         extra["stream_options"] = None
+    if call.beginning and quirks.continues_answers == "when told":
+        extra |= {"continue_final_message": True, "add_generation_prompt": False}
     if extra:
         settings["extra_body"] = extra
     if call.thread_id and is_openais_own:

@@ -55,6 +55,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     """The conversation in order, without system messages; every call in it has its result."""
     tools: Sequence[ToolSpec] = ()
     options: ModelOptions = ModelOptions()
+    beginning: str = ""
+    """What the model has said of its answer: it is asked for the rest. For models that can (`continues_answers`)."""
     must_call: bool = False
     """The answer must call one of the tools."""
     thread_id: str = ""
@@ -64,7 +66,7 @@ class ModelCall(msgspec.Struct, frozen=True):
         """About how many tokens the call sends: instructions, tools and history, without images."""
         tools = b"" if not self.tools else msgspec.json.encode(self.tools)
         history = sum(estimate_message_tokens(message.body) for message in self.history)
-        return estimate_tokens(self.system) + tokens_in(len(tools)) + history
+        return estimate_tokens(self.system + self.beginning) + tokens_in(len(tools)) + history
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from pydantic_ai import direct
-from pydantic_ai.messages import InstructionPart, ModelMessage
+from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
@@ -109,12 +109,13 @@ class SdkModel:
         )
 
     def _messages(self, call: ModelCall) -> list[ModelMessage]:
-        return map_history(
+        messages = map_history(
             call,
             provider_name=self._wire.model.system,
             safe_call_id=self._wire.safe_call_id,
             results_as_objects=self._wire.results_as_objects,
         )
+        return [*messages, ModelResponse(parts=[TextPart(call.beginning)])] if call.beginning else messages
 
     def _request(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall

@@ -48,8 +48,9 @@ class QueueWorker:
     - `Unavailable`: the same, after a pause;
     - `LeaseLost`: another worker has the job already, nothing is touched.
 
-    `on_lease_lost(job_id)` must interrupt that run with `LeaseLost`; `on_shutdown()` must interrupt all runs with
-    `ShutdownRequested`, also one that has only just begun. `still_ours(job_id)` asks SQL whether the run's fence is
+    `on_lease_lost(job_id)` must interrupt that run with `LeaseLost`. `on_drain()` must have all runs end with
+    `ShutdownRequested` after their steps; `on_shutdown()` must interrupt them with it. Both count for a run that has
+    only just begun, too. `still_ours(job_id)` asks SQL whether the run's fence is
     still the one that this worker claimed; it may raise `Unavailable`. Other callbacks must not raise.
     `keys.parse_job_id` turns a job id into run id and dispatch. To be made on the running event loop.
     """
@@ -66,9 +67,11 @@ class QueueWorker:
         lease_s: float,
         on_lease_lost: Callable[[str], None],
         still_ours: Callable[[str], Awaitable[bool]],
+        on_drain: Callable[[], None] = lambda: None,
         on_shutdown: Callable[[], None],
     ) -> None:
         self._execute = execute
+        self._end_after_steps = on_drain
         self._interrupt_all = on_shutdown
         self._max_runs = max_runs
         self._takes_more = takes_more
@@ -106,12 +109,14 @@ class QueueWorker:
         self._wake.set()
 
     async def drain(self, finish_s: float, *, hand_over_s: float) -> None:
-        """Claims nothing more. Runs may finish for `finish_s` seconds. Then they are interrupted, so that they are
-        handed over, and after `hand_over_s` more the remaining ones are cancelled."""
+        """Claims nothing more. Runs may finish their steps for `finish_s` seconds, and are handed over behind them.
+        Then they are handed over in the middle of them, and after `hand_over_s` more the remaining ones are
+        cancelled."""
         self._draining = True
         self.stop()
         if self._running and finish_s:
-            logger.info("%d runs have %.0f s to finish", len(self._running), finish_s)
+            logger.info("%d runs have %.0f s to finish their steps", len(self._running), finish_s)
+            self._end_after_steps()
             await asyncio.wait(self._running.values(), timeout=finish_s)
         self._interrupt_all()
         if not self._running:

@@ -45,6 +45,7 @@ class ActiveRuns:
     runs: RunStore
     clock: Clock
     look_every_s: float
+    _leaving: bool = False
     _shutting_down: bool = False
     _alone: ActiveRun | None = None
     _left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,6 +64,8 @@ class ActiveRuns:
         if not self.takes_more():
             raise ShutdownRequested
         active = self._active[run_id] = ActiveRun(dispatch=dispatch, interruption=Interruption())
+        if self._leaving:
+            active.interruption.leave()
         if self._shutting_down:
             active.interruption.interrupt(ShutdownRequested())
         try:
@@ -121,6 +124,12 @@ class ActiveRuns:
         active = self._active.get(run_id)
         if active is not None and active.dispatch == dispatch:
             active.interruption.interrupt(LeaseLost())
+
+    def end_after_steps(self) -> None:
+        """Lets every run be handed over when its step has ended; also those that are claimed from now on."""
+        self._leaving = True
+        for active in self._active.values():
+            active.interruption.leave()
 
     def shut_down(self) -> None:
         """Stops every run, so that it is handed over; also those that are claimed from now on."""

@@ -3,17 +3,18 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 import structlog
-from pydantic_core import from_json
 
 from shared.domain.agents import requires_approval
 from shared.domain.base_tools import REWRITING
+from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Reasoning, ToolCall
+from shared.domain.shown_step import BegunAnswer
 from shared.domain.tool_rules import NextCalls
 from worker.models.provider import (
     AttemptFailed,
@@ -27,6 +28,7 @@ from worker.models.provider import (
     Thought,
     ToolSpec,
 )
+from worker.run.answer_text import ContinuedText, Speech, said_so_far
 from worker.run.context import RunContext
 from worker.run.progress import StepInHand
 
@@ -41,21 +43,53 @@ class Answer(msgspec.Struct, frozen=True):
     reason: Literal["stop", "tool_calls", "length", "content_filter"]
 
 
+_REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
+"""How models answer that do not go on with an answer after all, or not with this one."""
+
+
 async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
-    """Asks the model once. Raises `ModelError`; the publisher's `shown` then has what was shown."""
+    """Asks the model once; for the rest of its answer when readers have seen the beginning. Raises `ModelError`; the
+    publisher's `shown` then has what was shown."""
     asked = context.system + _as_text(history)
     shown = context.publisher.shown
     context.progress.count_lost(shown.lost_calls, asked, shown.lost_text)
     shown.forget_lost()
-    in_hand = context.progress.begin_step(context.new_step(), asked)
+    beginning = _beginning(context)
+    if beginning is not None:
+        try:
+            return await _ask(context, history, asked, beginning)
+        except ModelError as error:
+            if error.error_type not in _REFUSALS or shown.text:
+                raise
+            log.info("answer_begins_again", reason=error.message)
+            context.publisher.begin_again()
+    return await _ask(context, history, asked, None)
+
+
+def _beginning(context: RunContext) -> BegunAnswer | None:
+    """The beginning of the answer in hand, which another worker has shown. Says that it is void if the model cannot go
+    on with it."""
+    publisher = context.publisher
+    if publisher.shown.message_id is None:
+        return None
+    beginning = publisher.shown.beginning
+    if beginning is not None and not context.next_calls().forced:
+        return beginning
+    publisher.begin_again()
+    return None
+
+
+async def _ask(context: RunContext, history: Sequence[Message], asked: str, beginning: BegunAnswer | None) -> Answer:
+    in_hand = context.progress.begin_step(context.new_step(beginning), asked)
     context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
-    draft = _Draft(context, in_hand)
+    draft = _Draft(context, in_hand, beginning)
     may_call = context.next_calls()
     call = ModelCall(
         handle=context.model,
         system=context.system,
         history=history,
         tools=tool_specs(context, may_call),
+        beginning=draft.beginning,
         must_call=may_call.forced,
         thread_id=context.run.thread_id,
         options=context.options,
@@ -95,32 +129,6 @@ def _as_text(history: Sequence[Message]) -> str:
     return msgspec.json.encode([message.body for message in history]).decode()
 
 
-def _said_so_far(arguments: str) -> str:
-    """The text that a call of `send_message` says, by JSON arguments that may not be finished."""
-    try:
-        given: object = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return ""
-    message = cast("dict[str, object]", given).get("message") if isinstance(given, dict) else None
-    return message if isinstance(message, str) else ""
-
-
-class _Speech:
-    """A call by which the agent says something, while the model still writes it."""
-
-    def __init__(self) -> None:
-        self._arguments: list[str] = []
-        self._shown = 0
-
-    def more(self, arguments: str) -> str:
-        """What is said beyond what was said so far."""
-        self._arguments.append(arguments)
-        text = _said_so_far("".join(self._arguments))
-        new = text[self._shown :]
-        self._shown = max(self._shown, len(text))
-        return new
-
-
 class _Draft:
     """An answer in the making.
 
@@ -128,30 +136,34 @@ class _Draft:
     comes second gets an id of its own, because the wire shows it as a message of its own.
     """
 
-    def __init__(self, context: RunContext, in_hand: StepInHand) -> None:
+    def __init__(self, context: RunContext, in_hand: StepInHand, beginning: BegunAnswer | None) -> None:
         self._context = context
         self._in_hand = in_hand
         self._step_id = in_hand.step.id
         self._by_tokens = context.run.options.stream_tokens
-        self._id: MessageId = context.services.ids.message()
+        self._id: MessageId = context.services.ids.message() if beginning is None else beginning.message_id
         self._sibling: MessageId | None = None
         self._first_kind: bool | None = None
-        self._parts: dict[str, int] = {}
-        self._text: list[str] = []
+        self._parts: dict[str, int] = {} if beginning is None else {"text": 0}
+        self._text: list[str] = [] if beginning is None else [beginning.text]
+        self._continued = None if beginning is None else ContinuedText(beginning.text)
         self._thought: list[str] = []
         self._signature: str | None = None
         self._open: dict[int, tuple[str, str]] = {}
         self._finished_calls: dict[int, ToolCall] = {}
-        self._speech: defaultdict[int, _Speech] = defaultdict(_Speech)
+        self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
+
+    @property
+    def beginning(self) -> str:
+        """What the model is given as the beginning of its answer."""
+        return "" if self._continued is None else self._continued.asked
 
     def take(self, event: ModelEvent) -> None:
         """Takes the next piece; shows it at once when the run was made for tokens."""
         match event:
             case Text():
-                self._text.append(event.text)
-                if self._by_tokens:
-                    self._show_text(event.text)
+                self._take_text(event.text if self._continued is None else self._continued.more(event.text))
             case Thought():
                 self._take_thought(event)
             case CallStarted() | CallArguments():
@@ -159,9 +171,16 @@ class _Draft:
             case CallFinished():
                 self._finished_calls[event.index] = self._whole_call(event)
             case Finished():
+                self._take_text("" if self._continued is None else self._continued.rest())
                 self._finished = event
             case AttemptFailed():
                 log.info("model_call_retried", attempt=event.attempt, wait_s=event.wait, error=event.error)
+
+    def _take_text(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            if self._by_tokens:
+                self._show_text(text)
 
     def _take_thought(self, event: Thought) -> None:
         self._signature = event.signature or self._signature
@@ -185,7 +204,7 @@ class _Draft:
 
     def _whole_call(self, event: CallFinished) -> ToolCall:
         needs_approval = waits(self._context, event.name)
-        speech = _said_so_far(event.arguments) if self._speaks(event.name) else None
+        speech = said_so_far(event.arguments) if self._speaks(event.name) else None
         return ToolCall(event.call_id, event.name, event.arguments, needs_approval, speech or None)
 
     def _speaks(self, name: str) -> bool:
@@ -207,7 +226,8 @@ class _Draft:
             reasoning=Reasoning("".join(self._thought), self._signature) if self._thought else None,
             tool_calls=calls,
             model=context.model,
-            provider_response=finished.provider_response,
+            # Of an answer that was continued, the provider's own form holds the rest only.
+            provider_response=finished.provider_response if self._continued is None else None,
             seen_memory=dict(context.progress.seen_memory) if rewrites else {},
             sibling_id=self._sibling,
             sibling_holds=None if self._sibling is None else ("calls" if self._first_kind else "approvals"),

@@ -18,8 +18,10 @@ from shared.domain.events import Event
 from shared.domain.ids import IdMaker
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall
+from shared.domain.model_catalog import continues_answers
 from shared.domain.runs import Run, Step
 from shared.domain.settling import RunEnd
+from shared.domain.shown_step import BegunAnswer
 from shared.domain.skills import with_skills
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
@@ -156,10 +158,18 @@ class RunContext:
     def emit(self, *events: Event) -> None:
         self.publisher.emit(*events)
 
-    def new_step(self) -> Step:
-        """The step that a model call makes."""
+    @property
+    def continues_answers(self) -> bool:
+        """Whether the model can go on with an answer that another worker has begun to show. An answer that is said by
+        a tool is no text to the model, and one that is shown as a whole was whole."""
+        if not self.run.options.stream_tokens or self.speaks_by(SPEAKS):
+            return False
+        return continues_answers(self.model, reasons=self.options.reasoning)
+
+    def new_step(self, beginning: BegunAnswer | None = None) -> Step:
+        """The step that a model call makes; the same one for an answer that is continued."""
         return Step(
-            id=self.services.ids.step(),
+            id=self.services.ids.step() if beginning is None else beginning.step_id,
             run_id=self.run.id,
             agent_id=self.run.agent_id,
             number=self.progress.step_count + 1,

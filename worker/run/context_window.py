@@ -132,6 +132,9 @@ class ContextWindow:
         self, history: Sequence[Message], gone: Sequence[Message], room: int, size: int, trigger: CompactionTrigger
     ) -> None:
         context, options = self._context, self._context.run.options.when_full
+        if context.publisher.shown.message_id is not None:
+            # The next owner will look at the log behind this compaction alone, so no answer may reach over it.
+            context.publisher.begin_again()
         context.emit(CompactionBegan(context.at, trigger, size, self._window))
         longest = int(room * SUMMARY_SHARE) * CHARACTERS_PER_TOKEN
         longest = longest if options.clip_chars is None else min(longest, options.clip_chars)

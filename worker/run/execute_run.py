@@ -105,12 +105,13 @@ class RunExecutor:
 
     async def _execute(self, publisher: Publisher, interruption: Interruption, starting: AsyncExitStack) -> None:
         try:
-            async with publisher.publishing():
-                try:
-                    context = await load_context(self.services, publisher, interruption)
-                except NotFound as error:
+            try:
+                context = await load_context(self.services, publisher, interruption)
+            except NotFound as error:
+                async with publisher.publishing():
                     await self.finisher.fail(publisher, failed_by_defect(error))
-                    return
+                return
+            async with publisher.publishing(goes_on=context.continues_answers):
                 await starting.aclose()
                 await self._run(context)
         except LifecycleError as error:

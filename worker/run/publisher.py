@@ -13,7 +13,7 @@ import structlog
 from shared.clock import Clock, unix_ms
 from shared.concurrency import background
 from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
-from shared.domain.events import Event, StepRestarted, decode, encode
+from shared.domain.events import Event, LogContinued, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
@@ -85,10 +85,14 @@ class Publisher:
         return self._writer.follows or Seq(1)
 
     @asynccontextmanager
-    async def publishing(self) -> AsyncGenerator["Publisher"]:
+    async def publishing(self, *, goes_on: bool = False) -> AsyncGenerator["Publisher"]:
         """Adopts the log, and sends what is emitted until the block ends. Raises `LeaseLost`, `StaleFence` or
-        `Unavailable`."""
-        await self._begin()
+        `Unavailable`.
+
+        `goes_on`: the run's model can go on with an answer of which the text is given. Then such a text that an earlier
+        owner has shown is not void.
+        """
+        await self._begin(goes_on=goes_on)
         async with background(self._send(), name=f"publish {self.run.id}"):
             try:
                 yield self
@@ -108,6 +112,12 @@ class Publisher:
         dropped."""
         if not self._writer.is_closed:
             self.emit(event)
+
+    def begin_again(self) -> None:
+        """Says that what was shown of the step in hand is void after all."""
+        shown = self.shown.message_id
+        void = [] if shown is None else [shown]
+        self.emit(StepRestarted(unix_ms(self._clock.now()), int(self.run.fence), void, self._writer.last))
 
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[Run]:
@@ -168,19 +178,27 @@ class Publisher:
             return False
         return not self._is_lost
 
-    async def _begin(self) -> None:
+    async def _begin(self, *, goes_on: bool) -> None:
         """Adopts the log, and continues where it ends."""
-        run, now = self.run, self._clock.now()
-        follows = await adopt_log(run, self._event_log, self._checkpoints, now)
+        run = self.run
+        adopted = await adopt_log(run, self._event_log, self._checkpoints, self._clock.now())
         opening = None
         if run.fence > 1:
-            behind = await self._events.read(run.id, run.checkpoint_seq, None) if follows > run.checkpoint_seq else []
+            is_shown = adopted.follows > run.checkpoint_seq
+            behind = await self._events.read(run.id, run.checkpoint_seq, None) if is_shown else []
             self.shown = ShownStep(decode(entry) for _, entry in behind)
-            self.shown.lose()
-            void = list(self.shown.message_ids)
-            opening = encode(StepRestarted(unix_ms(now), int(run.fence), void, follows))
-        self._writer.begin(follows, opening)
+            # Of what SQL has not, an embedded Redis has shown nothing.
+            is_whole = adopted.is_whole or self._stores_first
+            opening = self._opening(adopted.follows, goes_on=goes_on and is_whole)
+            self.shown.take(opening)
+        self._writer.begin(adopted.follows, None if opening is None else encode(opening))
         self._wake()
+
+    def _opening(self, follows: Seq, *, goes_on: bool) -> LogContinued | StepRestarted:
+        at, attempt = unix_ms(self._clock.now()), int(self.run.fence)
+        if goes_on and self.shown.beginning is not None:
+            return LogContinued(at, follows, attempt)
+        return StepRestarted(at, attempt, list(self.shown.message_ids), follows)
 
     def _wake(self) -> None:
         self._idle.clear()

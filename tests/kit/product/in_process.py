@@ -104,6 +104,7 @@ async def running_product(
         "sweep_s": 0.5,
         "lease_s": 30.0,  # longer than an event loop stands still on a busy machine; whoever wants one to end says so
         "model_retries": 0,
+        "drain_s": 0.0,
         "builtin_models": True,
         "callback_allow_private": True,
         **(settings or {}),
