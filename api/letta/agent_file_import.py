@@ -135,7 +135,8 @@ class FileImport:
         body = checked(AgentCreate, self._request(agent, place), place)
         refuse_builtin(body.handle(), builtin=origin.builtin)
         own = [new_block(block, origin.project_id, origin.ids, origin.now) for block in body.filled_blocks()]
-        made = new_agent(body, origin.project_id, origin.ids, origin.now)
+        by_name = [*(body.tools or ()), *body.base_tools()]
+        made = new_agent(body, origin.project_id, origin.ids, origin.now, names=by_name)
         history = FileHistory(origin.ids, origin.now, place)
         placed = [] if self._options.strip_messages else history.take(agent)
         if history.undecided:
@@ -150,7 +151,7 @@ class FileImport:
         named = [self._tool_names[tool_id] for tool_id in agent.tool_ids or ()]
         brought = BroughtAgent(
             agent=replace(made, block_ids=[*made.block_ids, *(block.id for block in own)]),
-            tool_names=list(dict.fromkeys([*named, *(body.tools or ()), *body.base_tools()])),
+            tool_names=list(dict.fromkeys([*named, *by_name])),
             system_message_id=origin.ids.message(),
             history=placed,
         )

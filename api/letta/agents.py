@@ -27,7 +27,7 @@ from api.letta.model_settings import (
     without_defaults,
 )
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
-from shared.domain.base_tools import base_tool_rules, default_base_tools
+from shared.domain.base_tools import base_tool_rules, default_base_tools, needs_base_rules
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.model_providers import DEFAULT_HANDLE
@@ -242,12 +242,14 @@ class AgentCreate(AgentFields):
             return ()
         return default_base_tools(self.agent_type, enable_sleeptime=bool(self.enable_sleeptime))
 
-    def base_rules(self, names_by_id: Iterable[str]) -> list[dict[str, Any]]:
-        """The rules that come with base tools. The newest kind of agent does without unless they are asked for."""
+    def base_rules(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """The rules that come with base tools of these names, as on the wire: unless the request says so, the newest
+        kind of agent has none with its usual tools, and neither have models that do better without."""
         wanted = self.include_base_tool_rules
         if wanted is None:
-            wanted = self.agent_type != "letta_v1_agent"
-        return base_tool_rules(dict.fromkeys([*(self.tools or ()), *self.base_tools(), *names_by_id])) if wanted else []
+            is_usual = self.agent_type == "letta_v1_agent" and self.include_base_tools is not False
+            wanted = not (is_usual and not self.tool_rules) and needs_base_rules(self.agent_type, self.handle() or "")
+        return base_tool_rules(dict.fromkeys(names)) if wanted else []
 
 
 class AgentUpdate(AgentFields):
@@ -266,10 +268,10 @@ def new_agent(
     ids: IdMaker,
     now: datetime,
     named_tools: Sequence[ToolId] = (),
-    names_by_id: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> Agent:
     """The agent that the request asks for, without its new blocks. `named_tools` are those that it names, and its base
-    tools; `names_by_id` are the names of those that it has by id."""
+    tools; `names` are the names of all that it gets."""
     agent_id = ids.agent()
     blank = Agent(
         id=agent_id,
@@ -285,7 +287,7 @@ def new_agent(
     return replace(
         agent,
         tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])),
-        tool_rules=agent.tool_rules + [rule for rule in body.base_rules(names_by_id) if rule not in agent.tool_rules],
+        tool_rules=agent.tool_rules + [rule for rule in body.base_rules(names) if rule not in agent.tool_rules],
     )
 
 

@@ -49,9 +49,9 @@ async def create_agent(body: AgentCreate, services: ServicesDep, project_id: Pro
     now = services.clock.now()
     await services.base_tools.fill(project_id)
     named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
-    names_by_id = await services.tools.names(project_id, body.tool_ids or ())
+    names = await services.tools.names(project_id, [*named_tools, *(body.tool_ids or ())])
     agent = await services.agents.create(
-        new_agent(body, project_id, services.ids, now, named_tools, names_by_id),
+        new_agent(body, project_id, services.ids, now, named_tools, names),
         system_message_id=services.ids.message(),
         new_blocks=[new_block(block, project_id, services.ids, now) for block in body.filled_blocks()],
         first_messages=first_messages(body.initial_message_sequence or (), services.ids, now),

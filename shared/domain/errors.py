@@ -63,10 +63,11 @@ class InvalidToolSource(InvalidRequest):
 class UnknownTools(InvalidRequest):
     """The project has no tools of these names."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], hints: Sequence[str] = ()) -> None:
         # The wire's words: programs look for them, and go on without these tools.
         listed = ", ".join(map(repr, names))
-        super().__init__(f"Tools not found by name: {{{listed}}}. GET /v1/tools lists what there is; PUT makes a tool.")
+        what_to_do = " ".join([*hints, "GET /v1/tools lists what there is; PUT makes a tool."])
+        super().__init__(f"Tools not found by name: {{{listed}}}. {what_to_do}")
 
 
 class NoPendingApproval(InvalidRequest):

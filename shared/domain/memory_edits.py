@@ -1,68 +1,13 @@
-"""What the memory tools do to an agent's blocks. Pure: the caller stores what comes out.
+"""What the memory tools do to an agent's blocks."""
 
-An edit is worked out on the blocks as they are when it is stored, not as the model saw them: two agents that edit one
-block at once both get their edit, or the later one is told why not.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from shared.domain.agents import Block
-from shared.domain.errors import HoldfastError
-from shared.domain.ids import BlockId
-
-READ_ONLY = "This block is read-only and cannot be edited."
-
-
-class RefusedEdit(HoldfastError):
-    """The memory cannot be edited like that. The message is for the model, so that it can do better."""
-
-
-class EditedMemory(msgspec.Struct, frozen=True):
-    """What an edit came to: the block that is to be stored, and what the model is told."""
-
-    text: str
-    changed: Block | None = None
-    made: Block | None = None
-    detached: BlockId | None = None
-    """The block leaves the agent; other agents that have it keep it."""
-
-
-class Memory(msgspec.Struct, frozen=True):
-    """An agent's blocks, as an edit finds them."""
-
-    blocks: Sequence[Block]
-    seen: Mapping[BlockId, int]
-    """The versions of the blocks that the model was shown. What it writes anew must be what it has seen."""
-    new_block: Callable[[str, str, str], Block]
-    """Makes a block of a label, a text and a description."""
-
-    def block(self, label: str) -> Block:
-        """The block of this label. Raises `RefusedEdit`."""
-        found = next((block for block in self.blocks if block.label == label), None)
-        if found is None:
-            raise RefusedEdit(f"There is no memory block labelled {label!r}. Available: {self._labels()}.")
-        return found
-
-    def writable(self, label: str) -> Block:
-        """The block of this label. Raises `RefusedEdit` when there is none, or it is read-only."""
-        block = self.block(label)
-        if block.read_only:
-            raise RefusedEdit(READ_ONLY)
-        return block
-
-    def refuse_label(self, label: str) -> None:
-        """Raises `RefusedEdit` for a label that is taken, or none."""
-        if not label:
-            raise RefusedEdit("The path names no memory block: write /memories/ and the block's label.")
-        if any(block.label == label for block in self.blocks):
-            raise RefusedEdit(f"There is a memory block labelled {label!r} already.")
-
-    def _labels(self) -> str:
-        return ", ".join(block.label for block in self.blocks) or "none"
+from shared.domain.memory import EditedMemory, Memory, RefusedEdit, refuse_too_long, written
+from shared.domain.memory_patches import apply_patch
 
 
 def edit_memory(memory: Memory, tool_name: str, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -72,7 +17,7 @@ def edit_memory(memory: Memory, tool_name: str, arguments: Mapping[str, Any]) ->
 
 def _append(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
     block = memory.writable(arguments["label"])
-    return _written(block, f"{block.value}\n{arguments['content']}" if block.value else arguments["content"])
+    return written(block, f"{block.value}\n{arguments['content']}" if block.value else arguments["content"])
 
 
 def _replace_all(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -81,7 +26,7 @@ def _replace_all(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
         raise RefusedEdit("old_content is empty: say which text is to be replaced.")
     if old not in block.value:
         raise RefusedEdit(f"Old content {old!r} not found in memory block {block.label!r}.")
-    return _written(block, block.value.replace(old, arguments["new_content"]))
+    return written(block, block.value.replace(old, arguments["new_content"]))
 
 
 def _replace_one(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -103,7 +48,7 @@ def _with_passage(block: Block, old: str, new: str) -> EditedMemory:
             f"No replacement was performed. Multiple occurrences of old_string `{old}` in lines {lines}. Please ensure "
             "it is unique."
         )
-    return _written(block, block.value.replace(old, new))
+    return written(block, block.value.replace(old, new))
 
 
 def _insert(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -119,7 +64,7 @@ def _with_line(block: Block, text: str, after: int) -> EditedMemory:
             f"[0, {len(lines)}], or -1 to append to the end of the memory block."
         )
     place = len(lines) if after == -1 else after
-    return _written(block, "\n".join([*lines[:place], text, *lines[place:]]))
+    return written(block, "\n".join([*lines[:place], text, *lines[place:]]))
 
 
 def _rethink(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -129,7 +74,7 @@ def _rethink(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
             f"The memory block {block.label!r} was changed by somebody else since you saw it, and writing it anew "
             f"would undo that. Nothing was written. It now reads:\n{block.value}"
         )
-    return _written(block, arguments["new_memory"])
+    return written(block, arguments["new_memory"])
 
 
 def _manage(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -148,14 +93,14 @@ def _manage(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
         return _with_passage(block, arguments["old_string"], arguments["new_string"])
     if command == "insert":
         return _with_line(block, arguments["insert_text"], arguments.get("insert_line", -1))
-    return EditedMemory(f"Memory block {label!r} is deleted and no longer in view.", detached=block.id)
+    return EditedMemory(f"Memory block {label!r} is deleted and no longer in view.", detached=[block.id])
 
 
 def _create(memory: Memory, label: str, text: str, description: str) -> EditedMemory:
     memory.refuse_label(label)
     made = memory.new_block(label, text, description)
-    _refuse_too_long(made, text)
-    return EditedMemory(f"Memory block {label!r} is created and in view from now on.", made=made)
+    refuse_too_long(made, text)
+    return EditedMemory(f"Memory block {label!r} is created and in view from now on.", made=[made])
 
 
 def _rename(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
@@ -163,31 +108,17 @@ def _rename(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
     if path and description:
         block = memory.writable(_label_in(path))
         changed = replace(block, description=description)
-        return EditedMemory(f"Memory block {block.label!r} has the new description.", changed=changed)
+        return EditedMemory(f"Memory block {block.label!r} has the new description.", changed=[changed])
     old_path, new_path = arguments.get("old_path"), arguments.get("new_path")
     if not old_path or not new_path:
         raise RefusedEdit("rename needs old_path and new_path, or path and description.")
     block, label = memory.writable(_label_in(old_path)), _label_in(new_path)
     memory.refuse_label(label)
-    return EditedMemory(f"Memory block {block.label!r} is called {label!r} now.", changed=replace(block, label=label))
+    return EditedMemory(f"Memory block {block.label!r} is called {label!r} now.", changed=[replace(block, label=label)])
 
 
 def _label_in(path: str) -> str:
     return path.removeprefix("/memories").removeprefix("/").strip()
-
-
-def _written(block: Block, value: str) -> EditedMemory:
-    """The block with its new text, which is also what the model is told, as on the wire."""
-    _refuse_too_long(block, value)
-    return EditedMemory(value, changed=replace(block, value=value))
-
-
-def _refuse_too_long(block: Block, value: str) -> None:
-    if len(value) > block.limit:
-        raise RefusedEdit(
-            f"Edit failed: Exceeds {block.limit} character limit (requested {len(value)}). Write less, or shorten the "
-            "block first."
-        )
 
 
 _EDITS: Mapping[str, Callable[[Memory, Mapping[str, Any]], EditedMemory]] = {
@@ -195,6 +126,7 @@ _EDITS: Mapping[str, Callable[[Memory, Mapping[str, Any]], EditedMemory]] = {
     "core_memory_replace": _replace_all,
     "memory_insert": _insert,
     "memory_replace": _replace_one,
+    "memory_apply_patch": apply_patch,
     "memory_rethink": _rethink,
     "memory": _manage,
 }

@@ -79,7 +79,13 @@ PROVIDERS: dict[str, Provider] = {
         _keyed(
             "deepseek",
             "https://api.deepseek.com/v1",
-            quirks=Quirks(limit_field="max_tokens", takes_parallel_tool_calls=False, reasoning_goes_back="always"),
+            quirks=Quirks(
+                limit_field="max_tokens",
+                takes_parallel_tool_calls=False,
+                reasoning_goes_back="always",
+                # "Thinking mode does not support this tool_choice", and all but one of the models think.
+                takes_forced_calls=False,
+            ),
         ),
         _keyed(
             "mistral",
@@ -95,6 +101,7 @@ PROVIDERS: dict[str, Provider] = {
                 limit_field="max_tokens",
                 takes_parallel_tool_calls=False,
                 reasoning_goes_back="never",
+                takes_forced_calls=False,  # "Tool choice must be auto"
                 has_thinking_switch=True,
             ),
         ),

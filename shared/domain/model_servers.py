@@ -33,6 +33,8 @@ class Quirks(NamedTuple):
     reasoning_goes_back: Literal["as it came", "always", "never"] = "as it came"
     """Whether earlier reasoning is sent with the history: in the field in which it came, in `reasoning_content` of each
     answer with calls (a request without it is refused), or not at all (a request with it is refused)."""
+    takes_forced_calls: bool = True
+    """A request may say that a tool must be called. Where it is refused, the model is asked again if it does not."""
     has_thinking_switch: bool = False
     """Reasoning is switched with an object `thinking` in the request."""
     continues_answers: Literal["never", "by itself", "when told"] = "never"

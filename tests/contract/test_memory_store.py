@@ -9,7 +9,7 @@ from shared.domain.agents import Block
 from shared.domain.errors import StaleFence
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.memory_edits import EditedMemory, RefusedEdit
+from shared.domain.memory import EditedMemory, RefusedEdit
 from shared.domain.messages import SystemMessage, ToolCall, ToolReturns
 from shared.domain.runs import Run
 from shared.sql.definitions.agent_changes import AgentEditor
@@ -39,7 +39,7 @@ async def append(stores: Stores, run: Run, by: ToolCall, text: str) -> str:
     def edit(blocks: Sequence[Block]) -> EditedMemory:
         [block] = blocks
         value = f"{block.value} {text}"
-        return EditedMemory(value, changed=replace(block, value=value))
+        return EditedMemory(value, changed=[replace(block, value=value)])
 
     return (await MemoryStore(stores.database).edit(run, by, edit, NOW)).text
 
@@ -101,7 +101,7 @@ async def test_a_label_that_another_agent_has_already_is_refused_and_changes_not
     run = await stores.claimed()
 
     def rename(found: Sequence[Block]) -> EditedMemory:
-        return EditedMemory("renamed", changed=replace(found[0], label="persona"))
+        return EditedMemory("renamed", changed=[replace(found[0], label="persona")])
 
     with pytest.raises(RefusedEdit, match=f"{other.id} would have two memory blocks labelled 'persona'"):
         await MemoryStore(stores.database).edit(run, call("a"), rename, NOW)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shared.domain.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolReturns, UserMessage
 from shared.domain.model_providers import BUILTIN, PROVIDERS
@@ -127,6 +128,16 @@ async def test_deepseek_wants_the_reasoning_of_every_answer_with_calls() -> None
 async def test_zai_is_told_to_think_or_not_to(reasoning: bool) -> None:
     body = await _sent("zai", reasoning=reasoning)
     assert body["thinking"] == {"type": "enabled" if reasoning else "disabled"}
+
+
+@pytest.mark.parametrize("provider", CHAT)
+async def test_servers_that_refuse_forced_calls_were_asked_for_them(provider: str) -> None:
+    """The request was a 400 there, so no agent with a rule for its first call could run."""
+    async with models_on_server() as (server, models):
+        await ask(models, replace(call(_handle(provider), tools=[ADD]), must_call=True))
+        body = server.requests[0].body
+    takes_them = provider not in ("deepseek", "zai")
+    assert body["tool_choice"] == ("required" if takes_them else "auto")
 
 
 async def test_mistral_takes_ids_of_nine_letters_and_digits_only() -> None:

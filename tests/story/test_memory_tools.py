@@ -93,6 +93,65 @@ async def test_tools_that_are_not_there_are_named_in_the_words_that_programs_loo
         await product.client.agents.create(model="openai/gpt-4o-mini", tools=["memory", "no_such_tool"])
 
 
+async def test_tools_that_only_lettas_server_has_are_refused_with_what_to_do_instead(product: Product) -> None:
+    """The refusal did not tell a tool that was never written from one that cannot be had here."""
+    names = ["send_message_to_agent_async", "grep_files", "no_such_tool"]
+    with pytest.raises(BadRequestError) as refused:
+        await product.client.agents.create(model="openai/gpt-4o-mini", tools=names)
+
+    assert "Tools not found by name: {'send_message_to_agent_async', 'grep_files', 'no_such_tool'}" in str(
+        refused.value
+    )
+    assert "send_message_to_agent_async: agents do not write to each other here" in str(refused.value)
+    assert "grep_files: there are no files here" in str(refused.value)
+
+
+async def test_base_rules_are_those_of_the_wire(product: Product) -> None:
+    """An agent with a named base tool had no rule for it, and gpt-5 had rules."""
+
+    async def rules(**fields: Any) -> dict[str, str]:
+        answer = await product.http.post("/v1/agents/", json={"model": "openai/gpt-4o-mini", **fields})
+        return {rule["tool_name"]: rule["type"] for rule in answer.json()["tool_rules"]}
+
+    assert await rules() == {}
+    assert await rules(tools=["memory_finish_edits"]) == {}
+    named: dict[str, Any] = {"include_base_tools": False, "tools": ["memory_finish_edits", "memory"]}
+    assert await rules(**named) == {"memory_finish_edits": "exit_loop", "memory": "continue_loop"}
+    assert await rules(**named, include_base_tool_rules=False) == {}
+    assert await rules(**named, model="openai/gpt-5") == {}
+    assert await rules(**named, model="openai/gpt-5-mini") != {}
+    assert await rules(agent_type="memgpt_v2_agent", model="openai/gpt-5") == {}
+    older = await rules(agent_type="memgpt_agent")
+    assert (older["send_message"], older["memory_apply_patch"]) == ("exit_loop", "continue_loop")
+
+
+async def test_an_agent_of_an_older_kind_is_made_without_a_base_tool_that_was_deleted(product: Product) -> None:
+    """The rule of the missing tool was refused, and so was the agent."""
+    [found] = (await product.client.tools.list(name="send_message")).items
+    await product.client.tools.delete(found.id)
+
+    agent = await product.client.agents.create(model="openai/gpt-4o-mini", agent_type="memgpt_v2_agent")
+
+    assert "send_message" not in {rule.tool_name for rule in agent.tool_rules or ()}
+
+
+async def test_a_patch_edits_several_blocks_or_none(product: Product) -> None:
+    agent_id = await agent_with_memory(product, "memory_apply_patch", blocks=[HUMAN, {"label": "old", "value": "x"}])
+    good = "*** Update Block: human\n-Name: unknown.\n+Name: Ada.\n*** Add Block: notes\n+Likes tea.\n"
+    bad = good + "*** Update Block: old\n-y\n"
+
+    [refused] = await say(product, agent_id, Call("memory_apply_patch", {"label": "", "patch": bad}))
+    assert (refused["status"], await value_of(product, agent_id)) == ("error", "Name: unknown.")
+    [result] = await say(
+        product, agent_id, Call("memory_apply_patch", {"label": "", "patch": good + "*** Delete Block: old"})
+    )
+
+    assert result["status"] == "success"
+    blocks = (await product.client.agents.blocks.list(agent_id)).items
+    assert {block.label: block.value for block in blocks} == {"human": "Name: Ada.", "notes": "Likes tea."}
+    assert "Likes tea." in system_of(product.models.requests[-1])
+
+
 async def test_base_tools_are_listed_added_again_and_keep_their_ids(product: Product) -> None:
     [found] = (await product.client.tools.list(name="send_message")).items
     await product.client.tools.delete(found.id)

@@ -67,6 +67,31 @@ async def test_the_first_call_is_forced_on_every_wire(product: Product, model: s
     assert not forces(second)
 
 
+@pytest.mark.parametrize("model", ["deepseek/deepseek-reasoner", "zai/glm-4.6", "ollama/qwen3"])
+async def test_a_model_that_answered_without_its_first_call_was_let_go(product: Product, model: str) -> None:
+    """Where a call cannot be forced, or is not, the turn ended without it."""
+    agent_id = await ruled_agent(product, {"type": "run_first", "tool_name": "look"}, model=model)
+    product.models.play(Turn(text="I would rather not."), Turn(calls=[Call("look", {})]), Turn(text="Done."))
+
+    messages = await send(product, agent_id)
+
+    assert results_in(messages) == ["look nothing"]
+    assert messages[-1]["content"] == "Done."
+    asked = product.models.requests[1]
+    assert offered(asked) == {"look"}
+    assert forces(asked) is (model == "ollama/qwen3")
+    assert "must call one of these tools: look." in str(asked.body["messages"][-1]["content"])
+
+
+async def test_a_model_that_never_makes_a_call_that_must_come_ends_with_its_steps(product: Product) -> None:
+    agent_id = await ruled_agent(product, {"type": "run_first", "tool_name": "look"}, model="zai/glm-4.6")
+    product.models.play(*[Turn(text="No.") for _ in range(3)])
+
+    answer = await product.http.post(f"/v1/agents/{agent_id}/messages", json={"input": "Go.", "max_steps": 3})
+
+    assert answer.json()["stop_reason"]["stop_reason"] == "max_steps"
+
+
 async def test_a_child_is_forced_behind_its_parent_with_the_arguments_of_the_rule(product: Product) -> None:
     rule = {
         "type": "constrain_child_tools",

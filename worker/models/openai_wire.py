@@ -59,6 +59,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
         lambda call, _messages: _chat_settings(call, route, quirks),
         safe_call_id=None if quirks.call_id_length is None else partial(_short_call_id, length=quirks.call_id_length),
         errors=errors,
+        takes_forced_calls=quirks.takes_forced_calls,
     )
 
 

@@ -41,6 +41,8 @@ class WireModel:
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
+    takes_forced_calls: bool = True
+    """Whether a request may say that a tool must be called."""
     hint_if_not_found: str = ""
     """What to try when the server does not know the path."""
 
@@ -121,7 +123,7 @@ class SdkModel:
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
     ) -> AbstractAsyncContextManager[StreamedResponse]:
         settings = self._wire.settings(call, messages)
-        if call.must_call and call.tools:
+        if call.must_call and call.tools and self._wire.takes_forced_calls:
             settings["tool_choice"] = "required"
         settings["extra_headers"] = connection.header
         return direct.model_request_stream(

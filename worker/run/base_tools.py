@@ -7,7 +7,8 @@ from typing import Any
 from shared.domain.agents import Block
 from shared.domain.base_tools import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS
 from shared.domain.errors import InvalidRequest
-from shared.domain.memory_edits import EditedMemory, Memory, RefusedEdit, edit_memory
+from shared.domain.memory import EditedMemory, Memory, RefusedEdit
+from shared.domain.memory_edits import edit_memory
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.tools import Tool
 from worker.run.context import RunContext
@@ -15,10 +16,13 @@ from worker.run.recall import remember_passage, search_messages, search_passages
 
 Arguments = Mapping[str, Any]
 
+_NO_CODE = "This server runs no code of yours. Work it out yourself, or ask the user for a tool that does it."
+
 INSTEAD: Mapping[str, str] = {
     "web_search": "This server has no web search. Ask the user for what you need, or for a tool that finds it.",
     "fetch_webpage": "This server fetches no web pages. Ask the user for the text, or for a tool that fetches it.",
-    "run_code": "This server runs no code of yours. Work it out yourself, or ask the user for a tool that does it.",
+    "run_code": _NO_CODE,
+    "run_code_with_tools": f"{_NO_CODE} Your other tools can be called one by one.",
 }
 """What the model is told by tools that need something that this server has not."""
 
@@ -56,10 +60,10 @@ async def _edit_memory(context: RunContext, call: ToolCall, arguments: Arguments
             result = await context.retry_while_unavailable(lambda: services.memory.edit(run, call, edit, now))
     except RefusedEdit as error:
         return _failed(call, error.message)
-    changed = tried[-1].changed if tried else None
-    if changed is not None and seen.get(changed.id) == changed.version:
+    for changed in tried[-1].changed if tried else ():
         # What the model does next to this block knows of its own edit, unless somebody else's came between.
-        seen[changed.id] = changed.version + 1
+        if seen.get(changed.id) == changed.version:
+            seen[changed.id] = changed.version + 1
     return result
 
 

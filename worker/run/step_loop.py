@@ -66,7 +66,12 @@ def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:
 async def _goes_on(context: RunContext, answer: Answer) -> bool:
     """Whether the run goes on after an answer without calls, which is stored then."""
     if missing := context.missing_calls():
-        await _tell_missing(context, answer, missing)
+        text = f"You have not called {', '.join(missing)} yet. Each must be called before this turn ends."
+        await _tell_to_call(context, answer, text)
+    elif answer.reason == "stop" and (next_calls := context.next_calls()).forced:
+        # Not every server can be told to force a call, and some pass it over.
+        text = f"Your next answer must call one of these tools: {', '.join(sorted(next_calls.allowed))}."
+        await _tell_to_call(context, answer, text)
     elif await _has_more_input(context):
         await context.checkpoint([answer.message])
     else:
@@ -74,10 +79,9 @@ async def _goes_on(context: RunContext, answer: Answer) -> bool:
     return True
 
 
-async def _tell_missing(context: RunContext, answer: Answer, missing: Sequence[str]) -> None:
-    """Stores an answer that may not be the last one, and tells the model why. The next answer must call one of them."""
+async def _tell_to_call(context: RunContext, answer: Answer, text: str) -> None:
+    """Stores an answer that may not be the last one, and tells the model which call has to come."""
     services = context.services
-    text = f"You have not called {', '.join(missing)} yet. Each must be called before this turn ends."
     told = NewMessage(id=services.ids.message(), created_at=services.clock.now(), body=UserMessage(text, role="system"))
     await context.checkpoint([answer.message, told])
     context.progress.turn = context.progress.turn.and_then(answer.message.body)

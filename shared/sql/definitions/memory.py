@@ -17,8 +17,8 @@ from shared.crash_points import CrashPoint
 from shared.domain.agents import Block
 from shared.domain.archival import NewPassage
 from shared.domain.errors import Conflict
-from shared.domain.ids import AgentId, ArchiveId, BlockId
-from shared.domain.memory_edits import EditedMemory, RefusedEdit
+from shared.domain.ids import AgentId, ArchiveId
+from shared.domain.memory import EditedMemory, RefusedEdit
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.sql.archival.passages import insert_for_agent
@@ -90,20 +90,17 @@ class MemoryStore:
 
 async def _store(connection: AsyncConnection, agent_id: AgentId, edited: EditedMemory, now: datetime) -> None:
     """Stores what an edit came to, and the instructions of every agent that it changes. Raises `Conflict` (labels)."""
-    changed, made, detached = edited.changed, edited.made, edited.detached
-    if changed is not None:
-        changed = replace(changed, updated_at=now, version=changed.version + 1)
+    if edited.detached:
+        is_link = sa.and_(agent_blocks.c.agent_id == agent_id, agent_blocks.c.block_id.in_(edited.detached))
+        await connection.execute(sa.delete(agent_blocks).where(is_link))
+    for block in edited.changed:
+        changed = replace(block, updated_at=now, version=block.version + 1)
         await connection.execute(sa.update(blocks).where(blocks.c.id == changed.id).values(block_values(changed)))
-        await render_agents_of(connection, changed.id)
-    if made is not None:
-        await connection.execute(sa.insert(blocks).values(block_values(made)))
-        await connection.execute(sa.insert(agent_blocks).values(agent_id=agent_id, block_id=made.id))
-        await render_agents_of(connection, made.id)
-    if detached is not None:
-        await _detach(connection, agent_id, detached)
-
-
-async def _detach(connection: AsyncConnection, agent_id: AgentId, block_id: BlockId) -> None:
-    is_link = sa.and_(agent_blocks.c.agent_id == agent_id, agent_blocks.c.block_id == block_id)
-    await connection.execute(sa.delete(agent_blocks).where(is_link))
-    await render_agents(connection, [agent_id])
+    for block in edited.made:
+        await connection.execute(sa.insert(blocks).values(block_values(block)))
+        await connection.execute(sa.insert(agent_blocks).values(agent_id=agent_id, block_id=block.id))
+    # Behind all writes: between two of them, two blocks may have one label.
+    for block in edited.changed:
+        await render_agents_of(connection, block.id)
+    if edited.made or edited.detached:
+        await render_agents(connection, [agent_id])

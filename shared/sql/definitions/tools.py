@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.domain.base_tools import is_base_tool
+from shared.domain.base_tools import is_base_tool, why_missing
 from shared.domain.errors import Conflict, UnknownTools
 from shared.domain.ids import AgentId, ProjectId, ToolId
 from shared.domain.tools import Tool
@@ -102,7 +102,7 @@ class ToolStore:
             ids = {row.name: row.id for row in found}
         missing = [name for name in names if name not in ids]
         if missing:
-            raise UnknownTools(missing)
+            raise UnknownTools(missing, why_missing(missing))
         return [ids[name] for name in listed if name in ids]
 
     async def names(self, project_id: ProjectId, ids: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,263 @@
+"""The tools that come with every project, as a model is told of them.
+
+Their names and parameters are Letta's, because agents, prompts and programs name them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin"]
+"""The wire's tool types for them; a tool that a client made is `custom`."""
+
+JsonObject = dict[str, Any]
+
+
+class BaseTool(msgspec.Struct, frozen=True):
+    """One tool of the product's own."""
+
+    name: str
+    kind: Kind
+    description: str
+    properties: dict[str, JsonObject]
+    required: Sequence[str] = ()
+    enable_parallel_execution: bool = False
+
+    @property
+    def json_schema(self) -> JsonObject:
+        """The schema that the model is shown."""
+        return {"name": self.name, "description": self.description, "parameters": self._parameters(self.properties)}
+
+    @property
+    def arguments(self) -> JsonObject:
+        """What arguments are checked against. Models write null for what they leave out."""
+        nullable: JsonObject = {"type": "null"}
+        optional = {
+            name: known if name in self.required else {"anyOf": [known, nullable]}
+            for name, known in self.properties.items()
+        }
+        return self._parameters(optional)
+
+    def _parameters(self, properties: dict[str, JsonObject]) -> JsonObject:
+        return {"type": "object", "properties": properties, "required": list(self.required)}
+
+
+def _text(description: str) -> JsonObject:
+    return {"type": "string", "description": description}
+
+
+def _number(description: str) -> JsonObject:
+    return {"type": "integer", "description": description}
+
+
+def _texts(description: str, *allowed: str) -> JsonObject:
+    items: JsonObject = {"type": "string", "enum": list(allowed)} if allowed else {"type": "string"}
+    return {"type": "array", "items": items, "description": description}
+
+
+_LABEL = _text("Label of the memory block.")
+_SINCE = "ISO 8601, e.g. 2024-01-15 or 2024-01-15T14:30; a date alone is"
+
+BASE_TOOLS: Final = (
+    BaseTool(
+        "send_message",
+        "letta_core",
+        "Sends a message to the user.",
+        {"message": _text("What the user is to read.")},
+        ["message"],
+    ),
+    BaseTool(
+        "conversation_search",
+        "letta_core",
+        "Searches everything that was said between you and the user, also what has left your context. A message is "
+        "found when it has every word of the query. Without a query, it lists the newest messages that the other "
+        "filters allow.",
+        {
+            "query": _text("Words to look for."),
+            "roles": _texts("Only messages of these roles.", "assistant", "user", "tool"),
+            "limit": _number("The most results; 5 when left out."),
+            "start_date": _text(f"Only messages from this moment on ({_SINCE} its beginning)."),
+            "end_date": _text(f"Only messages up to this moment ({_SINCE} its end)."),
+        },
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        "archival_memory_insert",
+        "letta_core",
+        "Stores a text in your archival memory, for good. Write it so that it can be understood by itself, and give it "
+        "tags by which it is found.",
+        {"content": _text("The text."), "tags": _texts("What it is about, e.g. meetings.")},
+        ["content"],
+    ),
+    BaseTool(
+        "archival_memory_search",
+        "letta_core",
+        "Searches your archival memory. The best fitting texts come first.",
+        {
+            "query": _text("What you look for."),
+            "tags": _texts("Only texts with these tags."),
+            "tag_match_mode": {
+                "type": "string",
+                "enum": ["any", "all"],
+                "description": "Whether a text needs one of the tags or all of them; one when left out.",
+            },
+            "top_k": _number("The most results; 10 when left out."),
+            "start_datetime": _text(f"Only texts from this moment on ({_SINCE} its beginning)."),
+            "end_datetime": _text(f"Only texts up to this moment ({_SINCE} its end)."),
+        },
+        ["query"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        "core_memory_append",
+        "letta_memory_core",
+        "Adds a line to the end of a memory block.",
+        {"label": _LABEL, "content": _text("What is added.")},
+        ["label", "content"],
+    ),
+    BaseTool(
+        "core_memory_replace",
+        "letta_memory_core",
+        "Replaces a text in a memory block, wherever it occurs. To remove it, replace it with an empty text.",
+        {
+            "label": _LABEL,
+            "old_content": _text("The text to replace, exactly as it stands there."),
+            "new_content": _text("What takes its place."),
+        },
+        ["label", "old_content", "new_content"],
+    ),
+    BaseTool(
+        "memory_insert",
+        "letta_sleeptime_core",
+        "Inserts text into a memory block after a line; at the end unless a line is given.",
+        {
+            "label": _LABEL,
+            "new_string": _text("The text to insert."),
+            "insert_line": _number("Number of the line after which it is inserted: 0 is the beginning, -1 the end."),
+        },
+        ["label", "new_string"],
+    ),
+    BaseTool(
+        "memory_replace",
+        "letta_sleeptime_core",
+        "Replaces one passage of a memory block. The passage must occur exactly once. This is for precise edits, not "
+        "for whole blocks.",
+        {
+            "label": _LABEL,
+            "old_string": _text("The passage to replace, exactly as it stands there, white space included."),
+            "new_string": _text("What takes its place; empty to remove it."),
+        },
+        ["label", "old_string", "new_string"],
+    ),
+    BaseTool(
+        "memory_apply_patch",
+        "letta_memory_core",
+        "Edits memory blocks by a patch in the form of a unified diff without line numbers. Its lines begin with ' ' "
+        "(stays as it is), '-' (is removed) or '+' (is added); '@@' stands before the next place. Give enough lines "
+        "that stay for the place to be found. Without headers it is for the block of the label. With headers it is for "
+        "several blocks, of which all are changed or none: '*** Update Block: <label>', '*** Add Block: <label>' (a "
+        "line 'Description: <text>' may follow, then lines with '+'), '*** Delete Block: <label>', and '*** Move to: "
+        "<new label>' behind any of them, which renames it.",
+        {
+            "label": _text("Label of the memory block; empty when the patch has headers."),
+            "patch": _text("The patch."),
+        },
+        ["label", "patch"],
+    ),
+    BaseTool(
+        "memory_rethink",
+        "letta_sleeptime_core",
+        "Writes a memory block anew. This is for large changes, as when a block is condensed or reorganised, not for "
+        "precise edits.",
+        {"label": _LABEL, "new_memory": _text("The whole new text of the block.")},
+        ["label", "new_memory"],
+    ),
+    BaseTool(
+        "memory_finish_edits",
+        "letta_sleeptime_core",
+        "Says that you have finished editing your memory.",
+        {},
+    ),
+    BaseTool(
+        "memory",
+        "letta_memory_core",
+        "Manages your memory blocks. Commands: create (path, description, file_text), str_replace (path, old_string, "
+        "new_string), insert (path, insert_text, insert_line), delete (path), rename (old_path and new_path, or path "
+        "and a new description). A path is /memories/ and the block's label.",
+        {
+            "command": {
+                "type": "string",
+                "enum": ["create", "str_replace", "insert", "delete", "rename"],
+                "description": "What to do.",
+            },
+            "path": _text("Path of the block."),
+            "file_text": _text("create: the block's text."),
+            "description": _text("create, rename: what the block is for."),
+            "old_string": _text("str_replace: the passage to replace; it must occur exactly once."),
+            "new_string": _text("str_replace: what takes its place."),
+            "insert_line": _number("insert: number of the line after which the text is inserted; -1 is the end."),
+            "insert_text": _text("insert: the text to insert."),
+            "old_path": _text("rename: the present path."),
+            "new_path": _text("rename: the new path."),
+        },
+        ["command"],
+    ),
+    BaseTool(
+        "web_search",
+        "letta_builtin",
+        "Searches the web.",
+        {"query": _text("What to look for."), "num_results": _number("The most results.")},
+        ["query"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        "fetch_webpage",
+        "letta_builtin",
+        "Fetches a web page and gives its text.",
+        {"url": _text("The page's address.")},
+        ["url"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        "run_code",
+        "letta_builtin",
+        "Runs code in a sandbox and gives what it prints.",
+        {
+            "code": _text("The code."),
+            "language": {
+                "type": "string",
+                "enum": ["python", "js", "ts", "r", "java"],
+                "description": "The language of the code.",
+            },
+        },
+        ["code", "language"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        "run_code_with_tools",
+        "letta_builtin",
+        "Runs Python code in a sandbox, which can call your tools, and gives what it prints.",
+        {"code": _text("The Python code.")},
+        ["code"],
+    ),
+)
+
+_WRITES_TO_OTHERS = "agents do not write to each other here: let a program send to both, or let them share blocks"
+_READS_FILES = "there are no files here: use archival memory, or a tool of your own"
+_OF_VOICE = "there are no voice agents here: use memory_rethink, memory_finish_edits and conversation_search"
+
+NOT_THERE: Mapping[str, str] = {
+    "send_message_to_agent_and_wait_for_reply": _WRITES_TO_OTHERS,
+    "send_message_to_agents_matching_tags": _WRITES_TO_OTHERS,
+    "send_message_to_agent_async": _WRITES_TO_OTHERS,
+    "open_files": _READS_FILES,
+    "grep_files": _READS_FILES,
+    "semantic_search_files": _READS_FILES,
+    "store_memories": _OF_VOICE,
+    "rethink_user_memory": _OF_VOICE,
+    "finish_rethinking_memory": _OF_VOICE,
+    "search_memory": _OF_VOICE,
+}
+"""Tools that Letta's server has beside these, and what to do without them. An agent whose work depends on one is better
+refused than made without it."""
