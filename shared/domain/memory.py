@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from shared.domain.agents import Block
 from shared.domain.errors import HoldfastError
 from shared.domain.ids import BlockId
+from shared.domain.messages import ToolReturn
 
 READ_ONLY = "This block is read-only and cannot be edited."
 
@@ -28,6 +29,21 @@ class EditedMemory(msgspec.Struct, frozen=True):
     made: Sequence[Block] = ()
     detached: Sequence[BlockId] = ()
     """These blocks leave the agent; other agents that have them keep them."""
+
+
+class EditedBlock(msgspec.Struct, frozen=True):
+    """A block that an edit has changed."""
+
+    id: BlockId
+    version: int
+    """The one that the edit was worked out on. What it left is the next one."""
+
+
+class FinishedEdit(msgspec.Struct, frozen=True):
+    """An edit that was made: what the model is told, and the blocks that are other ones now."""
+
+    result: ToolReturn
+    edited: Sequence[EditedBlock] = ()
 
 
 class Memory(msgspec.Struct, frozen=True):

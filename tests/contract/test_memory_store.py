@@ -41,7 +41,7 @@ async def append(stores: Stores, run: Run, by: ToolCall, text: str) -> str:
         value = f"{block.value} {text}"
         return EditedMemory(value, changed=[replace(block, value=value)])
 
-    return (await MemoryStore(stores.database).edit(run, by, edit, NOW)).text
+    return (await MemoryStore(stores.database).edit(run, by, edit, NOW)).result.text
 
 
 async def test_an_edit_that_is_repeated_is_made_once(stores: Stores, block: Block) -> None:

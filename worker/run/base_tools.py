@@ -48,23 +48,20 @@ async def run_base_tool(context: RunContext, call: ToolCall, tool: Tool, argumen
 async def _edit_memory(context: RunContext, call: ToolCall, arguments: Arguments) -> ToolReturn:
     services, seen = context.services, context.progress.seen_memory
     now = services.clock.now()
-    tried: list[EditedMemory] = []
 
     def edit(blocks: Sequence[Block]) -> EditedMemory:
-        memory = Memory(blocks, seen, partial(_new_block, context))
-        tried.append(edit_memory(memory, call.name, arguments))
-        return tried[-1]
+        return edit_memory(Memory(blocks, seen, partial(_new_block, context)), call.name, arguments)
 
     try:
         async with context.publisher.writing() as run:
-            result = await context.retry_while_unavailable(lambda: services.memory.edit(run, call, edit, now))
+            finished = await context.retry_while_unavailable(lambda: services.memory.edit(run, call, edit, now))
     except RefusedEdit as error:
         return _failed(call, error.message)
-    for changed in tried[-1].changed if tried else ():
+    for edited in finished.edited:
         # What the model does next to this block knows of its own edit, unless somebody else's came between.
-        if seen.get(changed.id) == changed.version:
-            seen[changed.id] = changed.version + 1
-    return result
+        if seen.get(edited.id) == edited.version:
+            seen[edited.id] = edited.version + 1
+    return finished.result
 
 
 def _new_block(context: RunContext, label: str, value: str, description: str) -> Block:

@@ -18,7 +18,7 @@ from shared.domain.agents import Block
 from shared.domain.archival import NewPassage
 from shared.domain.errors import Conflict
 from shared.domain.ids import AgentId, ArchiveId
-from shared.domain.memory import EditedMemory, RefusedEdit
+from shared.domain.memory import EditedBlock, EditedMemory, FinishedEdit, RefusedEdit
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.sql.archival.passages import insert_for_agent
@@ -26,7 +26,7 @@ from shared.sql.definitions.agent_changes import render_agents, render_agents_of
 from shared.sql.definitions.links import block_values, blocks_of_agents, lock_definitions
 from shared.sql.engine import Database
 from shared.sql.runs.rows import lock_owned
-from shared.sql.runs.tool_intents import finish_intent, result_of
+from shared.sql.runs.tool_intents import finish_intent, finished_edit
 from shared.sql.tables import agent_blocks, blocks
 
 Edit = Callable[[Sequence[Block]], EditedMemory]
@@ -43,8 +43,8 @@ class MemoryStore:
         async with self._database.read() as connection:
             return (await blocks_of_agents(connection, [agent_id]))[agent_id]
 
-    async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> ToolReturn:
-        """Makes the edit of a call, or finds that it was made; what the model is told.
+    async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> FinishedEdit:
+        """Makes the edit of a call, or finds that it was made.
 
         `edit` must be quick and pure. Raises `RefusedEdit` when nothing was changed, `StaleFence` when the run
         has a new owner.
@@ -53,7 +53,7 @@ class MemoryStore:
             # In this order everywhere: who deletes an agent locks its runs after the project's definitions.
             await lock_definitions(connection, run.project_id)
             await lock_owned(connection, run.id, run.fence)
-            done = await result_of(connection, run.id, call.id)
+            done = await finished_edit(connection, run.id, call.id)
             if done is not None:
                 return done
             edited = edit((await blocks_of_agents(connection, [run.agent_id]))[run.agent_id])
@@ -62,8 +62,9 @@ class MemoryStore:
             except Conflict as error:
                 raise RefusedEdit(error.message) from error
             result = ToolReturn(tool_call_id=call.id, tool_name=call.name, status="success", text=edited.text)
-            await finish_intent(connection, run.id, result, now)
-            return result
+            finished = FinishedEdit(result, [EditedBlock(before.id, before.version) for before in edited.changed])
+            await finish_intent(connection, run.id, finished, now)
+            return finished
 
     async def remember(
         self, run: Run, call: ToolCall, passage: NewPassage, *, new_archive_id: ArchiveId, now: datetime
@@ -75,16 +76,16 @@ class MemoryStore:
         async with self._database.write(CrashPoint.REMEMBER) as connection:
             await lock_definitions(connection, run.project_id)
             await lock_owned(connection, run.id, run.fence)
-            done = await result_of(connection, run.id, call.id)
+            done = await finished_edit(connection, run.id, call.id)
             if done is not None:
-                return done
+                return done.result
             await insert_for_agent(
                 connection, run.project_id, run.agent_id, passage, new_archive_id=new_archive_id, now=now
             )
             result = ToolReturn(
                 tool_call_id=call.id, tool_name=call.name, status="success", text=f"Stored as {passage.id}."
             )
-            await finish_intent(connection, run.id, result, now)
+            await finish_intent(connection, run.id, FinishedEdit(result), now)
             return result
 
 

@@ -4,10 +4,12 @@ a call that was answered in one transaction with its effect, the result itself."
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import RunId
+from shared.domain.memory import EditedBlock, FinishedEdit
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.sql.run_tables import tool_intents
 from shared.sql.tables import from_json, to_json
@@ -34,8 +36,15 @@ async def forget_intents(connection: AsyncConnection, run_id: RunId, call_ids: C
         await connection.execute(sa.delete(tool_intents).where(same))
 
 
-async def finish_intent(connection: AsyncConnection, run_id: RunId, result: ToolReturn, now: datetime) -> None:
+class _StoredResult(ToolReturn, frozen=True):
+    """A result as the row has it: also who reads it as a plain result understands it, as earlier releases do."""
+
+    edited: Sequence[EditedBlock] = ()
+
+
+async def finish_intent(connection: AsyncConnection, run_id: RunId, finished: FinishedEdit, now: datetime) -> None:
     """Stores the result of a call, with the transaction that has its effect."""
+    result = finished.result
     await forget_intents(connection, run_id, [result.tool_call_id])
     await connection.execute(
         sa.insert(tool_intents).values(
@@ -44,20 +53,22 @@ async def finish_intent(connection: AsyncConnection, run_id: RunId, result: Tool
             tool_name=result.tool_name,
             state="finished",
             started_at=now,
-            result=to_json(result),
+            result=to_json(_StoredResult(**msgspec.structs.asdict(result), edited=finished.edited)),
         )
     )
 
 
-async def result_of(connection: AsyncConnection, run_id: RunId, call_id: str) -> ToolReturn | None:
-    """The stored result of a call; None for a call that was not finished with its effect."""
+async def finished_edit(connection: AsyncConnection, run_id: RunId, call_id: str) -> FinishedEdit | None:
+    """What a call has come to; None for a call that was not finished with its effect."""
     found = await connection.execute(
         sa.select(tool_intents.c.result).where(
             tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id == call_id, tool_intents.c.result.is_not(None)
         )
     )
     text = found.scalar_one_or_none()
-    return None if text is None else from_json(text, ToolReturn)
+    if text is None:
+        return None
+    return FinishedEdit(from_json(text, ToolReturn), from_json(text, _StoredResult).edited)
 
 
 async def intents_of(connection: AsyncConnection, run_id: RunId) -> dict[str, ToolReturn | None]:
