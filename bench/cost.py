@@ -10,8 +10,8 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +31,7 @@ from tests.kit.commands import fork
 from tests.kit.product.processes import processes_in
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, said, some_run
-from tests.kit.services.databases import PostgresServer, open_database
+from tests.kit.services.databases import new_database, open_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 
@@ -96,21 +96,11 @@ async def main() -> None:
         if options.only in (None, "sqlite"):
             await _grow("SQLite", f"sqlite:///{directory}/cost.db", options)
         if options.only in (None, "postgres"):
-            async with _new_database(options.postgres) as url:
+            async with new_database(options.postgres) as url:
                 await _grow("Postgres", url, options)
         if options.only in (None, "idle"):
-            async with _new_database(options.postgres) as url:
+            async with new_database(options.postgres) as url:
                 _show([await _idle(url, options.postgres, Path(directory))])
-
-
-@asynccontextmanager
-async def _new_database(admin_url: str) -> AsyncGenerator[str]:
-    server = PostgresServer(admin_url)
-    url = server.create_database()
-    try:
-        yield url
-    finally:
-        server.drop_database(url)
 
 
 async def _grow(name: str, url: str, options: argparse.Namespace) -> None:

@@ -13,11 +13,9 @@ from subprocess import PIPE
 import psutil
 
 from bench.client import Client
-from shared.sql.engine import Database
-from shared.sql.migrate import migrate
 from tests.kit.commands import execute
 from tests.kit.product.processes import api_at, processes_in
-from tests.kit.services.databases import PostgresServer
+from tests.kit.services.databases import migrate_database, new_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 
@@ -57,30 +55,20 @@ async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerat
 @asynccontextmanager
 async def services(directory: Path, environment: dict[str, str], postgres_url: str) -> AsyncGenerator[Deployment]:
     """`holdfast api` and `holdfast worker` on a Redis of their own and a new database of the Postgres server."""
-    postgres = PostgresServer(postgres_url)
     redis = PrivateRedis(directory)
     await redis.start()
-    url = postgres.create_database()
     try:
-        await _migrate(url)
-        connections = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": redis.url}
-        port = free_port()
-        variables = {**environment, **SETTINGS, **connections}
-        async with processes_in(directory, variables, execute) as processes, api_at(port) as http:
-            api, worker = await asyncio.gather(processes.api(port), processes.worker())
-            yield Deployment(Client(http), {"api": psutil.Process(api.pid), "worker": psutil.Process(worker.pid)})
+        async with new_database(postgres_url) as url:
+            await migrate_database(url)
+            connections = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": redis.url}
+            port = free_port()
+            variables = {**environment, **SETTINGS, **connections}
+            async with processes_in(directory, variables, execute) as processes, api_at(port) as http:
+                api, worker = await asyncio.gather(processes.api(port), processes.worker())
+                yield Deployment(Client(http), {"api": psutil.Process(api.pid), "worker": psutil.Process(worker.pid)})
     finally:
         await redis.close()
         await redis.kill()
-        postgres.drop_database(url)
-
-
-async def _migrate(url: str) -> None:
-    database = Database(url)
-    try:
-        await migrate(database)
-    finally:
-        await database.aclose()
 
 
 def machine() -> str:

@@ -3,9 +3,10 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,6 @@ from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
 from tests.kit.commands import Launch
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
-from tests.kit.services.databases import PostgresServer
 from tests.kit.services.redis_servers import PrivateRedis, promote, replicate
 from tests.kit.services.tcp_proxy import TcpProxy, free_port
 
@@ -64,11 +64,12 @@ class Slot:
         """Returns when the new process is ready. One that gives up because a service is away is started again."""
         self.process = await self.started()
 
-    async def started(self) -> HoldfastProcess:
-        """A new process, ready; the slot's own goes on."""
+    async def started(self, **settings: object) -> HoldfastProcess:
+        """A new process, ready; the slot's own goes on. `settings` are fields of `Settings`."""
+        start = self.processes.worker if self.port is None else partial(self.processes.api, self.port)
         while True:
             try:
-                return await (self.processes.worker() if self.port is None else self.processes.api(self.port))
+                return await start(**settings)
             except (AssertionError, TimeoutError):
                 await asyncio.sleep(0.5)
 
@@ -117,8 +118,9 @@ class Deployment:
     redis: PrivateRedis
     redis_servers: list[PrivateRedis]
     """The present one, and those that it has taken the place of."""
-    redis_proxy: TcpProxy
-    postgres_proxy: TcpProxy
+    redis_proxy: TcpProxy | None
+    postgres_proxy: TcpProxy | None
+    """None where nothing is done to the way to a service."""
     database: Database
     """The harness's own way to the database, which no fault touches."""
     workers: list[Slot]
@@ -146,34 +148,35 @@ class Deployment:
         await asyncio.sleep(lags_s)
         await lost.kill()
         self.redis = replica
+        assert self.redis_proxy is not None
         self.redis_proxy.lead_to(replica.port)
 
 
 @asynccontextmanager
 async def deployed(
-    directory: Path, postgres_url: str, workers: int, apis: int, launch: Launch
+    directory: Path,
+    database_url: str,
+    settings: Mapping[str, str],
+    *,
+    workers: int,
+    apis: int,
+    launch: Launch,
+    behind_proxies: bool,
 ) -> AsyncGenerator[Deployment]:
     """A deployment of the release that `launch` starts, for the block. Everything that was started is dead when it
-    ends, and the database is dropped."""
-    server = PostgresServer(postgres_url)
+    ends."""
     redis = PrivateRedis(directory)
     redis_servers = [redis]
-    url = server.create_database()
     try:
         await redis.start()
         async with AsyncExitStack() as stack:
-            database = PatientDatabase(url)
+            database = PatientDatabase(database_url)
             stack.push_async_callback(database.aclose)
-            redis_proxy = await stack.enter_async_context(TcpProxy(make_url(redis.url).port or 6379).serving())
-            postgres_proxy = await stack.enter_async_context(
-                TcpProxy(make_url(url).port or 5432, MOST_CONNECTIONS).serving()
-            )
-            through_proxy = make_url(url).set(host="127.0.0.1", port=postgres_proxy.port)
-            environment = {
-                **SETTINGS,
-                "HOLDFAST_DATABASE_URL": through_proxy.render_as_string(hide_password=False),
-                "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis_proxy.port}/0",
-            }
+            redis_url, redis_proxy, postgres_proxy = redis.url, None, None
+            if behind_proxies:
+                redis_url, redis_proxy = await _proxied(stack, redis.url)
+                database_url, postgres_proxy = await _proxied(stack, database_url, MOST_CONNECTIONS)
+            environment = {**settings, "HOLDFAST_DATABASE_URL": database_url, "HOLDFAST_REDIS_URL": redis_url}
             names = [*(f"worker-{n}" for n in range(workers)), *(f"api-{n}" for n in range(apis))]
             slots = [await _slot(stack, directory, name, environment, launch) for name in names]
             await slots[0].processes.migrate()
@@ -187,7 +190,13 @@ async def deployed(
             await one.close()
             with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
                 await one.kill()
-        server.drop_database(url)
+
+
+async def _proxied(stack: AsyncExitStack, service: str, most: int = 10_000) -> tuple[str, TcpProxy]:
+    """The URL of a way to the service that can be broken, and what breaks it."""
+    url = make_url(service)
+    proxy = await stack.enter_async_context(TcpProxy(url.port or 5432, most).serving())
+    return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False), proxy
 
 
 async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str], launch: Launch) -> Slot:

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
@@ -46,14 +46,18 @@ class Faults:
     skipped: Counter[str] = field(default_factory=Counter[str])
     _redis_changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def play(self, schedule: list[Fault]) -> None:
-        """Returns when the last fault is over and all it met is healthy again."""
+    async def play(self, schedule: Iterable[Fault], stop: asyncio.Event | None = None) -> None:
+        """Returns when the last fault is over and all it met is healthy again. After `stop` none begins any more."""
         began_at = time.monotonic()
+        stop = stop or asyncio.Event()
         under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             for number, fault in enumerate(schedule):
                 due_at = began_at + fault.at_s
-                await asyncio.sleep(max(0.0, due_at - time.monotonic()))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), max(0.0, due_at - time.monotonic()))
+                if stop.is_set():
+                    break
                 if fault.is_alone and under_way:
                     await asyncio.wait(set(under_way), timeout=WAITS_S)
                     await asyncio.sleep(OVERLAP_S)
@@ -78,6 +82,7 @@ class Faults:
             FaultKind.KILL_WORKER: self._kill_worker,
             FaultKind.END_WORKER: self._end_worker,
             FaultKind.FREEZE_WORKER: self._freeze_worker,
+            FaultKind.CRASH_WORKER: self._crash_worker,
             FaultKind.KILL_API: self._kill_api,
             FaultKind.END_API: self._end_api,
             FaultKind.KILL_REDIS: self._kill_redis,
@@ -139,6 +144,21 @@ class Faults:
                 slot.is_suspended = False
         return True
 
+    async def _crash_worker(self, fault: Fault) -> bool:
+        """A worker that is to die at one of its writes takes the place of one that is asked to end."""
+        async with _one_of(self.deployment.workers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            doomed = await slot.started(crash_at=fault.crash_at)
+            slot.process.ask_to_end()
+            await self._has_ended(slot, slot.process)
+            slot.process = doomed
+            with suppress(AssertionError):  # it has not come there, or has lost an answer and lives
+                await doomed.ended(fault.lasts_s)
+            await doomed.kill()
+            await slot.start()
+        return True
+
     async def _kill_api(self, fault: Fault) -> bool:
         async with _one_of(self.deployment.apis, fault.target) as slot:
             if slot is None or slot.process is None:
@@ -159,7 +179,7 @@ class Faults:
     async def _has_ended(self, slot: Slot, process: HoldfastProcess) -> None:
         try:
             status = await process.ended(30.0)
-        except TimeoutError:
+        except AssertionError:
             await process.kill()
             status = None
         if status != 0:
@@ -193,7 +213,9 @@ class Faults:
 
     async def _at_a_proxy(self, fault: Fault) -> bool:
         """Faults of the ways to the services, and those that take no time."""
-        deployment = self.deployment
+        deployment, redis, postgres = self.deployment, self.deployment.redis_proxy, self.deployment.postgres_proxy
+        assert redis is not None
+        assert postgres is not None
         match fault.kind:
             case FaultKind.FLUSH_REDIS:
                 async with self._redis_changing:
@@ -202,15 +224,15 @@ class Faults:
                 async with self._redis_changing:
                     await deployment.redis.cut_subscribers()
             case FaultKind.CUT_REDIS:
-                deployment.redis_proxy.cut()
+                redis.cut()
             case FaultKind.CUT_POSTGRES:
-                deployment.postgres_proxy.cut()
+                postgres.cut()
             case FaultKind.STALL_POSTGRES:
-                deployment.postgres_proxy.stall(True)
+                postgres.stall(True)
                 await asyncio.sleep(fault.lasts_s)
-                deployment.postgres_proxy.stall(False)
+                postgres.stall(False)
             case _:
-                proxy = deployment.redis_proxy if fault.kind is FaultKind.REFUSE_REDIS else deployment.postgres_proxy
+                proxy = redis if fault.kind is FaultKind.REFUSE_REDIS else postgres
                 proxy.refuse()
                 await asyncio.sleep(fault.lasts_s)
                 await proxy.accept()

@@ -13,7 +13,7 @@ from bench.chaos.conversation_checks import ConversationChecks
 from bench.chaos.crowd import Crowd
 from bench.chaos.deciding import Deciding
 from bench.chaos.decision_checks import check_decisions
-from bench.chaos.deployment import LEASE_S, PROJECTS, Deployment, deployed, say
+from bench.chaos.deployment import LEASE_S, PROJECTS, SETTINGS, Deployment, deployed, say
 from bench.chaos.earlier_release import launch_of_earlier, upgrade, use_newer_worker
 from bench.chaos.evidence import write_evidence
 from bench.chaos.faults import Faults
@@ -33,6 +33,7 @@ from shared.concurrency import background
 from shared.domain.lifecycle import TERMINAL
 from tests.kit.commands import execute
 from tests.kit.product.callback_receiver import CallbackReceiver
+from tests.kit.services.databases import new_database
 
 PROGRESS_S = 5.0
 REST_S = 90.0
@@ -57,9 +58,18 @@ class Performance:
         earlier = launch_of_earlier(self.directory / "earlier release")
         if earlier is None:
             self.ledger.notes["the earlier release is not in this repository: no upgrade"] += 1
-        async with deployed(
-            self.directory, self.postgres_url, self.workers, self.apis, earlier or execute
-        ) as deployment:
+        async with (
+            new_database(self.postgres_url) as url,
+            deployed(
+                self.directory,
+                url,
+                SETTINGS,
+                workers=self.workers,
+                apis=self.apis,
+                launch=earlier or execute,
+                behind_proxies=True,
+            ) as deployment,
+        ):
             starts = StartLog(self.directory / "starts.txt")
             try:
                 return await self._play(deployment, starts, is_earlier=earlier is not None)

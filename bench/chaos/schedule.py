@@ -1,8 +1,11 @@
 """Which fault comes when: drawn from the seed before anything starts, so that the seed plays the same faults again."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from shared.crash_points import SIDES, CrashPoint
 
 
 class FaultKind(StrEnum):
@@ -11,6 +14,7 @@ class FaultKind(StrEnum):
     KILL_WORKER = "kill -9 a worker"
     END_WORKER = "SIGTERM a worker"
     FREEZE_WORKER = "SIGSTOP a worker beyond its lease"
+    CRASH_WORKER = "kill -9 a worker at a write, or lose the write's answer"
     KILL_API = "kill -9 an API"
     END_API = "SIGTERM an API"
     KILL_REDIS = "kill -9 Redis, restarted empty"
@@ -35,8 +39,34 @@ _IN_A_DECK = {
     FaultKind.FREEZE_WORKER: 1,
     FaultKind.KILL_API: 2,
     FaultKind.END_API: 1,
+    FaultKind.CRASH_WORKER: 0,
 }
 """How often a kind is in a deck of faults; others are in it once."""
+
+_OF_WORKERS = {
+    FaultKind.KILL_WORKER: 4,
+    FaultKind.END_WORKER: 3,
+    FaultKind.FREEZE_WORKER: 1,
+    FaultKind.CRASH_WORKER: 4,
+}
+"""The deck of faults that meet workers alone."""
+
+_MOST_PASSES = {
+    CrashPoint.CLAIM: 12,
+    CrashPoint.OPEN_LOG: 12,
+    CrashPoint.APPEND: 60,
+    CrashPoint.CHECKPOINT: 40,
+    CrashPoint.INTENT: 5,
+    CrashPoint.EDIT_MEMORY: 12,
+    CrashPoint.REMEMBER: 3,
+    CrashPoint.COMPACT: 2,
+    CrashPoint.SETTLE: 12,
+    CrashPoint.FINISH_JOB: 12,
+}
+"""The writes at which a worker dies, and at which of its passes at the latest: about what it does in some seconds."""
+
+DIES_WITHIN_S = 20.0
+"""A worker that has not come to its write by then is killed where it is."""
 
 _LASTS_S = {
     FaultKind.KILL_REDIS: (0.0, 1.5),
@@ -63,10 +93,13 @@ class Fault:
     lasts_s: float
     is_alone: bool = False
     """It waits for those before it to be over, so that what it costs can be measured by itself."""
+    crash_at: str = ""
+    """The write at which a worker dies, as `HOLDFAST_CRASH_AT` has it."""
 
     def __str__(self) -> str:
         alone = ", alone" if self.is_alone else ""
-        return f"{self.at_s:6.1f} s  {self.kind} #{self.target} for {self.lasts_s:.1f} s{alone}"
+        where = f" at {self.crash_at}" if self.crash_at else ""
+        return f"{self.at_s:6.1f} s  {self.kind} #{self.target}{where} for {self.lasts_s:.1f} s{alone}"
 
 
 def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
@@ -90,6 +123,18 @@ def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
     return faults
 
 
+def draw_worker_faults(seed: int, every_s: float, lease_s: float) -> Iterator[Fault]:
+    """Faults that meet workers alone, without an end: one every so many seconds in the mean."""
+    dice = random.Random(f"workers {seed}")
+    at_s = 0.0
+    while True:
+        deck = [kind for kind, times in _OF_WORKERS.items() for _ in range(times)]
+        dice.shuffle(deck)
+        for kind in deck:
+            at_s += dice.uniform(0.2, 1.8) * every_s
+            yield _fault(dice, at_s, kind, lease_s)
+
+
 def _shuffled(dice: random.Random) -> list[FaultKind]:
     deck = [kind for kind in FaultKind for _ in range(_IN_A_DECK.get(kind, 1))]
     dice.shuffle(deck)
@@ -101,4 +146,8 @@ def _fault(dice: random.Random, at_s: float, kind: FaultKind, lease_s: float) ->
     shortest, longest = _LASTS_S.get(kind, (0.0, 0.0))
     if kind is FaultKind.FREEZE_WORKER:
         shortest, longest = lease_s + 1.0, lease_s + 4.0
+    if kind is FaultKind.CRASH_WORKER:
+        point = dice.choice(list(_MOST_PASSES))
+        where = f"{point}:{dice.choice(SIDES)}:{dice.randint(1, _MOST_PASSES[point])}"
+        return Fault(at_s, kind, target, DIES_WITHIN_S, crash_at=where)
     return Fault(at_s, kind, target, dice.uniform(shortest, longest))

@@ -95,6 +95,17 @@ class PostgresServer:
         on_another_loop(_execute(make_url(on) if on else self._admin, statement))
 
 
+@asynccontextmanager
+async def new_database(admin_url: str) -> AsyncGenerator[str]:
+    """The URL of a new, empty database of the Postgres server, dropped after the block."""
+    server = PostgresServer(admin_url)
+    url = server.create_database()
+    try:
+        yield url
+    finally:
+        server.drop_database(url)
+
+
 def on_another_loop(work: Coroutine[Any, Any, None]) -> None:
     """Does the work to its end on a thread of its own, whatever loop the calling thread has."""
     with ThreadPoolExecutor(max_workers=1) as thread:
