@@ -8,10 +8,10 @@ TEST_PROCESSES ?= 5
 FAST_TESTS := tests/architecture tests/unit tests/contract
 ARGS ?=
 
-.PHONY: help dev test test-fast lint check check-fast format bench chaos clean
+.PHONY: help dev test test-fast lint check check-fast format bench chaos long-conversation clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
@@ -43,6 +43,9 @@ bench: $(STAMP) ## Measure (ARGS are given to bench/run.py)
 
 chaos: $(STAMP) ## Break a deployment for two minutes and check every promise (ARGS="--seed 7")
 	@$(BIN)/python -m bench.chaos $(ARGS)
+
+long-conversation: $(STAMP) ## Talk for 2,000 turns while workers are killed, and check the memory (ARGS="--turns 200")
+	@$(BIN)/python -m bench.long_conversation $(ARGS)
 
 clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
 	@rm -rf $(VENV) .venv-contract build *.egg-info .ruff_cache .hypothesis
