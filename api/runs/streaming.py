@@ -1,23 +1,18 @@
 """How the senders of messages are answered: with a stream, with the whole answer, or with the run.
 
-Only this module knows how a frame looks on the wire. It sends the bodies of streams itself. Everything that is ready
-leaves in one send, each send waits for the client's socket, and a client that goes away is noticed at once. A reader
-costs its socket and one batch of entries.
-
-A comment is one line without the empty line that ends an event. After an event with an id, some clients (`letta-client`
-among them) take every empty line for another event, without data, and fail on it.
+Only this module knows how a frame of Letta's looks on the wire.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import msgspec
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from api.errors import RETRY_AFTER_S, SHOULD_RETRY, model_error_answer
+from api.event_stream import EventStream, finishes
 from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import MessagesRequest
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
@@ -33,12 +28,6 @@ from shared.domain.runs import Run
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.run_store import RunStore
 
-HEADERS = {
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-    "content-type": "text/event-stream; charset=utf-8",
-}
-KEEP_ALIVE = b": keep-alive\n"
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
 """The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
 
@@ -50,47 +39,6 @@ def event_bytes(frame: Frame) -> bytes:
     data = b"[DONE]" if frame.body is None else _encoder.encode(frame.body)
     kind = b"event: error\n" if frame.is_error else b""
     return b"id: %d\n%bdata: %b\n\n" % (frame.seq, kind, data)
-
-
-class EventStream(Response):
-    """A response that sends batches of frames until they end, the client goes away or the server is `ending`.
-
-    `batches` yields the frames that are ready; an empty batch becomes a comment, which keeps proxies from hanging up.
-    """
-
-    def __init__(self, batches: Callable[[], AsyncGenerator[Iterable[Frame]]], ending: asyncio.Event) -> None:
-        super().__init__(headers=HEADERS)
-        self._batches = batches
-        self._ending = ending
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send(send), name="send events")
-            leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
-            ending = group.create_task(self._wait_for_the_end(), name="watch for the server's end")
-            await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
-            # A cancelled send has passed its bytes on already: no frame is cut.
-            is_cut = ending.done() and not sending.done() and not leaving.done()
-            for task in (sending, leaving, ending):
-                task.cancel()
-        if is_cut:
-            await send({"type": "http.response.body", "body": COME_BACK, "more_body": False})
-
-    async def _send(self, send: Send) -> None:
-        async for frames in self._batches():
-            body = b"".join(map(event_bytes, frames)) or KEEP_ALIVE
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _wait_for_the_end(self) -> None:
-        await self._ending.wait()
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +53,7 @@ class StreamService:
 
     def stream(self, run: Run, after: Seq, options: FrameOptions) -> EventStream:
         """The response that shows a run from a cursor on."""
-        return EventStream(lambda: self._batches(run, after, options), self.ending)
+        return EventStream(lambda: self._batches(run, after, options), self.ending, cut=COME_BACK)
 
     def resume(
         self, run: Run, request: StreamRequest, last_event_id: str | None, *, status_events: bool
@@ -124,22 +72,22 @@ class StreamService:
         """Whether the run's stream has ended and its reader has seen the end. Raises `InvalidRequest` as `resume`."""
         return run.status in STREAM_ENDED and _cursor(None, last_event_id) >= run.last_seq
 
-    async def _batches(self, run: Run, after: Seq, options: FrameOptions) -> AsyncGenerator[list[Frame]]:
+    async def _batches(self, run: Run, after: Seq, options: FrameOptions) -> AsyncGenerator[bytes]:
         frames = Frames(run.id, options)
         last = after
         has_ended = False
         async for entries in self.reader.follow(run, after, quiet_s=self.keepalive_s):
             if not entries:
-                yield [frames.ping(last, self.clock.now())] if options.pings else []
+                yield event_bytes(frames.ping(last, self.clock.now())) if options.pings else b""
                 continue
             last = entries[-1][0]
             shown = [frame for seq, entry in entries if (frame := frames.of(seq, entry)) is not None]
             has_ended = any(frame.body is None for frame in shown)
             if shown:
-                yield shown
+                yield b"".join(map(event_bytes, shown))
         if not has_ended:
             # The cursor was at the end already: the client still needs the mark that the stream is over.
-            yield [Frame(last, None)]
+            yield event_bytes(Frame(last, None))
 
 
 def _cursor(starting_after: int | None, last_event_id: str | None) -> Seq:
@@ -175,21 +123,9 @@ class AnswerService:
         run = await self.submissions.submit(submission)
         if request.streaming:
             return self.streaming.stream(run, Seq(0), frame_options(request, status_events=run.options.status_events))
-        if not await self._ends(run):
-            return _elsewhere(run)
+        if not await finishes(self.reader.wait_for_end(run), self.streaming.ending):
+            return elsewhere(run)
         return await self._whole_answer(await self.runs.look_up(run.id))
-
-    async def _ends(self, run: Run) -> bool:
-        """Waits for the run's end. False when this process ends before."""
-        ending = self.streaming.ending
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(self.reader.wait_for_end(run), name=f"wait for {run.id}")
-            leaving = group.create_task(wait_for(ending), name="wait for the server's end")
-            await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
-            has_ended = waiting.done()
-            waiting.cancel()
-            leaving.cancel()
-        return has_ended
 
     async def send_later(self, submission: Submission) -> Response:
         """Submits and answers with the run."""
@@ -204,17 +140,12 @@ class AnswerService:
         return JSONResponse(wire_answer(run, await self.messages.list_of_run(run.id)))
 
 
-def _elsewhere(run: Run) -> Response:
+def elsewhere(run: Run) -> Response:
     """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
     that sent the message again would send it twice."""
     said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its messages"
     headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}
     return JSONResponse({"detail": said, "run_id": run.id}, 503, headers)
-
-
-async def wait_for(event: asyncio.Event) -> None:
-    """Returns when it is set."""
-    await event.wait()
 
 
 def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOptions:

@@ -1,0 +1,77 @@
+"""A response that is a stream of server-sent events, whatever they say.
+
+It sends its body itself. Everything that is ready leaves in one send, each send waits for the client's socket, and a
+client that goes away is noticed at once. A reader costs its socket and one batch of entries.
+
+A comment is one line without the empty line that ends an event. After an event with an id, some clients (`letta-client`
+among them) take every empty line for another event, without data, and fail on it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+    "content-type": "text/event-stream; charset=utf-8",
+}
+KEEP_ALIVE = b": keep-alive\n"
+
+
+class EventStream(Response):
+    """A response that sends batches of events until they end, the client goes away or the server is `ending`.
+
+    `batches` yields the bytes of those that are ready; an empty batch becomes a comment, which keeps proxies from
+    hanging up. `cut` is what the client is told when the server ends and the run goes on.
+    """
+
+    def __init__(self, batches: Callable[[], AsyncGenerator[bytes]], ending: asyncio.Event, *, cut: bytes) -> None:
+        super().__init__(headers=HEADERS)
+        self._batches = batches
+        self._ending = ending
+        self._cut = cut
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(self._send(send), name="send events")
+            leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
+            ending = group.create_task(_wait_for(self._ending), name="watch for the server's end")
+            await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
+            # A cancelled send has passed its bytes on already: no frame is cut.
+            is_cut = ending.done() and not sending.done() and not leaving.done()
+            for task in (sending, leaving, ending):
+                task.cancel()
+        if is_cut:
+            await send({"type": "http.response.body", "body": self._cut, "more_body": False})
+
+    async def _send(self, send: Send) -> None:
+        async for body in self._batches():
+            await send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def finishes(work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
+    """Does the work. False when the server ends before it is done."""
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work, name="wait for a run's end")
+        leaving = group.create_task(_wait_for(ending), name="wait for the server's end")
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        has_finished = working.done()
+        working.cancel()
+        leaving.cancel()
+    return has_finished
+
+
+async def _wait_for(event: asyncio.Event) -> None:
+    await event.wait()
