@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import SHOULD_RETRY
 from api.letta.unused_input import models_in, unused_fields
+from api.openai.chat_request import ChatRequest, left_out
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,10 @@ class UnusedInputWarnings:
             return
         given: object = json.loads(body)
         if isinstance(given, dict):
-            yield from dict.fromkeys(unused_fields(model, cast("dict[str, Any]", given)))
+            said = cast("dict[str, Any]", given)
+            yield from dict.fromkeys(unused_fields(model, said))
+            if model is ChatRequest:
+                yield from dict.fromkeys(left_out(said["messages"]))
 
     def _log(self, route: APIRoute, scope: Scope, names: list[str]) -> None:
         makes_agent = (scope["method"], route.path) == ("POST", "/v1/agents")

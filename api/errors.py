@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from api.letta.refusals import model_error_body, validation_refusal
+from api.openai.errors import as_openai, invalid_input, speaks_openai
 from shared.domain import errors as domain
 from shared.sql.engine import DATABASE_ERRORS, as_ours
 
@@ -69,6 +70,10 @@ def _pending_approval(error: domain.PendingApproval) -> dict[str, Any]:
     }
 
 
+def _unknown_model(error: domain.UnknownModel) -> dict[str, Any]:
+    return {"detail": {"code": "model_not_found", "message": error.message, "param": "model"}}
+
+
 def _other_run(error: domain.Busy | domain.NameTaken) -> dict[str, Any]:
     return {"detail": error.message, "run_id": error.run_id}
 
@@ -81,6 +86,7 @@ _NEVER_HERE = ErrorAnswer(500, _unknown)
 ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
     domain.NotFound: ErrorAnswer(404, _plain),
+    domain.UnknownModel: ErrorAnswer(404, _unknown_model),
     domain.InvalidRequest: ErrorAnswer(400, _INVALID),
     domain.BlockTooLong: ErrorAnswer(422, _INVALID),
     domain.InvalidToolSource: ErrorAnswer(400, _INVALID),
@@ -169,10 +175,19 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
 
 async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    # No middleware sees this answer.
+    body = as_openai(500, _unknown(error)) if speaks_openai(request.url.path) else _unknown(error)
     # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
-    return JSONResponse(_unknown(error), 500, {"Connection": "close"})
+    return JSONResponse(body, 500, {"Connection": "close"})
 
 
-async def _answer_validation_error(_request: Request, error: Exception) -> JSONResponse:
+async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
     found: Sequence[Any] = error.errors() if isinstance(error, RequestValidationError) else ()
+    return input_refusal(request.url.path, found)
+
+
+def input_refusal(path: str, found: Sequence[Mapping[str, Any]]) -> JSONResponse:
+    """The answer to a request of which pydantic, or a check before it, has found these flaws."""
+    if speaks_openai(path):
+        return JSONResponse(invalid_input(found), 400)
     return JSONResponse(validation_refusal(found), 422)

@@ -15,7 +15,7 @@ from api.base_tools import BaseToolShelf
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
 from api.callbacks.signature import signing_key
 from api.errors import SHOULD_RETRY, add_error_answers
-from api.middleware import BrowserGuard, LettaPaths, RequestBodies, ShutdownAnswers
+from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
 from api.routes import (
     absent_lists,
     agent_archives,
@@ -26,6 +26,7 @@ from api.routes import (
     approvals,
     archives,
     blocks,
+    chat,
     conversation_contexts,
     conversation_messages,
     conversations,
@@ -40,6 +41,7 @@ from api.routes import (
     tools,
 )
 from api.runs.cancel import CancelService, RunCanceller
+from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
 from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import AnswerService, StreamService
@@ -82,7 +84,7 @@ from shared.sql.runs.steps import StepStore
 
 ROUTES = (
     health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
-    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, runs, steps,
+    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, chat, runs, steps,
     approvals, absent_lists,
 )  # fmt: skip
 
@@ -113,6 +115,7 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=["Retry-After", "Warning", SHOULD_RETRY],
         )
     app.add_middleware(ShutdownAnswers)
+    app.add_middleware(OpenAIErrors)
     return app
 
 
@@ -188,6 +191,9 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
         sending=AnswerService(
             submissions=submissions, streaming=streaming, reader=reader, runs=run_store, messages=message_store
+        ),
+        chat=ChatService(
+            submissions=submissions, reader=reader, keepalive_s=settings.keepalive_s, ending=streaming.ending
         ),
         compacting=CompactionService(
             submissions=submissions, reader=reader, runs=run_store, messages=message_store, clock=clock, ids=ids

@@ -10,14 +10,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import ApiKeys
-from api.errors import RETRY_AFTER_S
-from api.letta.refusals import body_refusal
+from api.errors import RETRY_AFTER_S, input_refusal
+from api.openai.errors import as_openai, speaks_openai, status_of
 from shared.json_limits import flaw_of_document
 
 SAID = "SERVICE_UNAVAILABLE: this server is ending; send the request again"
@@ -44,6 +46,48 @@ class ShutdownAnswers:
                 answer = JSONResponse({"detail": SAID}, 503, {"Retry-After": str(RETRY_AFTER_S)})
                 await answer(scope, receive, send)
             raise
+
+
+class OpenAIErrors:
+    """Answers OpenAI's clients with errors in their shape, whoever refuses their request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not speaks_openai(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        refused: Message | None = None
+        body = bytearray()
+
+        async def translated(message: Message) -> None:
+            nonlocal refused
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                refused = message
+                return
+            if refused is None:
+                await send(message)
+                return
+            body.extend(message.get("body", b""))
+            if not message.get("more_body"):
+                await _send_error(refused, bytes(body), send)
+
+        await self._app(scope, receive, translated)
+
+
+async def _send_error(refused: Message, body: bytes, send: Send) -> None:
+    status: int = refused["status"]
+    try:
+        given: object = msgspec.json.decode(body)
+    except ValueError:
+        given = {"detail": body.decode("utf-8", "replace")}
+    said = msgspec.json.encode(as_openai(status, given))
+    start: Message = {**refused, "status": status_of(status)}
+    headers = MutableHeaders(scope=start)
+    headers["content-length"], headers["content-type"] = str(len(said)), "application/json"
+    await send(start)
+    await send({"type": "http.response.body", "body": said, "more_body": False})
 
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -98,7 +142,7 @@ _AGENT = r"agents/[^/]+/"
 _NOT_OURS = re.compile(
     "/v1/(?:"
     # whole nouns
-    r"(?:chat|client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
+    r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
     r"|mcp-servers|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
     # parts of nouns that are ours
     rf"|{_AGENT}(?:files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
@@ -195,7 +239,7 @@ class RequestBodies:
             return
         if body is None:
             return
-        refusal = self._too_long() if len(body) > self._max_bytes else _refused_content(body)
+        refusal = self._too_long() if len(body) > self._max_bytes else _refused_content(scope["path"], body)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -241,6 +285,8 @@ def _has_token(scope: Scope) -> bool:
     return is_stream and any(part.startswith(b"token=") for part in scope["query_string"].split(b"&"))
 
 
-def _refused_content(body: bytes) -> Response | None:
+def _refused_content(path: str, body: bytes) -> Response | None:
     flaw = flaw_of_document(body)
-    return None if flaw is None else JSONResponse(body_refusal(flaw.place, flaw.text), 422)
+    if flaw is None:
+        return None
+    return input_refusal(path, [{"type": "value_error", "loc": ("body", *flaw.place), "msg": flaw.text}])

@@ -7,6 +7,7 @@ from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
 from api.runs.cancel import CancelService
+from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
@@ -63,6 +64,7 @@ class Services:
     inbox: InboxStore
     threads: AgentThreads
     sending: AnswerService
+    chat: ChatService
     compacting: CompactionService
     streaming: StreamService
     cancels: CancelService

@@ -32,11 +32,6 @@ def validation_refusal(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return body
 
 
-def body_refusal(place: Sequence[str | int], text: str) -> dict[str, Any]:
-    """The body of a 422 for one field of a request's body."""
-    return validation_refusal([{"type": "value_error", "loc": ("body", *place), "msg": text}])
-
-
 def model_error_body(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
     """The body of an answer to a run whose model failed."""
     return {"error": {"type": error_type, "message": message, "detail": detail}}

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from api.letta.agents import CLEARS_CONTEXT
 from api.letta.compaction import when_full
 from api.letta.message_input import (
@@ -58,6 +60,8 @@ class Submission:
     run_type: str = "send_message"
     if_busy: IfBusy | None = None
     actor: str = "api"
+    sent: BaseModel | None = None
+    """What the client sent, if that was in another dialect: by it the same request is known."""
 
     @property
     def thread_id(self) -> ThreadId:
@@ -96,7 +100,7 @@ class SubmissionService:
         """
         given = submission.request.given_messages()
         way = f"{submission.run_type} {submission.background}"
-        keys = keys_of(given, submission.headers, submission.request, way, self.clock.now())
+        keys = keys_of(given, submission.headers, submission.sent or submission.request, way, self.clock.now())
         if any(message.type != "message" for message in given):
             return await self._submit_decision(submission, given, keys)
         return await self._submit_messages(submission, given, keys)

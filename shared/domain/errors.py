@@ -48,6 +48,16 @@ class NotFound(HoldfastError):
     """There is nothing with this id."""
 
 
+class UnknownModel(NotFound):
+    """What a client of OpenAI's dialect calls a model is neither an agent nor a conversation of its project."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {model[:100]!r} does not exist: give the id of an agent (agent-…; GET /v1/agents lists them) "
+            "or of a conversation (conv-…)"
+        )
+
+
 class InvalidRequest(HoldfastError):
     """The request is not valid."""
 

@@ -46,9 +46,10 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     # The API. Routes are read by `main` alone; what happens to a run does not know the routes that ask for it.
     "api/tool_source": ("shared/domain",),
     "api/letta": ("shared", "shared/domain", "shared/sql/definitions", "api/tool_source"),
-    "api/runs": (*_STATE, "api", "api/letta"),
+    "api/openai": ("shared/domain", "api/letta"),
+    "api/runs": (*_STATE, "api", "api/letta", "api/openai"),
     "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
-    "api/routes": (*_STATE, "shared/process", "api", "api/letta", "api/runs"),
+    "api/routes": (*_STATE, "shared/process", "api", "api/letta", "api/openai", "api/runs"),
     "api": (*_STATE, "shared/process", "api/*", "worker"),
 }
 """A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""

@@ -25,6 +25,7 @@ WRITTEN_FOR = "http://127.0.0.1:8283"
 DOCUMENTS = [
     "docs/approvals.md",
     "docs/cancelling.md",
+    "docs/chat-completions.md",
     "docs/coming-from-letta.md",
     "docs/steering.md",
     "docs/streaming.md",

@@ -1,0 +1,104 @@
+"""A run's log as the chunks of a chat completion that is streamed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from api.openai.chat_answer import BETWEEN_TEXTS, ChatOutcome, completion_head
+from shared.domain import events
+from shared.domain.ids import MessageId
+from shared.domain.runs import Run
+
+
+class ChatChunks:
+    """Turns one run's events into chunks. With `with_usage` the last one has the tokens, and no choice."""
+
+    def __init__(self, run: Run, model: str, *, with_usage: bool) -> None:
+        self._head = completion_head(run, model, "chat.completion.chunk") | ({"usage": None} if with_usage else {})
+        self._with_usage = with_usage
+        self._outcome = ChatOutcome(run)
+        self._text = _ShownText()
+
+    def of(self, event: events.Event | events.Unknown) -> Iterator[dict[str, Any]]:
+        """The chunks of an event; most have none."""
+        self._outcome.take(event)
+        match event:
+            case events.RunCreated():
+                yield self._chunk({"role": "assistant", "content": ""})
+            case events.TextChunk() if event.text:
+                if text := self._text.more(event):
+                    yield self._chunk({"content": text})
+            case events.StepRestarted():
+                self._text.begin_again(event.void_message_ids)
+            case events.Ended():
+                yield from self._ending()
+            case _:
+                pass
+
+    def lost_ending(self) -> Iterator[dict[str, Any]]:
+        """What is to be said when the log is over and had no end, as that of a run that was deleted meanwhile."""
+        if not self._outcome.is_over:
+            yield from self._ending()
+
+    def _ending(self) -> Iterator[dict[str, Any]]:
+        outcome = self._outcome
+        if outcome.error is not None:
+            yield outcome.error
+            return
+        if calls := outcome.tool_calls:
+            yield self._chunk({"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]})
+        if outcome.refusal is not None:
+            yield self._chunk({"refusal": outcome.refusal})
+        yield self._chunk({}, **outcome.ending())
+        if self._with_usage:
+            yield {**self._head, "choices": [], "usage": outcome.usage()}
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **ending: Any) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **ending}
+        return {**self._head, "choices": [choice]}
+
+
+class _ShownText:
+    """The text that was shown, of which nothing can be taken back.
+
+    When a step begins again, a model mostly says the same again: that is not shown twice. Where it says something else,
+    that follows behind an empty line.
+    """
+
+    def __init__(self) -> None:
+        self._message: MessageId | None = None
+        self._part: int | None = None
+        self._is_first = True
+        self._was_first = True
+        """Whether there was no text before the message in hand."""
+        self._of_message = ""
+        self._void = ""
+        """Shown, void, and not yet said again; empty when nothing is."""
+
+    def more(self, chunk: events.TextChunk) -> str:
+        """What of it is to be shown now."""
+        text = chunk.text
+        if chunk.message_id != self._message:
+            self._message, self._of_message, self._was_first = chunk.message_id, "", self._is_first
+            text = text if self._is_first else BETWEEN_TEXTS + text
+        elif chunk.part != self._part:
+            text = BETWEEN_TEXTS + text
+        self._part, self._is_first = chunk.part, False
+        self._of_message += text
+        return self._not_shown_yet() if self._void else text
+
+    def begin_again(self, void: list[MessageId]) -> None:
+        """The step in hand begins again: texts of these messages are void."""
+        if self._message in void:
+            # While it catches up, more is shown than was said again.
+            self._void = self._void or self._of_message
+            self._message, self._is_first = None, self._was_first
+
+    def _not_shown_yet(self) -> str:
+        if self._void.startswith(self._of_message):
+            if len(self._void) == len(self._of_message):
+                self._void = ""
+            return ""
+        void, self._void = self._void, ""
+        if self._of_message.startswith(void):
+            return self._of_message[len(void) :]
+        return BETWEEN_TEXTS + self._of_message.removeprefix(BETWEEN_TEXTS)

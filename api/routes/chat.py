@@ -1,0 +1,48 @@
+"""Chat completions: agents for clients that speak OpenAI's dialect."""
+
+from fastapi import APIRouter, Response
+
+from api.dependencies import ProjectDep, ServicesDep, SubmissionHeadersDep
+from api.openai.chat_request import ChatRequest
+from api.runs.submission import Submission
+from api.runs.threads import AgentThread
+from api.services import Services
+from shared.domain.errors import NotFound, UnknownModel
+from shared.domain.ids import ProjectId, is_id
+
+router = APIRouter(tags=["chat"])
+
+
+@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions/chat/completions", response_model=None)
+async def create_chat_completion(
+    request: ChatRequest, services: ServicesDep, project_id: ProjectDep, headers: SubmissionHeadersDep
+) -> Response:
+    """Sends what is new in the messages to the agent that `model` names, and answers with its text: whole, or streamed.
+
+    A request to a busy history waits for its turn, unless the header says otherwise.
+    """
+    thread = await _thread(services, project_id, request.model)
+    submission = Submission(
+        agent=thread.agent,
+        request=request.submitted(),
+        sent=request,
+        background=False,
+        stream_tokens=bool(request.stream),
+        conversation_id=thread.conversation_id,
+        model=thread.model,
+        model_options=thread.model_options,
+        run_type="openai_chat_completions",
+        headers=headers,
+        if_busy=headers.if_busy or "enqueue",
+    )
+    return await services.chat.send(submission, request)
+
+
+async def _thread(services: Services, project_id: ProjectId, model: str) -> AgentThread:
+    if not is_id(model, "agent") and not is_id(model, "conv"):
+        raise UnknownModel(model)
+    try:
+        return await services.threads.find(project_id, model)
+    except NotFound as error:
+        raise UnknownModel(model) from error

@@ -1,0 +1,76 @@
+"""Chat completions in OpenAI's dialect: another way to send messages and to be answered. Runs are like any other."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import msgspec
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from api.errors import SHOULD_RETRY, model_error_answer
+from api.event_stream import EventStream, finishes
+from api.openai.chat_answer import ChatAnswer
+from api.openai.chat_chunks import ChatChunks
+from api.openai.chat_request import ChatRequest
+from api.openai.errors import interrupted
+from api.runs.reader import RunReader
+from api.runs.streaming import elsewhere
+from api.runs.submission import Submission, SubmissionService
+from shared.domain.events import decode
+from shared.domain.ids import Seq
+from shared.domain.runs import Run
+
+LONGEST_SILENCE_S = 4.0
+"""Voice clients give a stream up after five or ten seconds without a byte (LiveKit's), and ask once more."""
+
+DONE = b"data: [DONE]\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def chunk_bytes(chunk: object) -> bytes:
+    """One chunk, or an error in its place. Without a number: OpenAI's streams cannot be resumed."""
+    return b"data: %b\n\n" % _encoder.encode(chunk)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatService:
+    """Submits requests for chat completions and answers them."""
+
+    submissions: SubmissionService
+    reader: RunReader
+    keepalive_s: float
+    ending: asyncio.Event
+    """Set when this process ends."""
+
+    async def send(self, submission: Submission, request: ChatRequest) -> Response:
+        """Submits, and answers with a stream of chunks, or with the whole completion when the run has ended.
+
+        The run goes on when the client leaves.
+        """
+        run = await self.submissions.submit(submission)
+        if request.stream:
+            cut = interrupted("This server is ending, and the run goes on", "server_ending", run.id)
+            return EventStream(lambda: self._chunks(run, request), self.ending, cut=chunk_bytes(cut) + DONE)
+        answer = ChatAnswer(run, request.model)
+        if not await finishes(self._read(run, answer), self.ending):
+            return elsewhere(run)
+        failure, error = answer.outcome.failure, answer.outcome.error
+        if failure is not None:
+            return model_error_answer(failure.error_type, failure.detail, failure.message)
+        if error is not None:
+            return JSONResponse(error, 500, {SHOULD_RETRY: "false"})
+        return JSONResponse(answer.completion())
+
+    async def _read(self, run: Run, answer: ChatAnswer) -> None:
+        async for entries in self.reader.follow(run, Seq(0), quiet_s=self.keepalive_s):
+            for _, entry in entries:
+                answer.take(decode(entry))
+
+    async def _chunks(self, run: Run, request: ChatRequest) -> AsyncGenerator[bytes]:
+        """Batches of chunks. One with nothing to show is a sign of life: the agent thinks, or its tools work."""
+        chunks = ChatChunks(run, request.model, with_usage=request.shows_usage)
+        async for entries in self.reader.follow(run, Seq(0), quiet_s=min(self.keepalive_s, LONGEST_SILENCE_S)):
+            yield b"".join(chunk_bytes(chunk) for _, entry in entries for chunk in chunks.of(decode(entry)))
+        yield b"".join(map(chunk_bytes, chunks.lost_ending())) + DONE

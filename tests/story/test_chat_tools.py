@@ -1,0 +1,132 @@
+"""Tools that a program offers with its request for a chat completion: it makes the calls, and the run goes on."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, ConflictError
+
+from tests.kit.model_server import Call, Turn
+from tests.kit.product import Product
+from tests.kit.product.chat_client import body_of, finish_of, openai_client, streamed, text_of, user, whole
+from tests.kit.provider_rules.request import broken_rules
+from tests.kit.tools import LAUNCH, ROLL_DICE
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Says how the weather is.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+ASKED = {"place": "Köln"}
+
+
+@pytest.fixture
+async def openai(product: Product) -> AsyncGenerator[AsyncOpenAI]:
+    async with openai_client(product.base_url) as client:
+        yield client
+
+
+def result(call_id: str, content: Any) -> Any:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+async def calls_of(openai: AsyncOpenAI, model: str, *messages: Any, is_streamed: bool, **fields: Any) -> list[Any]:
+    """The calls that the client is asked to make, as OpenAI's SDK gives them."""
+    if is_streamed:
+        chunks = await streamed(openai, model, *messages, tools=[WEATHER], **fields)
+        assert finish_of(chunks) == [("tool_calls", "requires_approval")]
+        return [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    [choice] = (await whole(openai, model, *messages, tools=[WEATHER], **fields)).choices
+    assert choice.finish_reason == "tool_calls"
+    return list(choice.message.tool_calls or [])
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("content", ["Sunny, 20 °C", [{"type": "text", "text": "Sunny, 20 °C"}]])
+async def test_the_client_makes_the_calls_and_sends_the_results(
+    product: Product, openai: AsyncOpenAI, is_streamed: bool, content: Any
+) -> None:
+    asks = Turn(text="I look.", calls=[Call("weather", ASKED), Call("weather", {"place": "Bonn"})])
+    product.models.play(asks, Turn(text="Sunny in both."))
+    agent = await product.agent()
+    question = user("How is the weather?")
+
+    calls = await calls_of(openai, agent.id, question, is_streamed=is_streamed)
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("weather", ASKED),
+        ("weather", {"place": "Bonn"}),
+    ]
+    shown: list[Any] = [{"id": call.id, "type": "function", "function": call.function.to_dict()} for call in calls]
+    said = {"role": "assistant", "content": "I look.", "tool_calls": shown}
+    results = [result(call.id, content) for call in calls]
+    answer = await streamed(openai, agent.id, question, said, *results, tools=[WEATHER])
+
+    assert (text_of(answer), finish_of(answer)) == ("Sunny in both.", [("stop", "end_turn")])
+    assert [rule for request in product.models.requests for rule in broken_rules(request)] == []
+    assert str(product.models.requests[-1].body).count("Sunny, 20 °C") == 2
+    assert len((await product.http.get("/v1/runs/", params={"agent_id": agent.id})).json()) == 2
+
+
+async def test_results_may_come_with_a_message(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("weather", ASKED)]), Turn(text="Sunny, and yes."))
+    agent = await product.agent()
+    [call] = await calls_of(openai, agent.id, user("Weather?"), is_streamed=False)
+
+    answer = await whole(openai, agent.id, result(call.id, "Sunny"), user("Sure?"), tools=[WEATHER])
+
+    assert answer.choices[0].message.content == "Sunny, and yes."
+    assert "Sure?" in str(product.models.requests[-1].body)
+
+
+async def test_the_agents_own_tools_run_here_beside_the_clients(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("roll_dice", {"num_sides": 6})]), Turn(calls=[Call("weather", ASKED)]))
+    agent = await product.agent(tools=[await product.tool(ROLL_DICE)])
+
+    calls = await calls_of(openai, agent.id, user("Go"), is_streamed=True)
+
+    assert [call.function.name for call in calls] == ["weather"]
+
+
+async def test_a_call_that_a_person_decides_is_not_the_clients(product: Product, openai: AsyncOpenAI) -> None:
+    """It is told of both, but may not take the answer for one that it can go on from alone."""
+    both = Turn(calls=[Call("weather", ASKED), Call("launch", {"target": "moon"})])
+    product.models.play(both, Turn(text="Done."))
+    agent = await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
+
+    [choice] = (await whole(openai, agent.id, user("Go"), tools=[WEATHER])).choices
+    [call] = choice.message.tool_calls or []
+    assert (choice.finish_reason, call.type) == ("stop", "function")
+    assert str(choice.message.refusal).startswith("Waiting for approval of launch: ")
+    with pytest.raises(BadRequestError, match="Invalid tool call IDs"):
+        await whole(openai, agent.id, result(call.id, "Sunny"), tools=[WEATHER])
+
+    listed = (await product.http.get("/v1/approvals")).json()
+    [waiting] = [one for one in listed if one["tool_name"] == "launch"]
+    await product.http.post(f"/v1/approvals/{waiting['id']}", json={"decision": "approve"})
+    answer = await whole(openai, agent.id, result(call.id, "Sunny"), tools=[WEATHER])
+    assert answer.choices[0].message.content == "Done."
+
+
+async def test_a_message_without_the_results_is_refused(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("weather", ASKED)]))
+    agent = await product.agent()
+    [call] = await calls_of(openai, agent.id, user("Weather?"), is_streamed=False)
+
+    with pytest.raises(ConflictError) as refused:
+        await whole(openai, agent.id, user("Well?"), tools=[WEATHER])
+
+    assert refused.value.code == "pending_approval"
+    assert body_of(refused.value)["tool_call_ids"] == [call.id]
+
+
+async def test_tool_choice_none_offers_no_tools(product: Product, openai: AsyncOpenAI) -> None:
+    agent = await product.agent()
+
+    await whole(openai, agent.id, user("Hi"), tools=[WEATHER], tool_choice="none")
+    await whole(openai, agent.id, user("Hi"), tools=[WEATHER], tool_choice="auto")
+
+    assert ["weather" in str(request.body.get("tools")) for request in product.models.requests] == [False, True]
