@@ -15,6 +15,7 @@ _PREFIX = re.compile(r"(?P<code>[A-Z_]{4,}): (?P<message>.*)", re.DOTALL)
 _CODES = {"context_window_exceeded": "context_length_exceeded", "llm_rate_limit": "rate_limit_exceeded"}
 """Words of ours that OpenAI has a word for, which programs look for."""
 
+_MOST_FLAWS = 10
 _UNSAID_CODES = {401: "invalid_api_key"}
 _RATE_LIMIT, _INVALID, _SERVER = "rate_limit_error", "invalid_request_error", "server_error"
 _MODEL_KINDS = {
@@ -50,15 +51,14 @@ def as_openai(status: int, body: object) -> dict[str, Any]:
     code = more.pop("code", None) or (prefixed["code"] if prefixed else _UNSAID_CODES.get(status))
     message = prefixed["message"] if prefixed else said_of_it
     if "resolve" in more:
-        message += f" To go on: {more['resolve']}"
+        message += f" To go on: answer calls of your own tools with messages of the role 'tool'; else {more['resolve']}"
     return error_body(_kind(status), message, code=None if code is None else code.lower(), **more)
 
 
 def error_body(kind: str, message: str, *, code: str | None, param: str | None = None, **more: Any) -> dict[str, Any]:
     """The body of an error, and what a stream sends in the place of a chunk."""
-    return {
-        "error": {"message": message, "type": kind, "param": param, "code": _CODES.get(code or "", code), **more}
-    }  # fmt: skip
+    shown = {"message": message, "type": kind, "param": param, "code": _CODES.get(code or "", code)}
+    return {"error": {**shown, **more}}
 
 
 def model_error(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def model_error(error_type: str, message: str, detail: str | None) -> dict[str, 
 
 
 def invalid_input(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The error for a body that pydantic has found these flaws in: all of them, and the place of the first."""
-    places = [".".join(map(str, one["loc"][1:])) for one in found]
-    texts = [str(one["msg"]).removeprefix("Value error, ") for one in found]
+    """The error for a request with these flaws, as pydantic finds them: what the first ten are, and where the first."""
+    places = [".".join(map(str, one["loc"][1:])) for one in found[:_MOST_FLAWS]]
+    texts = [str(one["msg"]).removeprefix("Value error, ") for one in found[:_MOST_FLAWS]]
     message = "; ".join(f"{place}: {text}" if place else text for place, text in zip(places, texts, strict=True))
     return error_body(_INVALID, message, code="invalid_argument", param=places[0] if places and places[0] else None)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ from tests.kit.project.documents import table_rows
 from tests.kit.services.databases import open_database
 
 PATH = "/v1/chat/completions"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 USER = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello"}
 
@@ -80,7 +80,7 @@ async def test_what_cannot_be_done_is_a_400_that_names_the_field(
     assert (await http.get("/v1/runs/")).json() == []
 
 
-@pytest.mark.parametrize("model", ["gpt-4o", "", f"agent-{uuid4()}", f"conv-{uuid4()}", "default", "agent-1"])
+@pytest.mark.parametrize("model", ["gpt-4o", "", f"agent-{UNKNOWN}", f"conv-{UNKNOWN}", "default", "agent-1"])
 async def test_a_model_that_is_no_agent_does_not_exist(http: httpx.AsyncClient, model: str) -> None:
     answer = await http.post(PATH, json={"model": model, "messages": [USER]})
     error = error_of(answer)
