@@ -130,7 +130,7 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
     A worker has tried the model as often as it may. A client that sent the message again would start another run.
     """
     headers = {SHOULD_RETRY: "false"}
-    if error_type == domain.ModelErrorType.CONTEXT_WINDOW:
+    if error_type in (domain.ModelErrorType.CONTEXT_WINDOW, domain.ModelErrorType.INSTRUCTIONS):
         return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400, headers)
     said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
     return JSONResponse(model_error_body(error_type, said, detail), _MODEL_STATUS.get(error_type, 500), headers)

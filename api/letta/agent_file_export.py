@@ -10,6 +10,7 @@ from typing import Any
 
 from api.letta.agent_state import wire_agent
 from api.letta.blocks import wire_block
+from api.letta.compaction import SETTINGS as COMPACTION
 from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool
@@ -39,7 +40,7 @@ OURS = "holdfast"
 OURS_OF_AGENTS = ("approval_expires_s", "on_approval_expiry")
 OURS_OF_TOOLS = ("idempotent", "approval_expires_s", "on_approval_expiry")
 _COPIED = (
-    "agent_type", "compaction_settings", "description", "hidden", "max_files_open", "message_buffer_autoclear", "name",
+    "agent_type", "description", "hidden", "max_files_open", "message_buffer_autoclear", "name",
     "per_file_view_window_char_limit", "response_format", "system", "tags", "timezone", "tool_rules",
 )  # fmt: skip
 _EMPTY = (
@@ -107,6 +108,8 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
         "metadata": _with_ours(agent.metadata, agent, OURS_OF_AGENTS, None),
         "llm_config": config,
         "embedding_config": state["embedding_config"],
+        # What was said, and not what holds: in another place another model may be the agent's own.
+        "compaction_settings": agent.extra.get(COMPACTION),
         "model_settings": state["model_settings"] if kept else None,
         "tool_exec_environment_variables": secrets,
         "secrets": secrets,

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from api.letta.blocks import wire_block
+from api.letta.compaction import wire_settings
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config, wire_llm_config, wire_model_settings
 from api.letta.tools import wire_tool
@@ -45,7 +46,7 @@ def wire_agent(
         "model": agent.model,
         "embedding": agent.embedding,
         "model_settings": wire_model_settings(agent),
-        "compaction_settings": agent.extra.get("compaction_settings"),
+        "compaction_settings": wire_settings(agent.extra, agent.model),
         "response_format": agent.options.response_format,
         "description": agent.description,
         "metadata": agent.metadata,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from api.letta.approvals import Waiting
 from api.letta.blocks import BlockCreate, filled_in
 from api.letta.compaction import SETTINGS as COMPACTION
-from api.letta.compaction import CompactionSettings
+from api.letta.compaction import CompactionSettings, changed_settings
 from api.letta.message_input import MessageIn, user_messages
 from api.letta.model_settings import (
     KEPT_SETTINGS,
@@ -171,7 +171,7 @@ class AgentFields(BaseModel):
         """What is only given back, after what is said here."""
         given = {name: getattr(self, name) for name in KEPT if name in self.model_fields_set}
         if self.compaction_settings is not None:
-            given[COMPACTION] = self.compaction_settings.model_dump(mode="json", exclude_unset=True)
+            given[COMPACTION] = changed_settings(before.get(COMPACTION), self.compaction_settings)
         if self.model_settings is not None and self.model_settings.model_extra:
             given[KEPT_SETTINGS] = before.get(KEPT_SETTINGS, {}) | self.model_settings.model_extra
         return before | given

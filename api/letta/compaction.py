@@ -65,6 +65,26 @@ def when_full(of_agent: Mapping[str, Any]) -> CompactionOptions:
         return CompactionOptions()
 
 
+def changed_settings(before: Mapping[str, Any] | None, change: CompactionSettings) -> dict[str, Any]:
+    """What the agent's client has said by now: fields that it leaves out stay."""
+    return {**(before or {}), **change.model_dump(mode="json", exclude_unset=True)}
+
+
+def wire_settings(of_agent: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """How the histories of an agent with this model are compacted: what its client has said, and for the rest what
+    holds. `of_agent` is `Agent.extra`. A prompt that is null is the server's own."""
+    said: Mapping[str, Any] = of_agent.get(SETTINGS) or {}
+    try:
+        settings = CompactionSettings.model_validate(said)
+    except ValidationError:
+        said, settings = {}, CompactionSettings()
+    return {
+        "model": settings.model or model,
+        "model_settings": said.get("model_settings"),
+        **settings.model_dump(mode="json", exclude={"model", "model_settings"}),
+    }
+
+
 class CompactRequest(BaseModel):
     """The body of a request to compact; all of it may be left out."""
 

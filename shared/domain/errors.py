@@ -227,6 +227,7 @@ class ModelErrorType(StrEnum):
     TIMEOUT = "llm_timeout"
     BAD_REQUEST = "llm_bad_request"
     CONTEXT_WINDOW = "context_window_exceeded"
+    INSTRUCTIONS = "context_window_overflow_in_system_prompt"
     ERROR = "llm_error"
 
 
@@ -238,6 +239,7 @@ MODEL_ERROR_MESSAGES: Mapping[str, str] = {
     ModelErrorType.TIMEOUT: "The LLM request timed out.",
     ModelErrorType.BAD_REQUEST: "The request to the LLM model provider was invalid.",
     ModelErrorType.CONTEXT_WINDOW: "The conversation no longer fits into the model's context window.",
+    ModelErrorType.INSTRUCTIONS: "The agent's instructions alone are longer than the model's context window.",
     ModelErrorType.ERROR: "An error occurred with the LLM request.",
 }
 """The wire's sentence for each type. What the provider said goes beside it."""

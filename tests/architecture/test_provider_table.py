@@ -1,4 +1,5 @@
-"""docs/models.md has the providers of the code: each with its variables, its address and what it speaks."""
+"""docs/models.md has the providers of the code: each with its variables, its address and what it speaks. So has
+docker-compose.yml, as far as variables go."""
 
 import re
 from itertools import groupby
@@ -71,3 +72,25 @@ def test_a_providers_line_says_what_the_code_does(name: str) -> None:
     assert rows[0].default == provider.default_url
     assert rows[0].needs_key is provider.needs_key
     assert rows[0].speaks.startswith(SPOKEN[provider.wire])
+
+
+_PASSED_ON = re.compile(r"^  (\w+): \$\{(\w+):-\}$", re.MULTILINE)
+
+
+def test_compose_passed_on_three_keys_of_a_dozen() -> None:
+    """Whoever had another provider's key saw its models fail in the containers."""
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    block = text[text.index("\nx-model-providers: &model-providers") :].partition("\n\n")[0]
+    passed = _PASSED_ON.findall(block)
+    assert len(passed) == len(block.strip().splitlines()) - 1, "each line passes on one variable"
+    assert all(name == source for name, source in passed)
+    addresses = [address for provider in PROVIDERS.values() for address in provider.addresses]
+    assert {name for name, _ in passed} == {
+        name
+        for address in addresses
+        for name in (address.url_variable, *address.key_variables, address.version_variable)
+        if name is not None
+    }
+    for service in ("api", "worker"):
+        described = text[text.index(f"\n  {service}:\n") :].partition("\n\n")[0]
+        assert "<<: [*environment, *model-providers]" in described

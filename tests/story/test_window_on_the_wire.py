@@ -153,6 +153,52 @@ async def test_a_message_for_a_model_that_cannot_exist_is_refused(product: Produ
     assert (await product.http.get("/v1/runs/", params={"agent_id": agent.id})).json() == []
 
 
+async def test_an_agent_says_how_it_is_compacted_also_when_nobody_said(product: Product) -> None:
+    """It was null, where clients expect an object; and a change of one setting forgot the others."""
+    usual = {
+        "model": "openai/gpt-4o-mini",
+        "model_settings": None,
+        "mode": "sliding_window",
+        "prompt": None,
+        "prompt_acknowledgement": False,
+        "clip_chars": 50_000,
+        "sliding_window_percentage": 0.3,
+    }
+    path = f"/v1/agents/{(await product.agent()).id}"
+    assert (await product.http.get(path)).json()["compaction_settings"] == usual
+
+    await product.http.patch(path, json={"compaction_settings": {"prompt": "A haiku.", "clip_chars": None}})
+    changed = await product.http.patch(path, json={"compaction_settings": {"mode": "all"}, "model": "openai/gpt-4.1"})
+
+    said = {"model": "openai/gpt-4.1", "prompt": "A haiku.", "clip_chars": None, "mode": "all"}
+    assert changed.json()["compaction_settings"] == {**usual, **said}
+    file = (await product.http.get(f"{path}/export")).json()
+    assert file["agents"][0]["compaction_settings"] == {"prompt": "A haiku.", "clip_chars": None, "mode": "all"}
+
+
+async def test_instructions_that_fill_the_window_alone_are_named_as_the_wire_names_them(product: Product) -> None:
+    """It was an error of the model like any other, and clients could not tell that no compaction would help."""
+    model = chat()
+    model.window = WINDOW
+    product.models.answer_with(model)
+    agent_id = await small_agent(product, system="Be kind. " * 4_000)
+    body = {"input": "Hello", "streaming": True, "background": True}
+
+    streamed = await product.http.post(f"/v1/agents/{agent_id}/messages", json=body)
+    plain = await product.http.post(f"/v1/agents/{agent_id}/messages", json={"input": "Hello"})
+
+    frames = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    name = "context_window_overflow_in_system_prompt"
+    assert [frame["stop_reason"] for frame in frames if frame["message_type"] == "stop_reason"] == [name]
+    assert frames[-1]["error_type"] == name
+    assert "shorten the agent's instructions" in frames[-1]["detail"]
+    assert (plain.status_code, plain.json()["detail"][:23]) == (400, "CONTEXT_WINDOW_EXCEEDED")
+    run = await product.run(frames[-1]["run_id"])
+    assert (run["status"], run["stop_reason"]) == ("failed", name)
+    listed = await product.client.runs.list(agent_id=agent_id, stop_reason=name)
+    assert len(listed.items) == 2
+
+
 async def test_settings_that_make_no_sense_are_refused_with_the_agent(product: Product) -> None:
     body = {"name": "x", "model": "builtin/echo", "compaction_settings": {"mode": "sometimes"}}
 

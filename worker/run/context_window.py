@@ -60,6 +60,15 @@ class ContextWindow:
     async def ask(self, history: Sequence[Message]) -> Answer:
         """Asks the model once about the history, as much of it as fits. Raises `ModelError`, and what interrupts a
         run."""
+        try:
+            return await self._ask(history)
+        except ModelError as error:
+            # An estimate alone is no reason to fail: the model was asked, and its provider has refused.
+            if error.error_type is ModelErrorType.CONTEXT_WINDOW and self._fixed_tokens >= self._window:
+                raise ModelError(ModelErrorType.INSTRUCTIONS, error.message, status=error.status) from error
+            raise
+
+    async def _ask(self, history: Sequence[Message]) -> Answer:
         context = self._context
         sent = clipped(history, self._longest_text)
         size = await self._size_of(sent)

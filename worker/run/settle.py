@@ -177,10 +177,14 @@ def cancelled(request: CancelRequested) -> Outcome:
 def failed_by_model(error: ModelError, run: Run) -> RunEnd:
     """A model call failed, after its retries."""
     detail = error.message
-    if error.error_type is ModelErrorType.CONTEXT_WINDOW and run.options.compaction is None:
+    is_too_long = error.error_type in (ModelErrorType.CONTEXT_WINDOW, ModelErrorType.INSTRUCTIONS)
+    if is_too_long and run.options.compaction is None:
         detail = f"{detail} {NOTHING_LEFT}"
+    stop_reason = "llm_api_error"
+    if error.error_type is ModelErrorType.INSTRUCTIONS:
+        stop_reason = ModelErrorType.INSTRUCTIONS.value
     shown = RunError(error.error_type, MODEL_ERROR_MESSAGES[error.error_type], detail)
-    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="llm_api_error", cause="model_error", error=shown)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason=stop_reason, cause="model_error", error=shown)
 
 
 def failed_by_timeout(timeout_s: float) -> RunEnd:
