@@ -1,6 +1,7 @@
 """Which messages a search for words finds."""
 
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 from typing import Literal
 
@@ -10,7 +11,7 @@ Role = Literal["user", "assistant", "tool"]
 """Who said what is searched: a user, the model, or a tool that it called."""
 
 _KINDS: dict[Role, str] = {"user": "user", "assistant": "assistant", "tool": "tool_returns"}
-_PLAIN = re.compile(r"[!#-\[\]-~]+")
+_PLAIN = re.compile(r"[!#-\[\]-~]")
 
 
 def kind_of_role(role: Role) -> str:
@@ -18,9 +19,15 @@ def kind_of_role(role: Role) -> str:
     return _KINDS[role]
 
 
-def ascii_parts(word: str) -> list[str]:
-    """The parts of a word that JSON stores as they are and every database can compare whatever their case."""
-    return _PLAIN.findall(word)
+def plain_parts(word: str) -> list[str]:
+    """The parts of a word that JSON stores as they are and every database can compare whatever their case: of the
+    letters of ASCII, and of scripts that have no case (Chinese, Japanese, Korean, Arabic, Hebrew, Thai and so on)."""
+    marked = "".join(letter if _is_plain(letter) else " " for letter in word)
+    return marked.split()
+
+
+def _is_plain(letter: str) -> bool:
+    return _PLAIN.match(letter) is not None or unicodedata.category(letter) == "Lo"
 
 
 def has_words(body: MessageBody, words: Sequence[str], roles: Collection[Role]) -> bool:

@@ -1,7 +1,7 @@
 """Every list and search of letta-client, with every query parameter that it can send: acted on, or said in the answer.
 
-A parameter that a route does not declare is named in the answer's `Warning` header (`test_unused_input.py`). So what has
-to be shown is which these are, and that the document says the same.
+A parameter that a route does not declare is named in the answer's `Warning` header (`test_unused_input.py`). Here is
+shown which these are, and that the document says the same.
 """
 
 import functools

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import Message
-from shared.domain.word_search import Role, ascii_parts, has_words, kind_of_role
+from shared.domain.word_search import Role, has_words, kind_of_role, plain_parts
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, message_of
 from shared.sql.paging import contains
@@ -18,8 +18,15 @@ from shared.sql.tables import agents, conversations, messages
 
 Order = Literal["asc", "desc"]
 
-MOST_AT_ONCE = 1000
-"""Rows of one read, where most of them may turn out not to be wanted."""
+LEAST_AGAIN = 1000
+"""Rows of a second read."""
+
+MOST_AT_ONCE = 20_000
+"""Rows of one read, where most of them may turn out not to be wanted. The database puts all rows in order for each
+read, so a long list is read in few of them."""
+
+GROWTH = 4
+"""How many times as long as the last one the next read is."""
 
 
 class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +97,7 @@ class MessageLists:
         conditions = [is_listed(), sa.or_(*map(_is_of_role, roles))]
         # Every message that has the words has these parts of them, however it is stored. The rest is not left to the
         # database: SQLite takes only the letters of ASCII for the same in both cases, and a quote is stored as two.
-        conditions += [contains(messages.c.body, part) for word in words for part in ascii_parts(word)]
+        conditions += [contains(messages.c.body, part) for word in words for part in plain_parts(word)]
         if start is not None:
             conditions.append(messages.c.created_at >= start)
         if end is not None:
@@ -204,4 +211,4 @@ async def _collect(
         if len(rows) < at_once:
             return collected
         last = _tuple_of(keys, [rows[-1][f"key_{number}"] for number in range(len(keys))])
-        at_once = MOST_AT_ONCE
+        at_once = min(max(at_once * GROWTH, LEAST_AGAIN), MOST_AT_ONCE)
