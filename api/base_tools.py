@@ -1,8 +1,8 @@
 """The base tools of a project: rows like those of any other tool, made when a project is first asked for tools."""
 
 from shared.clock import Clock
-from shared.domain.base_tool_catalog import BASE_TOOLS, BaseTool
 from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.tool_catalog import BASE_TOOLS, BaseTool
 from shared.domain.tools import Tool
 from shared.sql.definitions.tools import ToolStore
 

@@ -1,7 +1,4 @@
-"""Agents on Letta's wire: the requests that make and change one.
-
-Fields that Holdfast keeps but does not act on are listed in `KEPT`; the rest of what Letta knows is ignored.
-"""
+"""Agents on Letta's wire: the requests that make and change one. `KEPT` names what is kept and not acted on."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime

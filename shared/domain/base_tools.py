@@ -6,7 +6,7 @@ A worker runs them itself: they have no source.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shared.domain.base_tool_catalog import BASE_TOOLS, NOT_THERE, BaseTool
+from shared.domain.tool_catalog import BASE_TOOLS, NOT_THERE, BaseTool
 from shared.domain.tools import Tool
 
 JsonObject = dict[str, Any]

@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
@@ -52,7 +52,7 @@ async def sent() -> AsyncGenerator[tuple[AsyncLetta, list[httpx.Request]]]:
 
 def lists_of(resource: Any, *path: str) -> Iterator[tuple[str, Callable[..., Awaitable[object]]]]:
     """The lists and searches of a resource and of those below it, by name."""
-    for name, attribute in inspect.getmembers_static(type(resource)):
+    for name, attribute in inspect.getmembers_static(cast("object", type(resource))):
         if name in ("list", "search"):
             yield ".".join((*path, name)), getattr(resource, name)
         elif isinstance(attribute, functools.cached_property) and not name.startswith("with_"):

@@ -68,7 +68,7 @@ async def test_the_first_call_is_forced_on_every_wire(product: Product, model: s
 
 
 @pytest.mark.parametrize("model", ["deepseek/deepseek-reasoner", "zai/glm-4.6", "ollama/qwen3"])
-async def test_a_model_that_answered_without_its_first_call_was_let_go(product: Product, model: str) -> None:
+async def test_a_model_that_answered_without_its_first_call_ended_its_turn(product: Product, model: str) -> None:
     """Where a call cannot be forced, or is not, the turn ended without it."""
     agent_id = await ruled_agent(product, {"type": "run_first", "tool_name": "look"}, model=model)
     product.models.play(Turn(text="I would rather not."), Turn(calls=[Call("look", {})]), Turn(text="Done."))
