@@ -57,6 +57,8 @@ class ToolReturn(msgspec.Struct, frozen=True):
     """The result of a call that was shown as text: it is not shown."""
     parts: list[ContentPart] | None = None
     """The result as the client brought it, when it did so in parts. `text` then says the same without the images."""
+    is_text: bool = True
+    """The tool returned a string. Else `text` is JSON of what it returned, or how Python prints that."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):

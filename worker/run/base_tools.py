@@ -41,7 +41,12 @@ async def run_base_tool(context: RunContext, call: ToolCall, tool: Tool, argumen
     except InvalidRequest as error:
         return _failed(call, error.message)
     return ToolReturn(
-        tool_call_id=call.id, tool_name=call.name, status="success", text=text, of_speech=call.speech is not None
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status="success",
+        text=text,
+        of_speech=call.speech is not None,
+        is_text=tool.name == SPEAKS,
     )
 
 

@@ -180,11 +180,16 @@ class RunContext:
     async def history(self) -> list[Message]:
         """The conversation as it is stored, up to this run's turn. The agent's memory is read with it: its own tools,
         other agents and people change it while the run goes on."""
-        messages, memory = self.services.messages, self.services.memory
-        self.progress.blocks = await self.retry_while_unavailable(lambda: memory.blocks(self.agent.id))
+        messages = self.services.messages
+        await self.read_memory()
         return await self.retry_while_unavailable(
             lambda: messages.context(self.run.thread_id, up_to_turn=self.run.turn)
         )
+
+    async def read_memory(self) -> None:
+        """Reads the agent's memory blocks as they are now."""
+        memory = self.services.memory
+        self.progress.blocks = await self.retry_while_unavailable(lambda: memory.blocks(self.agent.id))
 
     async def checkpoint(self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = ()) -> None:
         """Stores messages, with the events that showed them."""

@@ -1,28 +1,19 @@
 """Runs the tools of one answer: each call at most once, checked against its schema, all results in one message."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from shared.domain.agents import agent_for_tool
-from shared.domain.base_tools import base_tool_arguments, is_base_tool
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
 from shared.domain.tool_rules import filled_in
-from shared.domain.tools import Tool
-from shared.tool_arguments import RefusedArguments, check_arguments
-from worker.run.base_tools import run_base_tool
 from worker.run.context import RunContext
-from worker.tools.invocation import ToolInvocation
-
-_ASKS = re.compile(r"\bagent_(state|id)\b")
-"""What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
+from worker.run.tool_calls import call_tool, error_return
 
 
 async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
@@ -59,7 +50,7 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     for call in free:
         tool = context.tools.get(call.name)
         if call.id in started and not (tool and tool.idempotent):
-            context.progress.returns[call.id] = _error(call, OUTCOME_UNKNOWN)
+            context.progress.returns[call.id] = error_return(call, OUTCOME_UNKNOWN)
             continue
         if call.id not in started and tool is not None:
             await context.record_intent(call)
@@ -101,56 +92,21 @@ async def _run_into(context: RunContext, call: ToolCall, decision: Decision | No
 async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -> ToolReturn:
     tool = context.tools.get(call.name)
     if tool is None:
-        return _error(
+        return error_return(
             call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
         )
     allowed = context.next_calls().allowed
     if call.name not in allowed:
         offered = ", ".join(sorted(allowed)) or "none"
-        return _error(call, f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}.")
+        return error_return(
+            call, f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}."
+        )
     edited = decision.edited_arguments if decision is not None else None
-    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.parameters
     filled = filled_in(context.agent.tool_rules, call.name, context.progress.turn)
-    arguments = await check_arguments(_merged(call.arguments if edited is None else edited, filled), schema)
-    if isinstance(arguments, RefusedArguments):
-        return _error(call, arguments.text)
-    run = run_base_tool if is_base_tool(tool) else _run_in_sandbox
-    result = await run(context, call, tool, arguments)
+    result = await call_tool(context, call, tool, _merged(call.arguments if edited is None else edited, filled))
     if edited is None:
         return result
     return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
-
-
-async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
-    outcome = await context.services.sandbox.call(
-        ToolInvocation(
-            source_code=tool.source_code,
-            function=tool.name,
-            arguments=arguments,
-            environment=context.agent.tool_environment | _whereabouts(context),
-            agent=agent_for_tool(context.agent, context.progress.blocks) if _ASKS.search(tool.source_code) else None,
-            timeout_s=context.services.tool_timeout_s,
-            return_char_limit=tool.return_char_limit,
-        )
-    )
-    return ToolReturn(
-        tool_call_id=call.id,
-        tool_name=call.name,
-        status=outcome.status,
-        text=outcome.text,
-        stdout=outcome.stdout,
-        stderr=outcome.stderr,
-    )
-
-
-def _whereabouts(context: RunContext) -> dict[str, str]:
-    """Variables by which a tool knows for whom it runs. The first is the wire's."""
-    run = context.run
-    return {
-        "LETTA_AGENT_ID": run.agent_id,
-        "LETTA_RUN_ID": run.id,
-        "LETTA_CONVERSATION_ID": run.conversation_id or "default",
-    }
 
 
 def _merged(text: str, filled: dict[str, Any]) -> str:
@@ -162,7 +118,3 @@ def _merged(text: str, filled: dict[str, Any]) -> str:
     except msgspec.DecodeError:
         return text
     return msgspec.json.encode(given | filled).decode()
-
-
-def _error(call: ToolCall, text: str) -> ToolReturn:
-    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)

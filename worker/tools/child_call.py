@@ -1,8 +1,8 @@
 """Runs one tool function in the process that `child.py` has set aside for it, and writes its result as one frame.
 
 Loaded by path into an interpreter that has nothing but the standard library. The frame has its own descriptor: four
-bytes of length, big-endian, then JSON `{"status", "text", "truncated"}`. Never pickles, never pastes an argument into
-code, and believes nothing that the tool leaves behind: results are made text while the tool can still be blamed.
+bytes of length, big-endian, then JSON `{"status", "text", "truncated", "is_text"}`. Never pickles, pastes no argument
+into code, and believes nothing that the tool leaves behind: results are made text while the tool can still be blamed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def answer(result_fd: int, blocked: Iterable[int], cancellation: Cancellation) -
     cancellation.over = True
     kept = text[: call["text_limit"]].encode("utf-8", "replace").decode()
     frame = {"status": "error" if failed else "success", "text": kept, "truncated": len(text) > call["text_limit"]}
-    body = dumps(frame, ensure_ascii=False).encode()
+    body = dumps(frame | {"is_text": isinstance(result, str)}, ensure_ascii=False).encode()
     rest = memoryview(len(body).to_bytes(4, "big") + body)
     while rest:
         rest = rest[write(result_fd, rest) :]

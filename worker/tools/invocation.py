@@ -28,6 +28,8 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     text: str
     stdout: list[str] = []
     stderr: list[str] = []
+    is_text: bool = True
+    """As in `ToolReturn`."""
 
 
 class ToolSandbox(Protocol):

@@ -34,6 +34,7 @@ class Frame(msgspec.Struct):
     status: str
     text: str
     truncated: bool = False
+    is_text: bool = True
 
 
 class ProcessSandbox:
@@ -123,7 +124,7 @@ def outcome(process: ToolProcess, invocation: ToolInvocation, text_limit: int, *
         notice = f"NOTE: function output was truncated since it exceeded the character limit of {text_limit}"
         text = f"{text[:text_limit]}... [{notice}]"
     status = "success" if frame.status == "success" else "error"
-    return ToolOutcome(status, text, stdout=lines(process.stdout), stderr=whole(process.stderr))
+    return ToolOutcome(status, text, lines(process.stdout), whole(process.stderr), is_text=frame.is_text)
 
 
 def read_frame(pipe: CappedPipe) -> Frame | None:
