@@ -47,6 +47,8 @@ from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThreads
+from api.runs.tool_runs import ToolRunService
+from api.runs.waiting import RunWaiter
 from api.services import Services
 from api.stream_tokens import StreamTokens
 from shared.archival.archival_memory import ArchivalMemory
@@ -81,6 +83,7 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
+from shared.sql.runs.tool_runs import ToolRunStore
 
 ROUTES = (
     health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
@@ -159,7 +162,9 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
     reader = RunReader(
         runs=run_store, events=EventStore(database), event_log=event_log, feed=feed, log_ends=LogEnds(run_store)
     )
-    streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=asyncio.Event())
+    ending = asyncio.Event()
+    streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=ending)
+    waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
     submissions = _submissions(process, canceller, decisions)
     keys = ApiKeys.parse(settings.api_keys.get_secret_value())
 
@@ -189,15 +194,14 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
         decisions=ApprovalDecisions(approvals=approval_store, tools=tool_store, approval_service=decisions),
         inbox=InboxStore(database),
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
-        sending=AnswerService(
-            submissions=submissions, streaming=streaming, reader=reader, runs=run_store, messages=message_store
-        ),
+        sending=AnswerService(submissions=submissions, streaming=streaming, waiter=waiter, messages=message_store),
         chat=ChatService(
             submissions=submissions, reader=reader, keepalive_s=settings.keepalive_s, ending=streaming.ending
         ),
         compacting=CompactionService(
-            submissions=submissions, reader=reader, runs=run_store, messages=message_store, clock=clock, ids=ids
+            submissions=submissions, waiter=waiter, messages=message_store, clock=clock, ids=ids
         ),
+        tool_runs=_tool_runs(process, submissions, waiter, agent_store),
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(process),
@@ -225,6 +229,19 @@ def _submissions(process: ProcessContext, canceller: RunCanceller, decisions: Ap
         settlements=canceller.unowned.settlements,
         queue=canceller.queue,
         canceller=canceller,
+        clock=process.clock,
+        ids=process.ids,
+    )
+
+
+def _tool_runs(
+    process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter, agents: AgentEditor
+) -> ToolRunService:
+    return ToolRunService(
+        submissions=submissions,
+        waiter=waiter,
+        agents=agents,
+        tool_runs=ToolRunStore(process.database),
         clock=process.clock,
         ids=process.ids,
     )

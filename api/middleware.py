@@ -146,7 +146,7 @@ _NOT_OURS = re.compile(
     r"|mcp-servers|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
     # parts of nouns that are ours
     rf"|{_AGENT}(?:files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
-    rf"|{_AGENT}tools/[^/]+/run|{_AGENT}core-memory/variables|{_AGENT}generate"
+    rf"|{_AGENT}core-memory/variables|{_AGENT}generate"
     r"|agents/search"
     r"|blocks/[^/]+/identities(?:/.*)?"
     r"|messages/batches(?:/.*)?"

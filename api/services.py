@@ -11,6 +11,7 @@ from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
+from api.runs.tool_runs import ToolRunService
 from api.stream_tokens import StreamTokens
 from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock
@@ -66,6 +67,7 @@ class Services:
     sending: AnswerService
     chat: ChatService
     compacting: CompactionService
+    tool_runs: ToolRunService
     streaming: StreamService
     cancels: CancelService
     readiness: Callable[[], Awaitable[Mapping[str, bool]]]

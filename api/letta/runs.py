@@ -181,6 +181,8 @@ def wire_step(step: Step) -> dict[str, Any]:
 
 def _metadata(run: Run) -> dict[str, Any]:
     metadata: dict[str, Any] = {"run_type": run.options.run_type}
+    if run.options.tool_name is not None:
+        metadata["tool_name"] = run.options.tool_name
     if run.error is not None:
         metadata["error"] = _error_object(run.id, run.error)
     if run.cause is not None:

@@ -74,7 +74,8 @@ def keys_of(
         names.append(key_of_otids(otids))
     if names:
         # Otids in another order are the same name.
-        return SubmissionKeys(names, _hash_of(*sorted(message.model_dump_json() for message in given)))
+        said = sorted(message.model_dump_json() for message in given) or [way, request.model_dump_json()]
+        return SubmissionKeys(names, _hash_of(*said))
     if headers.tried is None:
         return SubmissionKeys()
     key = BODY + _hash_of(way, request.model_dump_json())

@@ -12,7 +12,7 @@ from api.tool_source.imports import refuse_missing_modules
 from api.tool_source.reader import read_tool_source
 from shared.bounded_schema import schema_flaw
 from shared.domain.base_tools import is_base_tool
-from shared.domain.errors import InvalidRequest
+from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.tools import CUSTOM, DEFAULT_RETURN_CHAR_LIMIT, Tool
 
@@ -167,6 +167,16 @@ def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
         created_at=now,
         updated_at=now,
     )
+
+
+def refuse_tool_of_clients(tool: Tool) -> None:
+    """Raises `InvalidRequest` for a tool whose source cannot be read here: clients run such tools."""
+    if is_base_tool(tool):
+        return
+    try:
+        read_tool_source(tool.source_code, tool.name)
+    except InvalidToolSource as error:
+        raise InvalidRequest(f"the tool {tool.name!r} cannot run on this server, only at a client: {error}") from error
 
 
 def wire_tool(tool: Tool) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel
 
 from api.agent_answers import agent_answer
-from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, ToolIdPath
+from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, SubmissionHeadersDep, ToolIdPath
+from api.letta.tool_runs import ToolRunRequest
 from api.letta.tools import wire_tool
 from shared.domain.errors import InvalidRequest
 from shared.sql.definitions.tools import ToolFilter
@@ -45,6 +46,20 @@ async def detach_tool(
     """Takes a tool from the agent."""
     agent = await services.agents.detach_tool(project_id, agent_id, tool_id, services.clock.now())
     return await agent_answer(services, agent)
+
+
+@router.post("/{tool_name}/run", response_model=None)
+async def run_tool(
+    agent_id: AgentIdPath,
+    tool_name: str,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+    request: ToolRunRequest | None = None,
+) -> Response:
+    """Calls one of the agent's tools as the agent would, without asking its model or anybody for approval, and answers
+    with the result when it is there. The run goes on when the client leaves."""
+    return await services.tool_runs.run(project_id, agent_id, tool_name, request or ToolRunRequest(), headers)
 
 
 @router.patch("/approval/{tool_name}")

@@ -125,7 +125,7 @@ async def _run_to_resume(
     for statuses in (active, None):
         wanted = RunFilter(thread_id=thread.id, statuses=statuses)
         found = await services.listing.page(project_id, wanted, Page(limit=FAR_ENOUGH))
-        speaking = [run for run in found if run.options.compaction is None]
+        speaking = [run for run in found if run.answers_messages]
         if speaking:
             return speaking[0]
     raise InvalidRequest("No active runs found for this conversation: there is no stream before its first message.")

@@ -131,7 +131,9 @@ async def retrieve_run_metrics(run_id: RunIdPath, services: ServicesDep, project
     run = await services.runs.get(project_id, run_id)
     messages = await services.messages.list_of_run(run_id)
     returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
-    return wire_metrics(run, sorted({one.tool_name for some in returns for one in some}))
+    called = {one.tool_name for some in returns for one in some}
+    called |= {run.options.tool_name} if run.options.tool_name else set()
+    return wire_metrics(run, sorted(called))
 
 
 @router.post("/{run_id}/stream", response_model=None)
@@ -199,8 +201,9 @@ async def inject_into_run(
     A repetition with the same otids or Idempotency-Key injects nothing; `is_new` says so.
     """
     run = await services.runs.get(project_id, run_id)
-    if run.options.compaction is not None:
-        raise Conflict(f"run {run_id} takes no messages: it compacts its history and answers nobody")
+    if not run.answers_messages:
+        does = "compacts its history" if run.options.tool_name is None else "makes one call of a tool"
+        raise Conflict(f"run {run_id} takes no messages: it {does} and answers nobody")
     now = services.clock.now()
     messages = user_messages(request.given_messages(), services.ids, now)
     if not messages:

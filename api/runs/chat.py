@@ -15,8 +15,8 @@ from api.openai.chat_chunks import ChatChunks
 from api.openai.chat_request import ChatRequest
 from api.openai.errors import interrupted
 from api.runs.reader import RunReader
-from api.runs.streaming import elsewhere
 from api.runs.submission import Submission, SubmissionService
+from api.runs.waiting import elsewhere
 from shared.domain.events import decode
 from shared.domain.ids import Seq
 from shared.domain.runs import Run

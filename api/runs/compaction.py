@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from api.errors import model_error_answer
 from api.letta.compaction import SETTINGS, CompactionSettings, CompactRequest, wire_compaction
-from api.runs.reader import RunReader
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThread
+from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
 from shared.domain.errors import Conflict
 from shared.domain.ids import IdMaker
@@ -17,7 +18,6 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Summary
 from shared.domain.runs import Run, RunOptions
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.run_store import RunStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +25,21 @@ class CompactionService:
     """Has workers compact histories, and answers with the result."""
 
     submissions: SubmissionService
-    reader: RunReader
-    runs: RunStore
+    waiter: RunWaiter
     messages: MessageStore
     clock: Clock
     ids: IdMaker
 
-    async def compact(self, thread: AgentThread, request: CompactRequest, *, refuse_if_busy: bool) -> JSONResponse:
+    async def compact(self, thread: AgentThread, request: CompactRequest, *, refuse_if_busy: bool) -> Response:
         """Compacts, and answers when it is done. It waits for the thread's active run, unless the request refuses that.
 
         Raises `PendingApproval`, `Busy`, or `Conflict` when the compaction was cancelled.
         """
         settings = request.settings(thread.agent.extra.get(SETTINGS))
         run = await self.submissions.submit_run(self._run(thread, settings), refuse_if_busy=refuse_if_busy)
-        await self.reader.wait_for_end(run)
-        ended = await self.runs.look_up(run.id)
+        ended = await self.waiter.ended(run)
+        if ended is None:
+            return elsewhere(run)
         if ended.status is RunStatus.FAILED and ended.error is not None:
             return model_error_answer(ended.error.error_type, ended.error.detail, ended.error.message)
         if ended.status is not RunStatus.COMPLETED:

@@ -11,8 +11,8 @@ import msgspec
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.errors import RETRY_AFTER_S, SHOULD_RETRY, model_error_answer
-from api.event_stream import EventStream, finishes
+from api.errors import model_error_answer
+from api.event_stream import EventStream
 from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import MessagesRequest
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
@@ -20,13 +20,13 @@ from api.letta.run_requests import StreamRequest
 from api.letta.runs import wire_answer, wire_run
 from api.runs.reader import RunReader
 from api.runs.submission import Submission, SubmissionService
+from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.runs import Run
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.run_store import RunStore
 
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
 """The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
@@ -107,8 +107,7 @@ class AnswerService:
 
     submissions: SubmissionService
     streaming: StreamService
-    reader: RunReader
-    runs: RunStore
+    waiter: RunWaiter
     messages: MessageStore
 
     async def send(self, submission: Submission) -> Response:
@@ -123,9 +122,8 @@ class AnswerService:
         run = await self.submissions.submit(submission)
         if request.streaming:
             return self.streaming.stream(run, Seq(0), frame_options(request, status_events=run.options.status_events))
-        if not await finishes(self.reader.wait_for_end(run), self.streaming.ending):
-            return elsewhere(run)
-        return await self._whole_answer(await self.runs.look_up(run.id))
+        ended = await self.waiter.ended(run)
+        return elsewhere(run) if ended is None else await self._whole_answer(ended)
 
     async def send_later(self, submission: Submission) -> Response:
         """Submits and answers with the run."""
@@ -138,14 +136,6 @@ class AnswerService:
             error = run.error
             return model_error_answer(error.error_type, error.detail, error.message)
         return JSONResponse(wire_answer(run, await self.messages.list_of_run(run.id)))
-
-
-def elsewhere(run: Run) -> Response:
-    """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
-    that sent the message again would send it twice."""
-    said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its messages"
-    headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}
-    return JSONResponse({"detail": said, "run_id": run.id}, 503, headers)
 
 
 def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOptions:

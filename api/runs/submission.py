@@ -179,7 +179,7 @@ class SubmissionService:
             return seen
         if policy == "inject":
             for run in active:
-                answers = run.status is not RunStatus.AWAITING_APPROVAL and run.options.compaction is None
+                answers = run.status is not RunStatus.AWAITING_APPROVAL and run.answers_messages
                 if answers and await self._inject(run, messages, keys):
                     return run
             return None

@@ -69,10 +69,11 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
-    """Whole tool calls of one answer (runs not made for tokens): those that may start, or those that wait."""
+    """Whole tool calls of one answer (runs not made for tokens): those that may start, or those that wait. Or the call
+    that a client asked for, which is of no step."""
 
     at: int
-    step_id: StepId
+    step_id: StepId | None
     message_id: MessageId
     calls: list[ToolCall]
     part: int = 0

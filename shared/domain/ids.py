@@ -78,5 +78,9 @@ class IdMaker:
     def tool(self) -> ToolId:
         return ToolId(self._make("tool"))
 
+    def tool_call(self) -> str:
+        """The id of a call that no model gave one."""
+        return self._make("call")
+
     def _make(self, prefix: str) -> str:
         return f"{prefix}-{self._make_uuid()}"

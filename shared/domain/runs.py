@@ -84,6 +84,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the agent says by `send_message` is shown as text, not as a call."""
     compaction: CompactionOptions | None = None
     """The run answers no message: it compacts its thread's context."""
+    tool_name: str | None = None
+    """The run answers no message: it makes one call of this tool of its agent's (`tool_runs`)."""
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
     compaction_messages: bool = False
@@ -137,6 +139,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """When the run reached its terminal status, or was parked."""
     pruned_at: datetime | None = None
     """When retention deleted its log and what belongs to it."""
+
+    @property
+    def answers_messages(self) -> bool:
+        """Whether the run is a turn of its conversation. Others compact it, or make one call of a tool."""
+        return self.options.compaction is None and self.options.tool_name is None
+
+    @property
+    def keys_thread_id(self) -> ThreadId:
+        """The thread among whose submissions this one is found when it is sent again. Of a tool's call it is the
+        agent's own history, because the thread of the call is known to nobody who sends it."""
+        return self.thread_id if self.options.tool_name is None else ThreadId(self.agent_id)
 
 
 StepStatus = Literal["pending", "success", "failed", "cancelled"]

@@ -104,12 +104,7 @@ def close_calls(
     returns = [
         known.get(call.id)
         or decided_return(call, decided.get(call.id))
-        or ToolReturn(
-            tool_call_id=call.id,
-            tool_name=call.name,
-            status="error",
-            text=DENIAL.format(reason=reason) if deny_all else _why_no_result(call.id in started, why),
-        )
+        or (_denied(call, reason) if deny_all else unfinished_return(call, was_started=call.id in started, why=why))
         for call in open_.calls
     ]
     closing.append(
@@ -123,8 +118,7 @@ def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | No
     if decision is None or (decision.kind == "approval" and decision.approve):
         return None
     if decision.kind == "approval":
-        text = DENIAL.format(reason=decision.reason or NO_REASON)
-        return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
+        return _denied(call, decision.reason or NO_REASON)
     return ToolReturn(
         tool_call_id=call.id,
         tool_name=call.name,
@@ -136,10 +130,18 @@ def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | No
     )
 
 
-def _why_no_result(was_started: bool, why: Literal["cancel", "error", "denied"]) -> str:
+def unfinished_return(call: ToolCall, *, was_started: bool, why: Literal["cancel", "error", "denied"]) -> ToolReturn:
+    """What is said of a call whose run ended before its result was known."""
     if why == "cancel":
-        return CANCELLED_WHILE_RUNNING if was_started else NEVER_STARTED
-    return OUTCOME_UNKNOWN if was_started else RUN_FAILED
+        text = CANCELLED_WHILE_RUNNING if was_started else NEVER_STARTED
+    else:
+        text = OUTCOME_UNKNOWN if was_started else RUN_FAILED
+    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
+
+
+def _denied(call: ToolCall, reason: str) -> ToolReturn:
+    text = DENIAL.format(reason=reason)
+    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
 
 
 def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
@@ -157,6 +159,11 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str
     cause: Cause | None = None
     error: RunError | None = None
+
+    @property
+    def of_open_calls(self) -> Literal["cancel", "error"]:
+        """Why calls have no result that are open when a run ends so."""
+        return "cancel" if self.trigger is RunTrigger.CANCEL else "error"
 
 
 PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason="requires_approval")

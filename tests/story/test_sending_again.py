@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,19 @@ from tests.kit.model_server import Failure, Turn
 from tests.kit.product import Product
 
 SOURCE = 'def ping() -> str:\n    """Pings."""\n    return "pong"\n'
+
+COUNTS = '''
+def count(log: str) -> str:
+    """
+    Counts its calls.
+
+    Args:
+        log (str): The file that it counts in.
+    """
+    with open(log, "a") as calls:
+        calls.write("x")
+    return str(len(open(log).read()))
+'''
 
 
 class Sent:
@@ -107,6 +121,26 @@ async def test_a_conversation_that_is_busy_with_the_first_try_gives_its_stream(p
     assert shown
     assert len(sent.paths) == 2
     assert len(await runs_of(product, agent.id)) == 1
+
+
+async def test_a_call_of_a_tool_whose_answer_was_lost_is_made_once(product: Product, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    agent, sent = await product.agent(tools=[await product.tool(COUNTS)]), Sent()
+    sent.answers_to_lose = 2
+
+    async with default_client(product, sent) as client:
+        result = await client.agents.tools.run("count", agent_id=agent.id, args={"log": str(log)})
+
+    assert result.func_return == "1"
+    assert len(sent.paths) == 3
+    [run] = await runs_of(product, agent.id)
+    keyed = {"Idempotency-Key": "k1"}
+    path = f"/v1/agents/{agent.id}/tools/count/run"
+    named = [await product.http.post(path, json={"args": {"log": str(log)}}, headers=keyed) for _ in range(2)]
+    assert [answer.json()["func_return"] for answer in named] == ["2", "2"]
+    refused = await product.http.post(path, json={"args": {"log": "another"}}, headers=keyed)
+    assert (refused.status_code, "the Idempotency-Key 'k1'" in refused.text) == (409, True)
+    assert refused.json()["run_id"] != run["id"]
 
 
 def tried(number: int, timeout_s: float = 60) -> dict[str, str]:

@@ -39,6 +39,7 @@ from worker.run.settle import (
     failed_by_timeout,
 )
 from worker.run.step_loop import run_steps
+from worker.run.tool_run import run_tool
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -143,8 +144,7 @@ class RunExecutor:
             async with context.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
                 if context.publisher.follows == 1 and run.options.status_events:
                     context.emit(StatusChanged(context.at, RunStatus.RUNNING))
-                compaction = run.options.compaction
-                return await (run_steps(context) if compaction is None else compact_thread(context, compaction))
+                return await _work(context)
         except CancelRequested as request:
             return cancelled(request)
         except RunTimeout:
@@ -159,3 +159,11 @@ class RunExecutor:
             # The job boundary: a run that fails in any way ends, and its worker goes on.
             log.exception("run_failed")
             return Outcome(end=failed_by_defect(error))
+
+
+async def _work(context: RunContext) -> Outcome | Parked:
+    """What a run of this kind does."""
+    options = context.run.options
+    if options.compaction is not None:
+        return await compact_thread(context, options.compaction)
+    return await (run_steps(context) if options.tool_name is None else run_tool(context))

@@ -76,7 +76,9 @@ class RunListing:
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
     ) -> Run | None:
         """The agent's newest run, of one thread or of all, if a client streamed it and it ended after `since`."""
-        query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id)
+        # A call of a tool, whose thread is its own, is begun beside a run of which a client may think as the newest.
+        is_in_history = runs.c.thread_id != runs.c.id
+        query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id, is_in_history)
         owner = (runs.c.agent_id, agent_id)
         if thread_id is not None:
             query, owner = query.where(runs.c.agent_id == agent_id), (runs.c.thread_id, thread_id)

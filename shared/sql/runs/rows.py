@@ -128,7 +128,7 @@ async def insert_run(
     )
     if given:
         await connection.execute(sa.insert(run_inputs).values(run_id=run.id, input=stored))
-    await store_keys(connection, run.thread_id, run.id, keys)
+    await store_keys(connection, run.keys_thread_id, run.id, keys)
     return run_of(inserted.mappings().one())
 
 

@@ -88,7 +88,7 @@ class RunStore:
         else was sent under one of the names.
         """
         async with self._database.write(CrashPoint.SUBMIT) as connection:
-            await lock_thread(connection, run.thread_id)
+            await lock_thread(connection, run.keys_thread_id)
             seen = await submitted_before(connection, run, keys, again=again)
             if seen is not None:
                 return Submitted(seen, is_new=False)
@@ -242,7 +242,7 @@ async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner
         if waiting.turn is None and waiting.options.clears_context:
             await clear_context(connection, waiting.thread_id)
         # Messages that were left for the next run go to one that answers.
-        takes_more = waiting.turn is None and waiting.options.compaction is None
+        takes_more = waiting.turn is None and waiting.answers_messages
         left_over = await take_left_over(connection, claimed, now) if takes_more else []
         given = input_to_place(claimed, await input_of(connection, claimed.id))
         await insert_messages(connection, claimed, [*left_over, *given])
@@ -256,7 +256,7 @@ async def submitted_before(connection: AsyncConnection, run: Run, keys: Submissi
         row = found.mappings().one_or_none()
         if row is not None:
             return run_of(row)
-    return await _run_of_keys(connection, run.thread_id, keys)
+    return await _run_of_keys(connection, run.keys_thread_id, keys)
 
 
 async def _run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:

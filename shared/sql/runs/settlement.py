@@ -43,6 +43,7 @@ from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
 from shared.sql.runs.run_store import submitted_before
 from shared.sql.runs.tool_intents import intents_of
+from shared.sql.runs.tool_runs import close_tool_run
 from shared.sql.tables import agents, to_json
 
 
@@ -150,7 +151,10 @@ class SettlementStore:
     ) -> Settled:
         end, now = settlement.end, settlement.now
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
-        added = await self._close_conversation(connection, run, settlement)
+        if run.options.tool_name is None:
+            added = await self._close_conversation(connection, run, settlement)
+        else:
+            added = [await close_tool_run(connection, run.id, settlement.known_returns, end, self._ids, now)]
         if settlement.compaction is not None:
             await replace_by_summary(connection, run, settlement.compaction)
         tail = _tail_to_the_end(run, settlement, added)
@@ -200,7 +204,7 @@ class SettlementStore:
                 open_,
                 known=finished | settlement.known_returns,
                 started=set(intents),
-                why="cancel" if settlement.end.trigger is RunTrigger.CANCEL else "error",
+                why=settlement.end.of_open_calls,
                 reason=settlement.denial_reason,
                 ids=self._ids,
                 now=settlement.now,
@@ -260,7 +264,7 @@ def _log_end(run: Run, end: RunEnd, now: datetime, usage: Usage, step_count: int
 async def _tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: datetime) -> None:
     """Stores how the agent's newest run stopped, and puts the run's callback into the outbox, if it asked for one and
     the outbox has none."""
-    if run.options.compaction is None:
+    if run.answers_messages:
         await connection.execute(
             sa.update(agents).where(agents.c.id == run.agent_id).values(last_stop_reason=run.stop_reason)
         )
