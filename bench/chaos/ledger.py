@@ -183,6 +183,11 @@ class Ledger:
         return record.accepted_at < self.upgraded_at
 
     @property
+    def is_upgrading(self) -> bool:
+        """Whether processes of the release before this one are there."""
+        return time.monotonic() < self.upgraded_at
+
+    @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.began_at
 

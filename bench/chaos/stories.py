@@ -14,7 +14,7 @@ from bench.chaos.ledger import Column, Injection, Ledger, RunRecord, Story
 from bench.chaos.newer_release import NewerRelease
 from bench.chaos.scripts import Script, Scripts
 from bench.chaos.submitting import Submitting
-from bench.chaos.tools import CLIENT_TOOLS
+from bench.chaos.tools import CLIENT_TOOLS, NOTE, NOTE_AGAIN, TAKE_SECONDS
 from bench.chaos.witness import Witness
 
 CANCEL_MODES = ("interrupt", "interrupt", "after_step", "rollback")
@@ -57,6 +57,7 @@ class Stories:
             "client tools": (self.client_tools, 3),
             "expiry": (self.expiry, 2),
             "compaction": (self.compaction, 2),
+            "called tool": (self.called_tool, 3),
             "stranger": (self.stranger, 2),
             "newer cancel": (self.newer_cancel, 2),
         }
@@ -142,6 +143,37 @@ class Stories:
         for record in records:
             if record is not None:
                 await submitting.poll(record.run_id)
+
+    async def called_tool(self, story: Story) -> None:
+        """A client calls a tool of an agent, beside what the agent does. Sent again, it is the same call."""
+        if self.ledger.is_upgrading:
+            await self.text(story)  # the release before this one does not have it
+            return
+        name = self.dice.choice([NOTE, NOTE_AGAIN, TAKE_SECONDS])
+        seconds = self.dice.uniform(0, 4) if name == TAKE_SECONDS else 0.0
+        key = self.ledger.otid("called")
+        story.keys[key] = name
+        path = f"/v1/agents/{story.thread.agent_id}/tools/{name}/run"
+        request = Request("POST", path, {"args": {"key": key, "seconds": seconds}}, {"Idempotency-Key": key})
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(self.client.call(request), name=f"call {key}")
+            await asyncio.sleep(self.dice.uniform(0, 2))
+            run_id = await self.witness.called_by(story.thread.agent_id, key)
+            if run_id is not None and self.dice.random() < 0.3:
+                record = self.ledger.accept(run_id, story, None, None)
+                record.is_pushed = True
+                await self._cancel(record)
+        answer = asked.result()
+        assert answer is not None
+        run_id = await self.witness.called_by(story.thread.agent_id, key)
+        if run_id is None:
+            self.ledger.broken(Column.LOST, "-", f"the call {key} was answered {answer.status}, but no run has it")
+            return
+        await self.submitting.poll(self.ledger.accept(run_id, story, None, None).run_id)
+        status = answer.body["status"] if answer.is_success else f"answered {answer.status}"
+        self.ledger.notes[f"called tools: {status}"] += 1
+        if status == "success" and answer.body["func_return"] != key:
+            self.ledger.broken(Column.SHOWN, run_id, f"the call {key} returned {answer.body['func_return']!r}")
 
     async def stranger(self, story: Story) -> None:
         """Somebody with another project's key asks for everything of a run, and finds nothing."""

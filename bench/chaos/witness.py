@@ -11,7 +11,7 @@ from bench.chaos.deployment import Deployment
 from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
 from bench.chaos.tools import StartLog
 from shared.domain.lifecycle import TERMINAL
-from shared.domain.submission_keys import OTIDS
+from shared.domain.submission_keys import IDEMPOTENCY_KEY, OTIDS
 from shared.sql.run_tables import approvals, runs, submission_keys
 from shared.sql.tables import messages
 
@@ -57,11 +57,18 @@ class Witness:
 
     async def run_of(self, thread_id: str, otid: str) -> str | None:
         """The run of a submission, by its otid."""
+        return await self._run_under(thread_id, OTIDS + otid)
+
+    async def _run_under(self, thread_id: str, key: str) -> str | None:
         query = sa.select(submission_keys.c.run_id).where(
-            submission_keys.c.thread_id == thread_id, submission_keys.c.key == OTIDS + otid
+            submission_keys.c.thread_id == thread_id, submission_keys.c.key == key
         )
         async with self.deployment.database.read() as connection:
             return (await connection.execute(query)).scalar_one_or_none()
+
+    async def called_by(self, agent_id: str, key: str) -> str | None:
+        """The run of a call of one of the agent's tools, by its Idempotency-Key."""
+        return await self._run_under(agent_id, IDEMPOTENCY_KEY + key)
 
     async def approvals_of(self, run_id: str) -> list[Any]:
         """Id and time of expiry of what a run waits or has waited for."""
