@@ -162,7 +162,7 @@ class AgentFields(BaseModel):
         }
         config = self.llm_config.options() if self.llm_config else {}
         settings = self.model_settings.options() if self.model_settings else {}
-        return changed_options(before, config, without_defaults(settings, before, shown_for), single)
+        return changed_options(before, config, without_defaults(settings, before, shown_for, self.handle()), single)
 
     def kept(self, before: dict[str, Any]) -> dict[str, Any]:
         """What is only given back, after what is said here."""

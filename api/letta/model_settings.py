@@ -157,9 +157,18 @@ def shown_defaults(handle: str) -> dict[str, Any]:
     return {"max_output_tokens": answer_limit_of(handle), "temperature": 1.0, **effort}
 
 
-def without_defaults(changes: Mapping[str, Any], before: ModelOptions, handle: str) -> dict[str, Any]:
-    """The changes without those that only send back what was shown of options that nobody has set."""
-    defaults = shown_defaults(handle)
+def without_defaults(
+    changes: Mapping[str, Any], before: ModelOptions, shown_for: str, handle: str | None
+) -> dict[str, Any]:
+    """The changes without those that only send back what was shown of options that nobody has set.
+
+    Settings that come with another model are sent back only if they are sent back whole. Else they are meant for that
+    model, and one of them may well be what was shown of the last one.
+    """
+    defaults = shown_defaults(shown_for)
+    shown = asdict(changed_options(ModelOptions(), defaults, asdict(before)))
+    if handle not in {None, shown_for} and any(changes.get(name) != shown[name] for name in defaults):
+        return dict(changes)
     return {
         name: value
         for name, value in changes.items()

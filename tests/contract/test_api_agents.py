@@ -146,6 +146,17 @@ async def test_defaults_that_are_sent_back_are_not_taken_for_choices(http: httpx
     assert back.json()["llm_config"]["temperature"] == 1.0
 
 
+async def test_a_setting_for_a_new_model_was_lost_when_the_old_one_had_shown_the_same(http: httpx.AsyncClient) -> None:
+    """`minimal` is shown of a model that cannot reason, and is a choice for one that can."""
+    agent = (await http.post("/v1/agents/", json={"model": "openai/gpt-4o-mini"})).json()
+    settings = {"provider_type": "openai", "max_output_tokens": 4096, "reasoning": {"reasoning_effort": "minimal"}}
+
+    moved = await http.patch(f"/v1/agents/{agent['id']}", json={"model": "openai/gpt-5", "model_settings": settings})
+
+    assert moved.json()["model_settings"]["reasoning"] == {"reasoning_effort": "minimal"}
+    assert moved.json()["llm_config"]["max_tokens"] == 4096
+
+
 async def test_a_model_is_needed_and_must_be_of_a_known_provider(client: AsyncLetta) -> None:
     with pytest.raises(UnprocessableEntityError, match="builtin/echo"):
         await client.agents.create(name="none")
