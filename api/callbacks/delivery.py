@@ -156,9 +156,9 @@ class CallbackDelivery:
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await addresses_of(host, port, allow_private=self.allow_private)
         headers = {
-            "host": url.netloc.decode("ascii").rpartition("@")[2],
-            "content-type": "application/json",
-            "user-agent": f"Holdfast/{VERSION}",
+            "Host": url.netloc.decode("ascii").rpartition("@")[2],
+            "Content-Type": "application/json",
+            "User-Agent": f"Holdfast/{VERSION}",
             **signed_headers(
                 self.key, message_id=callback.run_id, timestamp=int(self.clock.now().timestamp()), body=body
             ),

@@ -82,6 +82,16 @@ async def test_the_receiver_gets_what_the_run_has_come_to(product: Product, rece
     assert (run["callback_status_code"], run["callback_error"]) == (200, None)
 
 
+async def test_receivers_that_look_for_content_type_as_it_is_usually_written_did_not_find_it(
+    product: Product, receiver: CallbackReceiver
+) -> None:
+    await submitted(product, receiver.url)
+
+    callback = await receiver.called()
+
+    assert {"Host", "Content-Type", "User-Agent"} <= set(callback.written)
+
+
 async def test_a_callback_is_signed(product: Product, receiver: CallbackReceiver) -> None:
     run_id = await submitted(product, receiver.url)
 

@@ -18,6 +18,8 @@ class HttpRequest:
     path: str
     headers: dict[str, str]
     content: bytes
+    written: tuple[str, ...] = ()
+    """The names of the headers as they were written."""
 
 
 async def read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
@@ -25,12 +27,13 @@ async def read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").rstrip().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        fields = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+        headers = {name.lower(): value for name, value in fields}
         content = await reader.readexactly(int(headers.get("content-length", "0")))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     method, path, _ = first.split(" ", 2)
-    return HttpRequest(method, path, headers, content)
+    return HttpRequest(method, path, headers, content, tuple(name for name, _ in fields))
 
 
 def write_json(writer: asyncio.StreamWriter, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ class ReceivedCallback:
     path: str
     headers: dict[str, str]
     content: bytes
+    written: tuple[str, ...]
 
     @property
     def body(self) -> dict[str, Any]:
@@ -72,5 +73,5 @@ class CallbackReceiver:
         if status is not None:
             write_json(writer, status, {"thanks": True}, self.answer_headers)
             await writer.drain()
-        self.received.append(ReceivedCallback(request.path, request.headers, request.content))
+        self.received.append(ReceivedCallback(request.path, request.headers, request.content, request.written))
         return status is not None
