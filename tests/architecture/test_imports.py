@@ -30,8 +30,8 @@ LAZY_PACKAGES = ("pydantic_ai", "openai", "anthropic", "google", "genai_prices",
 CHOOSES_BY_NAME = "worker/models/registry.py"
 """Picks the module of a provider's wire from its own table."""
 
-TOOL_PROCESS = ("worker/tools/child.py", "worker/tools/child_call.py")
-TOOL_PROCESS_LATE = ("asyncio", "child_call", "linecache", "traceback", "typing")
+TOOL_PROCESS = ("worker/tools/child.py", "worker/tools/child_call.py", "worker/tools/child_objects.py")
+TOOL_PROCESS_LATE = ("asyncio", "child_call", "child_objects", "linecache", "traceback", "typing")
 """The program inside a tool's process. Every call starts one, in a few milliseconds: it loads what is slow, and what
 runs foreign code, when a call needs it."""
 

@@ -36,7 +36,7 @@ def open_descriptors() -> int:
         ("''", ""),
         ("None", "None"),
         ("5", "5"),
-        ("True", "true"),
+        ("True", "True"),
         ("1.5", "1.5"),
         ("{'a': [1, None]}", '{"a": [1, null]}'),
         ("{'when': __import__('datetime').date(2026, 1, 2)}", '{"when": "datetime.date(2026, 1, 2)"}'),

@@ -40,6 +40,7 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
             source_code=tool.source_code,
             function=tool.name,
             arguments=arguments,
+            argument_schema=tool.args_json_schema,
             environment=context.agent.tool_environment | _whereabouts(context),
             agent=agent_for_tool(context.agent, context.progress.blocks) if _ASKS.search(tool.source_code) else None,
             timeout_s=context.services.tool_timeout_s,

@@ -62,6 +62,7 @@ def become_tool(result_fd: int, watcher: int) -> None:
         os.setpgid(0, 0)
         die_with_parent(watcher, signal.SIGKILL)
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib loads slowly
+        importlib.import_module("child_objects")
         child_call = importlib.import_module("child_call")
         del sys.path[0]
         child_call.run(result_fd, WATCHED)

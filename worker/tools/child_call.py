@@ -25,6 +25,13 @@ OPEN_FILES = 128
 FILE_BYTES = 64 << 20
 PROCESSES = 1024
 """Counts every thread of the user on this machine, so it can only stop a runaway, not ration a tool."""
+TYPING = frozenset({
+    "Annotated", "Any", "Awaitable", "Callable", "ClassVar", "DefaultDict", "Dict", "Final", "FrozenSet", "Generator",
+    "Iterable", "Iterator", "List", "Literal", "Mapping", "NamedTuple", "Optional", "Sequence", "Set", "Tuple", "Type",
+    "TypedDict", "TypeVar", "Union", "cast",
+})  # fmt: skip
+"""Names of `typing` that a source may use without an import: a function alone, as clients read its source, has lost the
+imports of its annotations."""
 NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client")
 """Parameters that the API leaves out of a tool's schema. A function that demands one is given what is known of the
 agent, or None."""
@@ -182,48 +189,34 @@ def prepare(call: dict[str, Any]) -> None:
 
 def run_function(call: dict[str, Any], cancellation: Cancellation) -> Any:
     source, name = call["source"], call["function"]
+    objects = importlib.import_module("child_objects")
+    schema = objects.ArgumentSchema(call["argument_schema"] or {})
     module = types.ModuleType("tool")
+    module.__dict__.update(schema.classes)
     sys.modules["tool"] = module  # dataclasses and type hints look their module up
     lines = source.splitlines(keepends=True)
     importlib.import_module("linecache").cache["<tool>"] = (len(source), None, lines, "<tool>")
-    exec(compile(source, "<tool>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - this is what we are for
+    code = compile(source, "<tool>", "exec", dont_inherit=True)
+    if wanted := TYPING & names_in(code):
+        typing = importlib.import_module("typing")
+        module.__dict__.update({wanted_name: getattr(typing, wanted_name) for wanted_name in wanted})
+    exec(code, module.__dict__)  # noqa: S102 - this is what we are for
     if name not in module.__dict__:
         raise NameError(f"the source defines no function {name!r}")
     function: Any = module.__dict__[name]
-    positional, named = bind(function, call["arguments"], call["agent"])
+    arguments = schema.objects(call["arguments"], module.__dict__)
+    positional, named = bind(function, arguments, objects.read_only(call["agent"]))
     result: Any = function(*positional, **named)
     return cancellation.run(result) if hasattr(result, "__await__") else result
 
 
-class ReadOnly:
-    """A part of the agent's state: its fields as attributes."""
-
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self.__dict__.update({name: read_only(value) for name, value in fields.items()})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"agent_state is a copy, so setting {name} would change nothing: use the memory tools")
-
-    def __repr__(self) -> str:
-        return f"ReadOnly({self.__dict__!r})"
-
-    def get_block(self, label: str) -> Any:
-        """Of the agent's memory: its block of this label."""
-        return {block.label: block for block in self.__dict__["blocks"]}[label]
-
-    def list_block_labels(self) -> list[str]:
-        """Of the agent's memory: the labels of its blocks."""
-        return [block.label for block in self.__dict__["blocks"]]
+def names_in(code: types.CodeType) -> set[str]:
+    """Every name that the code asks for, in its functions and classes too."""
+    inner = [names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return set(code.co_names).union(*inner)
 
 
-def read_only(value: Any) -> Any:
-    items: Any = value
-    if isinstance(value, dict):
-        return ReadOnly(items)
-    return [read_only(item) for item in items] if isinstance(value, list) else value
-
-
-def bind(function: Any, arguments: dict[str, Any], agent: dict[str, Any] | None) -> tuple[list[Any], dict[str, Any]]:
+def bind(function: Any, arguments: dict[str, Any], agent: Any) -> tuple[list[Any], dict[str, Any]]:
     """The arguments as this function takes them: positional-only ones by place, values as its annotations want them."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
@@ -231,7 +224,7 @@ def bind(function: Any, arguments: dict[str, Any], agent: dict[str, Any] | None)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     first_default = code.co_argcount - len(function.__defaults__ or ())
     optional = {*names[first_default : code.co_argcount], *(function.__kwdefaults__ or ())}
-    known = {} if agent is None else {"agent_state": read_only(agent), "agent_id": agent["id"]}
+    known = {} if agent is None else {"agent_state": agent, "agent_id": agent.id}
     demanded = [name for name in names if name in NOT_FOR_THE_MODEL and (name in known or name not in optional)]
     given: dict[str, Any] = {name: known.get(name) for name in demanded}
     given.update(converted_arguments(function, arguments))
@@ -276,13 +269,13 @@ def converted(kind: Any, value: Any, typing: Any) -> Any:
 
 
 def as_text(result: Any) -> str:
-    """A string as it is; everything else as JSON, and what JSON cannot say as Python would print it."""
+    """A string as it is; None, truth, and what JSON cannot say as Python would print it; everything else as JSON."""
     if isinstance(result, str):
         return str.__str__(result)
-    if result is None:
-        return "None"
+    if result is None or isinstance(result, bool):
+        return str(result)
     try:
-        return json.dumps(result, default=repr, ensure_ascii=False)
+        return json.dumps(result, default=importlib.import_module("child_objects").for_json, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         return repr(result)
 

@@ -13,6 +13,8 @@ class ToolInvocation(msgspec.Struct, frozen=True):
     source_code: str
     function: str
     arguments: dict[str, Any]
+    argument_schema: dict[str, Any] | None = None
+    """JSON Schema of the arguments, if the client has sent one. What it defines in `$defs` comes as objects."""
     environment: dict[str, str] = {}
     """Variables that this tool may see; it sees no others."""
     agent: dict[str, Any] | None = None

@@ -95,6 +95,7 @@ class ProcessSandbox:
             "source": textwrap.dedent(invocation.source_code),
             "function": invocation.function,
             "arguments": invocation.arguments,
+            "argument_schema": invocation.argument_schema,
             "agent": invocation.agent,
             "environment": invocation.environment,
             "memory_bytes": self._memory_bytes,
