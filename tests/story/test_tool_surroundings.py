@@ -39,6 +39,13 @@ def knows(agent_id: str, what: str = "x") -> str:
     return agent_id
 '''
 
+PACKS = """
+def packs(parcel: Parcel, labels: Optional[List[str]] = None) -> bool:
+    print(parcel.weight, labels)
+    return parcel.weight > 1
+"""
+PARCEL = {"type": "object", "title": "Parcel", "properties": {"weight": {"type": "number"}}, "required": ["weight"]}
+
 
 async def result_of(product: Product, agent_id: str, call: Call) -> str:
     product.models.play(Turn(calls=[call]), Turn(text="Done."))
@@ -69,3 +76,12 @@ async def test_a_tool_that_asks_for_its_agent_gets_a_read_only_copy_with_the_mem
     assert text.startswith(f"{agent.id} ['human'] Name: Ada. agent_state is a copy")
     assert (await product.client.agents.blocks.retrieve("human", agent_id=agent.id)).value == "Name: Ada."
     assert await result_of(product, agent.id, Call("knows", {})) == agent.id
+
+
+async def test_a_tool_whose_classes_stayed_with_its_client_failed_at_each_call(product: Product) -> None:
+    schema = {"type": "object", "properties": {"parcel": {"$ref": "#/$defs/Parcel"}}, "$defs": {"Parcel": PARCEL}}
+    given = {"source_code": PACKS, "description": "Packs.", "args_json_schema": schema}
+    tool = (await product.http.put("/v1/tools/", json=given)).json()
+    agent = await product.agent(tools=[tool["id"]])
+
+    assert await result_of(product, agent.id, Call("packs", {"parcel": {"weight": 2.5}})) == "True"
