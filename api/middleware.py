@@ -144,6 +144,8 @@ _NOT_OURS = re.compile(
     # whole nouns
     r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
     r"|mcp-servers|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
+    # Letta's own administration, and what its own pages and coding tools ask
+    r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
     # parts of nouns that are ours
     rf"|{_AGENT}(?:files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
     rf"|{_AGENT}core-memory/variables|{_AGENT}generate"

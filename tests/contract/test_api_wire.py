@@ -94,6 +94,8 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
         ("PATCH", f"/v1/agents/{UNKNOWN_AGENT}/folders/attach/x"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/schedule/x"),
         ("POST", "/v1/tools/run"),
+        ("GET", "/v1/_internal_agents/count"),
+        ("GET", "/v1/users/"),
         ("POST", "/v1/tools/search"),
     ],
 )
