@@ -143,11 +143,11 @@ _NOT_OURS = re.compile(
     "/v1/(?:"
     # whole nouns
     r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
-    r"|mcp-servers|providers|sandbox-config|sources|telemetry|templates|voice-beta)(?:/.*)?"
+    r"|mcp-servers|providers|sandbox-config|shared-agents|sources|telemetry|templates|voice-beta)(?:/.*)?"
     # Letta's own administration, and what its own pages and coding tools ask
     r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
     # parts of nouns that are ours
-    rf"|{_AGENT}(?:files|folders|groups|identities|schedule|sources|variables)(?:/.*)?"
+    rf"|{_AGENT}(?:files|folders|groups|identities|mcp-servers|repositories|schedule|sources|variables)(?:/.*)?"
     rf"|{_AGENT}core-memory/variables|{_AGENT}generate"
     r"|agents/search"
     r"|blocks/[^/]+/identities(?:/.*)?"

@@ -11,7 +11,7 @@ router = APIRouter(prefix="/v1", tags=["absent"])
 
 KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "mcp-servers", "providers", "sources")
 COUNTED = ("folders", "groups", "identities", "sources")
-OF_AGENTS = ("folders", "groups", "identities", "sources")
+OF_AGENTS = ("folders", "groups", "identities", "mcp-servers", "sources")
 
 
 async def no_items(_project_id: ProjectDep) -> list[Any]:
@@ -35,6 +35,19 @@ async def no_files(agent_id: AgentIdPath, services: ServicesDep, project_id: Pro
     """The agent has none. Letta's SDKs page this list in a way of its own."""
     await services.agents.get(project_id, agent_id)
     return {"files": [], "next_cursor": None, "has_more": False}
+
+
+@router.get("/agents/{agent_id}/repositories")
+async def no_repositories(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """The agent has none. Letta Code looks for files of its memory there, with every message."""
+    await services.agents.get(project_id, agent_id)
+    return {"repositories": []}
+
+
+@router.get("/shared-agents")
+async def no_shared_agents(_project_id: ProjectDep) -> dict[str, Any]:
+    """Agents of other people: none. Letta Code asks again at once, and without end, for a list that it does not get."""
+    return {"agents": [], "nextCursor": None}
 
 
 @router.get("/tools/mcp/servers")

@@ -116,6 +116,12 @@ async def retrieve_memory(agent_id: AgentIdPath, services: ServicesDep, project_
 @router.get("/{agent_id}/context")
 async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """What the agent's context holds, with estimated sizes."""
+@router.get("/{agent_id}/secrets")
+async def list_secrets(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> list[dict[str, Any]]:
+    """The agent's secrets, as its state shows them with `include=agent.secrets`."""
+    return (await agent_answer(services, await services.agents.get(project_id, agent_id), [SECRETS]))["secrets"]
+
+
     [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
     passages = await services.passages.count_of_agent(project_id, agent_id)
     return wire_context(details, await services.messages.context(ThreadId(agent_id)), passages=passages)

@@ -119,12 +119,37 @@ async def test_a_list_of_what_is_not_served_is_empty(http: httpx.AsyncClient, pa
 
 async def test_an_agents_lists_of_what_is_not_served_are_empty(http: httpx.AsyncClient) -> None:
     agent_id = (await http.post("/v1/agents/", json={"model": "builtin/echo"})).json()["id"]
-    for kind in ("folders", "sources", "identities", "groups"):
+    for kind in ("folders", "sources", "identities", "groups", "mcp-servers"):
         assert (await http.get(f"/v1/agents/{agent_id}/{kind}")).json() == []
         assert (await http.get(f"/v1/agents/{UNKNOWN_AGENT}/{kind}")).status_code == 404
         assert (await http.patch(f"/v1/agents/{agent_id}/{kind}/attach/x")).status_code == 501
     assert (await http.get("/v1/tools/mcp/servers")).json() == {}
     assert [(await http.get(f"/v1/{kind}/count")).json() for kind in ("folders", "sources", "identities")] == [0, 0, 0]
+
+
+async def test_letta_code_asked_without_end_for_agents_that_others_share(http: httpx.AsyncClient) -> None:
+    """It sends the request again as soon as it has failed, some eighty times a second."""
+    answer = await http.get("/v1/shared-agents")
+    assert (answer.status_code, answer.json()) == (200, {"agents": [], "nextCursor": None})
+    assert (await http.post("/v1/shared-agents", json={})).status_code == 501
+
+
+async def test_every_message_of_letta_code_met_a_404(http: httpx.AsyncClient) -> None:
+    """It asks for MCP servers before each message, and for repositories after it."""
+    agent_id = (await http.post("/v1/agents/", json={"model": "builtin/echo"})).json()["id"]
+    assert (await http.get(f"/v1/agents/{agent_id}/mcp-servers")).json() == []
+    assert (await http.get(f"/v1/agents/{agent_id}/repositories")).json() == {"repositories": []}
+    assert (await http.get(f"/v1/agents/{UNKNOWN_AGENT}/repositories")).status_code == 404
+    assert (await http.post(f"/v1/agents/{agent_id}/repositories", json={})).status_code == 501
+
+
+async def test_secret_of_letta_code_could_not_be_set(http: httpx.AsyncClient) -> None:
+    """`/secret` reads them under a path of their own before it changes one."""
+    body = {"model": "builtin/echo", "secrets": {"MAP_KEY": "k-1"}}
+    agent_id = (await http.post("/v1/agents/", json=body)).json()["id"]
+    [secret] = (await http.get(f"/v1/agents/{agent_id}/secrets")).json()
+    assert (secret["key"], secret["value"]) == ("MAP_KEY", "k-1")
+    assert (await http.get(f"/v1/agents/{UNKNOWN_AGENT}/secrets")).status_code == 404
 
 
 async def test_the_sdks_iterators_over_empty_lists_end(http: httpx.AsyncClient) -> None:
