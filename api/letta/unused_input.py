@@ -15,6 +15,7 @@ from api.letta.agents import AgentFields
 from api.letta.blocks import BlockCreate, BlockUpdate
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.model_settings import ModelSettingsFields
+from api.letta.run_requests import StreamRequest
 from api.letta.tools import ToolFields
 
 
@@ -51,6 +52,7 @@ NOT_ACTED_ON = (
     ),
     Unused("message", (MessagesRequest,), ("enable_thinking",), "dropped; the model's settings say it"),
     Unused("message", (MessageIn,), ("batch_item_id", "group_id"), "dropped; there are no batches and groups"),
+    Unused("stream", (StreamRequest,), ("batch_size", "poll_interval"), "dropped; events are sent as they come"),
     Unused("tool", (ToolFields,), ("npm_requirements", "pip_requirements"), "given back; nothing is installed"),
     Unused(
         "block",
