@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
@@ -45,6 +45,8 @@ class FinalAnswers:
 
 MAX_NAMES = 20
 MAX_LOGGED = 10_000
+LONGEST_NOTE, LONGEST_WARNING = 500, 4000
+"""Characters. Programs refuse long heads."""
 _SHOWABLE = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
 
 
@@ -131,3 +133,15 @@ def _warning(names: list[str]) -> str:
 def _shown(name: str) -> str:
     """The name, unless it holds what has no place in a header or a log."""
     return name if _SHOWABLE.fullmatch(name) else "a name that cannot be shown"
+
+
+def warning_of(notes: Sequence[str]) -> str:
+    """The notes as a `Warning` header, in plain characters, as many as fit. The log has them as they are."""
+    header = ""
+    for note in notes:
+        plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in note[:LONGEST_NOTE])
+        value = f'299 holdfast "{plain.replace(chr(92), "/").replace(chr(34), chr(39))}"'
+        if len(header) + len(value) > LONGEST_WARNING:
+            break
+        header += f", {value}" if header else value
+    return header

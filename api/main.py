@@ -15,6 +15,7 @@ from api.base_tools import BaseToolShelf
 from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
 from api.callbacks.signature import signing_key
 from api.errors import SHOULD_RETRY, add_error_answers
+from api.letta.models import OfferedModels
 from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
 from api.routes import (
     absent_lists,
@@ -175,6 +176,7 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
         keys=keys,
         stream_tokens=StreamTokens(keys),
         environment=process.environment,
+        models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
         agents=agent_store,
         brought_agents=BroughtAgentStore(database),
         tools=tool_store,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from api.approvals import ApprovalDecisions
 from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
+from api.letta.models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
@@ -45,6 +46,7 @@ class Services:
     stream_tokens: StreamTokens
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
+    models: OfferedModels
     agents: AgentEditor
     brought_agents: BroughtAgentStore
     tools: ToolStore

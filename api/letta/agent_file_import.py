@@ -13,14 +13,14 @@ from api.letta.agent_file_export import OURS, OURS_OF_AGENTS, OURS_OF_TOOLS
 from api.letta.agent_file_messages import FileHistory
 from api.letta.agents import AgentCreate, new_agent
 from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
-from api.letta.models import refuse_builtin
+from api.letta.models import OfferedModels
 from api.letta.tools import ToolCreate, blank_tool
 from shared.domain.agents import Block
 from shared.domain.brought_agents import BroughtAgent, BroughtAgents, BroughtTool
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import BlockId, IdMaker, ProjectId
 from shared.domain.model_catalog import context_window_of
-from shared.domain.model_providers import split_handle
+from shared.domain.model_providers import leaves_choice, split_handle
 from shared.domain.tools import CUSTOM
 
 COPY = "_copy"
@@ -47,8 +47,7 @@ class Origin(NamedTuple):
     project_id: ProjectId
     ids: IdMaker
     now: datetime
-    builtin: bool
-    """Whether the built-in models are on."""
+    models: OfferedModels
 
 
 class FileImport:
@@ -133,7 +132,7 @@ class FileImport:
         place = f"file.agents[{number}]"
         origin = self._origin
         body = checked(AgentCreate, self._request(agent, place), place)
-        refuse_builtin(body.handle(), builtin=origin.builtin)
+        origin.models.served(body.handle())
         own = [new_block(block, origin.project_id, origin.ids, origin.now) for block in body.filled_blocks()]
         by_name = [*(body.tools or ()), *body.base_tools()]
         made = new_agent(body, origin.project_id, origin.ids, origin.now, names=by_name)
@@ -180,15 +179,15 @@ class FileImport:
 
     def _model(self, config: dict[str, Any], said: dict[str, Any], place: str) -> dict[str, Any]:
         """How the model is asked. Settings that were made for one model are not given to another."""
-        chosen = self._options.model
+        wanted = said.get("model") or config.get("handle")
+        chosen = self._options.model or (wanted if isinstance(wanted, str) and leaves_choice(wanted) else None)
         if chosen:
-            handle = _known(chosen, "model")
+            handle = _known(self._served(chosen), "model")
             kept = {name: config[name] for name in _KEPT_FOR_ANOTHER_MODEL if config.get(name) is not None}
             window = config.get("context_window")
             if isinstance(window, int) and window < context_window_of(handle):
                 kept["context_window"] = window
             return {"model": handle, "model_settings": None, "llm_config": {**kept, "handle": handle}}
-        wanted = said.get("model") or config.get("handle")
         endpoint = f"{config.get('model_endpoint_type')}/{config.get('model')}"
         if not isinstance(wanted, str) or not _is_known(wanted):
             if not _is_known(endpoint):
@@ -199,6 +198,12 @@ class FileImport:
             wanted = endpoint
         rest = {key: value for key, value in config.items() if key not in ("model", "model_endpoint_type")}
         return {"model": wanted, "llm_config": {**rest, "handle": wanted}}
+
+    def _served(self, handle: str) -> str:
+        served = self._origin.models.served(handle) or handle
+        if served != handle:
+            self.left_out.append(f"the model {handle} is {served} here")
+        return served
 
     def _say_secrets(self) -> None:
         names = {name for agent in self._file.agents for name in agent.secret_names}

@@ -145,6 +145,12 @@ class AgentFields(BaseModel):
     per_file_view_window_char_limit: int | None = None
     template_id: str | None = None
 
+    @model_validator(mode="after")
+    def _names_a_known_model(self) -> Self:
+        # The older config names its provider beside the model.
+        self.handle()
+        return self
+
     def handle(self) -> str | None:
         """The model that is asked for, however it is said."""
         return self.model or (self.llm_config.full_handle() if self.llm_config else None)
@@ -226,13 +232,6 @@ class AgentCreate(AgentFields):
         """The new blocks with the variables filled in. Raises `InvalidRequest` for one that is too long then."""
         return [filled_in(block, self.memory_variables or {}) for block in self.memory_blocks or ()]
 
-    @model_validator(mode="after")
-    def has_a_model(self) -> Self:
-        """There is no model that could be meant when none is named."""
-        if self.handle() is None:
-            raise ValueError(f"model is required: give a handle <provider>/<model>, e.g. {DEFAULT_HANDLE!r}")
-        return self
-
     def base_tools(self) -> tuple[str, ...]:
         """The names of the tools that an agent of this kind gets unless the request says no."""
         if self.include_base_tools is False:
@@ -251,12 +250,6 @@ class AgentCreate(AgentFields):
 
 class AgentUpdate(AgentFields):
     """What to change of an agent."""
-
-    @model_validator(mode="after")
-    def names_a_known_model(self) -> Self:
-        """The older config names its provider beside the model."""
-        self.handle()
-        return self
 
 
 def new_agent(

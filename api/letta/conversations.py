@@ -31,6 +31,10 @@ class ConversationFields(BaseModel):
     model_settings: Annotated[dict[str, Any], AfterValidator(_known_settings)] | None = None
     context_window_limit: int | None = Field(default=None, ge=1)
 
+    def handle(self) -> str | None:
+        """The model that is asked for."""
+        return self.model
+
 
 class ConversationCreate(ConversationFields):
     """A conversation to begin."""

@@ -12,19 +12,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.model_catalog import EMBEDDINGS, answer_limit_of, context_window_of, family_of
-from shared.domain.model_providers import PROVIDERS, split_handle
+from shared.domain.model_providers import PROVIDERS, leaves_choice, split_handle
 
 KEPT_SETTINGS = "model_settings"
 """Key of `Agent.extra`: the settings that are only given back."""
 
 
 def _known_handle(handle: str) -> str:
-    split_handle(handle)
+    if not leaves_choice(handle):
+        split_handle(handle)
     return handle
 
 
 Handle = Annotated[str, AfterValidator(_known_handle)]
-"""`provider/model` with a provider that Holdfast knows. Its key need not be there yet."""
+"""`provider/model` with a provider that Holdfast knows, or what leaves the choice to `OfferedModels`. The provider's
+key need not be there yet."""
 
 Tokens = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=2)]

@@ -1,21 +1,85 @@
-"""Lists of models on Letta's wire: what the configured providers are known to have."""
+"""Lists of models on Letta's wire, what the configured providers are known to have, and which one a handle means."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.model_catalog import EMBEDDINGS, MODELS, KnownEmbedding, KnownModel
-from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, is_builtin, offered
+from shared.domain.model_catalog import (
+    DEFAULT_LIMIT,
+    EMBEDDINGS,
+    MODELS,
+    KnownEmbedding,
+    KnownModel,
+    answer_limit_of,
+)
+from shared.domain.model_providers import (
+    BUILTIN_IS_OFF,
+    DEFAULT_HANDLE,
+    PROVIDERS,
+    is_builtin,
+    leaves_choice,
+    offered,
+    split_handle,
+)
 
 
-def wire_models(environment: Mapping[str, str], *, builtin: bool) -> list[dict[str, Any]]:
-    """The models of every provider that is configured. Servers with models of their own (Ollama) are not asked.
+@dataclass(frozen=True)
+class OfferedModels:
+    """The models that this process offers, and the one that is meant where a request leaves the choice open."""
 
-    `builtin`: whether the built-in models are on.
-    """
-    return [
-        _wire_model(model, environment) for model in MODELS if offered(model.provider, environment, builtin=builtin)
-    ]
+    environment: Mapping[str, str]
+    """Says which providers are configured."""
+    builtin: bool
+    """Whether the built-in models are on."""
+    default: str = ""
+    """The handle of `HOLDFAST_DEFAULT_MODEL`; empty: none is set."""
+
+    def wire(self) -> list[dict[str, Any]]:
+        """The models of every provider that is configured. Servers with models of their own (Ollama) are not asked.
+
+        The default comes first, whoever serves it: clients that are told no model take the first one.
+        """
+        return [_wire_model(model, self.environment) for model in self._known()]
+
+    def served(self, handle: str | None) -> str | None:
+        """The model that a request's handle means here; None if it names none.
+
+        Raises `InvalidRequest` for a built-in model where they are off, and if there is nothing to choose from. A
+        provider's key may come later, and only the workers have it.
+        """
+        meant = self._choice(handle) if handle is not None and leaves_choice(handle) else handle
+        if meant is not None and is_builtin(meant) and not self.builtin:
+            raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}")
+        return meant
+
+    def needed(self, handle: str | None) -> str:
+        """The same for an agent to make, which gets the default if its request names none. Raises `InvalidRequest` if
+        there is no default either."""
+        meant = self.served(handle or self.default or None)
+        if meant is None:
+            raise InvalidRequest(
+                f"model is required: give a handle <provider>/<model>, e.g. {DEFAULT_HANDLE!r}. HOLDFAST_DEFAULT_MODEL "
+                "gives one to agents without"
+            )
+        return meant
+
+    def _known(self) -> list[KnownModel]:
+        known = [model for model in MODELS if offered(model.provider, self.environment, builtin=self.builtin)]
+        if not self.default:
+            return known
+        limit = answer_limit_of(self.default) or DEFAULT_LIMIT
+        first = next((model for model in known if model.handle == self.default), None)
+        return [first or KnownModel(*split_handle(self.default), limit), *(model for model in known if model != first)]
+
+    def _choice(self, asked: str) -> str:
+        first = next(iter(self._known()), None)
+        if first is None:
+            raise InvalidRequest(
+                f"the model {asked!r} leaves the choice to the server, and this one knows of no model: name one, or "
+                "set HOLDFAST_DEFAULT_MODEL"
+            )
+        return first.handle
 
 
 def wire_embeddings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -25,15 +89,6 @@ def wire_embeddings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
         for model in EMBEDDINGS
         if PROVIDERS[model.provider].is_configured(environment)
     ]
-
-
-def refuse_builtin(handle: str | None, *, builtin: bool) -> None:
-    """Raises `InvalidRequest` for a built-in model where they are off.
-
-    A provider's key may come later, and only the workers have it; that the built-in models are off is known here.
-    """
-    if handle is not None and is_builtin(handle) and not builtin:
-        raise InvalidRequest(f"the model {handle!r} cannot be used. {BUILTIN_IS_OFF}")
 
 
 def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, Any]:

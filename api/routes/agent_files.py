@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Form, Header, Response, UploadFile
 from pydantic import BaseModel, ConfigDict
 
+from api.answer_headers import warning_of
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
 from api.letta.agent_file import FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
@@ -25,9 +25,6 @@ from shared.sql.definitions.agents import AgentDetails
 
 router = APIRouter(prefix="/v1/agents", tags=["agents"])
 log = logging.getLogger(__name__)
-
-LONGEST_NOTE, LONGEST_WARNING = 500, 4000
-"""Characters. Programs refuse long heads."""
 
 
 class ExportRequest(BaseModel):
@@ -106,7 +103,7 @@ async def import_agents(
 ) -> dict[str, list[str]]:
     """Makes the agents of a file, with their tools, memory and messages, or nothing at all."""
     await services.base_tools.fill(project_id)
-    origin = Origin(project_id, services.ids, services.clock.now(), services.settings.builtin_models)
+    origin = Origin(project_id, services.ids, services.clock.now(), services.models)
     options, document = form.options(x_override_embedding_model), await form.file.read()
     # A file may be megabytes, and other requests are waiting.
     brought, notes = await asyncio.to_thread(_understood, document, options, origin)
@@ -117,7 +114,7 @@ async def import_agents(
         notes.append(f"not acted on: {', '.join(sorted(form.model_extra))}")
     notes.extend(_notes_on_tools(arrival))
     if notes:
-        response.headers["Warning"] = _warning(notes)
+        response.headers["Warning"] = warning_of(notes)
         log.warning("agent file imported, but: %s", "; ".join(notes))
     return {"agent_ids": [one.agent.id for one in brought.agents]}
 
@@ -146,18 +143,6 @@ def _notes_on_tools(arrival: Arrival) -> list[str]:
         ("tools of the project stay, the file's differ: %s", arrival.kept),
     )
     return [sentence % ", ".join(names) for sentence, names in said if names]
-
-
-def _warning(notes: Sequence[str]) -> str:
-    """The notes as a `Warning` header, in plain characters, as many as fit. The log has them as they are."""
-    header = ""
-    for note in notes:
-        plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in note[:LONGEST_NOTE])
-        value = f'299 holdfast "{plain.replace(chr(92), "/").replace(chr(34), chr(39))}"'
-        if len(header) + len(value) > LONGEST_WARNING:
-            break
-        header += f", {value}" if header else value
-    return header
 
 
 async def _exported(services: Services, project_id: ProjectId, agent_id: AgentId, wanted: ExportRequest) -> Response:

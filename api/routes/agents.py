@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 
 from api.agent_answers import agent_answer, agent_answers
 from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, Texts
@@ -10,7 +10,7 @@ from api.letta.agent_state import SECRETS
 from api.letta.agents import AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import new_block
 from api.letta.context import wire_context
-from api.letta.models import refuse_builtin
+from api.model_choice import with_served_model
 from shared.domain.agents import Agent, render_system
 from shared.domain.ids import ThreadId
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
@@ -43,9 +43,12 @@ def _agent_filter(
 
 
 @router.post("")
-async def create_agent(body: AgentCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def create_agent(
+    body: AgentCreate, response: Response, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """Makes an agent, and the memory blocks that come with it."""
-    refuse_builtin(body.handle(), builtin=services.settings.builtin_models)
+    body = with_served_model(body, services.models, response)
+    body = body.model_copy(update={"model": services.models.needed(body.handle())})
     now = services.clock.now()
     await services.base_tools.fill(project_id)
     named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
@@ -92,10 +95,10 @@ async def retrieve_agent(
 
 @router.patch("/{agent_id}")
 async def update_agent(
-    agent_id: AgentIdPath, body: AgentUpdate, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath, body: AgentUpdate, response: Response, services: ServicesDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress goes on as it began until its next step."""
-    refuse_builtin(body.handle(), builtin=services.settings.builtin_models)
+    body = with_served_model(body, services.models, response)
     agent = await services.agents.update(project_id, agent_id, body.apply, services.clock.now())
     return await agent_answer(services, agent, [SECRETS])
 
@@ -113,15 +116,15 @@ async def retrieve_memory(agent_id: AgentIdPath, services: ServicesDep, project_
     return (await agent_answer(services, await services.agents.get(project_id, agent_id)))["memory"]
 
 
-@router.get("/{agent_id}/context")
-async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """What the agent's context holds, with estimated sizes."""
 @router.get("/{agent_id}/secrets")
 async def list_secrets(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> list[dict[str, Any]]:
     """The agent's secrets, as its state shows them with `include=agent.secrets`."""
     return (await agent_answer(services, await services.agents.get(project_id, agent_id), [SECRETS]))["secrets"]
 
 
+@router.get("/{agent_id}/context")
+async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """What the agent's context holds, with estimated sizes."""
     [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
     passages = await services.passages.count_of_agent(project_id, agent_id)
     return wire_context(details, await services.messages.context(ThreadId(agent_id)), passages=passages)

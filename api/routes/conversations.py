@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Response
 
 from api.dependencies import (
     AgentIdQuery,
@@ -13,7 +13,7 @@ from api.dependencies import (
     ServicesDep,
 )
 from api.letta.conversations import ConversationCreate, ConversationUpdate, new_conversation, wire_conversation
-from api.letta.models import refuse_builtin
+from api.model_choice import with_served_model
 from api.services import Services
 from shared.domain.conversations import Conversation
 from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder
@@ -24,13 +24,13 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 @router.post("")
 async def create_conversation(
     agent_id: AgentIdQuery,
+    response: Response,
     services: ServicesDep,
     project_id: ProjectDep,
     body: Annotated[ConversationCreate | None, Body()] = None,
 ) -> dict[str, Any]:
     """Begins a conversation with an agent."""
-    asked = body or ConversationCreate()
-    refuse_builtin(asked.model, builtin=services.settings.builtin_models)
+    asked = with_served_model(body or ConversationCreate(), services.models, response)
     conversation = new_conversation(asked, agent_id, project_id, services.ids, services.clock.now())
     created = await services.conversations.create(conversation, system_message_id=services.ids.message())
     return await _answer(services, created)
@@ -62,14 +62,17 @@ async def retrieve_conversation(
 
 @router.patch("/{conversation_id}")
 async def update_conversation(
-    conversation_id: ConversationIdPath, body: ConversationUpdate, services: ServicesDep, project_id: ProjectDep
+    conversation_id: ConversationIdPath,
+    body: ConversationUpdate,
+    response: Response,
+    services: ServicesDep,
+    project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Changes a conversation."""
-    refuse_builtin(body.model, builtin=services.settings.builtin_models)
-    now = services.clock.now()
+    asked, now = with_served_model(body, services.models, response), services.clock.now()
 
     def change(conversation: Conversation) -> Conversation:
-        return body.apply(conversation, now)
+        return asked.apply(conversation, now)
 
     return await _answer(services, await services.conversations.update(project_id, conversation_id, change, now))
 

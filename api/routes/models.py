@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.dependencies import ProjectDep, ServicesDep, Texts
-from api.letta.models import wire_embeddings, wire_models
+from api.letta.models import wire_embeddings
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -18,11 +18,11 @@ async def list_models(
     provider_type: str | None = None,
     provider_category: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The models of the configured providers, and the built-in ones where they are on."""
+    """The models of the configured providers, and the built-in ones where they are on; the default one first."""
     wanted = {"provider_name": provider_name, "provider_type": provider_type}
     return [
         model
-        for model in wire_models(services.environment, builtin=services.settings.builtin_models)
+        for model in services.models.wire()
         if all(value is None or model[key] == value for key, value in wanted.items())
         and (not provider_category or model["provider_category"] in provider_category)
     ]

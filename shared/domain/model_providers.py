@@ -174,6 +174,9 @@ _CHANGES_A_PATH = re.compile(r"\.\.|(^|/)\.(/|$)|[\x00-\x1f\x7f\\?#%&]")
 provider's key to another place."""
 
 
+_SERVERS_CHOICE = re.compile(r"letta/auto(-[a-z]{1,30})?")
+
+
 def split_handle(handle: str) -> tuple[str, str]:
     """Provider and model of a handle. Raises `ValueError`, which says what a handle looks like, when this can be
     none."""
@@ -197,6 +200,12 @@ def split_handle(handle: str) -> tuple[str, str]:
             r"\ ? # % & and no control characters"
         )
     return provider, model
+
+
+def leaves_choice(handle: str) -> bool:
+    """Whether the handle names no model, but leaves the choice to the server: `letta/auto`, `letta/auto-fast` and so
+    on, for which Letta's cloud picks one. It is no handle that a worker can ask."""
+    return _SERVERS_CHOICE.fullmatch(handle) is not None
 
 
 def is_builtin(handle: str) -> bool:

@@ -6,8 +6,10 @@ from the providers' usual variables and are read by `worker/models`.
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.domain.model_providers import split_handle
 
 
 class Settings(BaseSettings):
@@ -64,6 +66,9 @@ class Settings(BaseSettings):
     run_timeout: float = Field(default=3600.0, gt=0, description="Seconds of work that one run may take.")
     run_token_budget: int = Field(default=0, ge=0, description="Tokens that one run may use, in and out; 0: no limit.")
     model_retries: int = Field(default=3, ge=0, description="Retries of a failed model call before its first event.")
+    default_model: str = Field(
+        default="", description="The model of an agent that is made without one, or with `letta/auto`."
+    )
     builtin_models: bool = Field(
         default=False, description="Offer the `builtin/…` models. `holdfast dev` does unless this says no."
     )
@@ -81,3 +86,10 @@ class Settings(BaseSettings):
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
     log_json: bool = Field(default=False, description="Log as JSON lines.")
     data_dir: Path = Field(default=Path(".holdfast"), description="Where `holdfast dev` keeps its database.")
+
+    @field_validator("default_model")
+    @classmethod
+    def _is_a_model(cls, handle: str) -> str:
+        if handle:
+            split_handle(handle)
+        return handle

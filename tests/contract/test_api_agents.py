@@ -158,7 +158,7 @@ async def test_a_setting_for_a_new_model_was_lost_when_the_old_one_had_shown_the
 
 
 async def test_a_model_is_needed_and_must_be_of_a_known_provider(client: AsyncLetta) -> None:
-    with pytest.raises(UnprocessableEntityError, match="builtin/echo"):
+    with pytest.raises(BadRequestError, match="builtin/echo"):
         await client.agents.create(name="none")
     with pytest.raises(UnprocessableEntityError, match="unknown model handle"):
         await client.agents.create(model="acme/giant")

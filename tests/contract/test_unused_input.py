@@ -107,4 +107,4 @@ async def test_it_is_logged_once_for_each_agent(http: httpx.AsyncClient, caplog:
 
 async def test_a_refused_request_gets_no_warning(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/agents/", json={"enable_sleeptime": True})
-    assert (answer.status_code, "warning" in answer.headers) == (422, False)
+    assert (answer.status_code, "warning" in answer.headers) == (400, False)

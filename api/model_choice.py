@@ -1,0 +1,29 @@
+"""Which model an agent or a conversation gets where its request leaves the choice to the server."""
+
+import logging
+from typing import TypeVar
+
+from fastapi import Response
+
+from api.answer_headers import warning_of
+from api.letta.agents import AgentFields
+from api.letta.conversations import ConversationFields
+from api.letta.models import OfferedModels
+
+log = logging.getLogger(__name__)
+
+
+Body = TypeVar("Body", bound=AgentFields | ConversationFields)
+
+
+def with_served_model(body: Body, models: OfferedModels, response: Response) -> Body:
+    """The request with the model that its handle means here. Where that is another one, the answer's `Warning` header
+    and the log say so. Raises `InvalidRequest` as `OfferedModels.served` does."""
+    asked = body.handle()
+    served = models.served(asked)
+    if served == asked:
+        return body
+    said = f"the model {asked} is {served} here"
+    response.headers.append("Warning", warning_of([said]))
+    log.warning(said)
+    return body.model_copy(update={"model": served})
