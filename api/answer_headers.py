@@ -43,6 +43,9 @@ class FinalAnswers:
         await self._app(scope, receive, marked)
 
 
+ASKS_FOR_NOTHING = {"order_by": "created_at"}
+"""Query parameters with the value that every list goes by anyway."""
+
 MAX_NAMES = 20
 MAX_LOGGED = 10_000
 LONGEST_NOTE, LONGEST_WARNING = 500, 4000
@@ -85,8 +88,8 @@ class UnusedInputWarnings:
         if known is None:
             known = frozenset(_parameters_of(route.dependant))
             self._parameters[route.unique_id] = known
-        for name in dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)):
-            if name not in known:
+        for name, value in dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).items():
+            if name not in known and ASKS_FOR_NOTHING.get(name) != value:
                 yield f"query.{name}"
         model = _model_of(route)
         if model is None or not body:

@@ -109,6 +109,9 @@ MessageTypes = Annotated[list[MessageType] | None, Query(alias="include_return_m
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""
 
+Number = Annotated[int, Query(ge=-(2**31), lt=2**31)]
+Numbers = Annotated[list[Number] | None, Query(max_length=1000)]
+
 
 def submission_headers(
     idempotency_key: Annotated[str | None, Header(max_length=256)] = None,

@@ -16,6 +16,13 @@ from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.tools import CUSTOM, DEFAULT_RETURN_CHAR_LIMIT, Tool
 
+TOOL_TYPES = (
+    "custom", "letta_core", "letta_memory_core", "letta_multi_agent_core", "letta_sleeptime_core",
+    "letta_voice_sleeptime_core", "letta_builtin", "letta_files_core", "external_langchain", "external_composio",
+    "external_mcp",
+)  # fmt: skip
+"""The wire's types of tools, by which a list can be asked for. A project has those of `BASE_TOOLS`, and custom ones."""
+
 _WARNINGS = "schema_warnings"
 _AS_IS = (
     "default_requires_approval",

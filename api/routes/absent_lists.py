@@ -3,11 +3,16 @@ wants to make something there is told that it cannot."""
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
-from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep
 
-router = APIRouter(prefix="/v1", tags=["absent"])
+
+def any_filter(_page: NewestFirst, name: str | None = None, cursor: str | None = None, is_open: bool = False) -> None:
+    """What is asked of a list, page by page or by a filter, holds of an empty one."""
+
+
+router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)])
 
 KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "mcp-servers", "providers", "sources")
 COUNTED = ("folders", "groups", "identities", "sources")

@@ -16,9 +16,10 @@ router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"])
 
 
 class ApprovalSetting(BaseModel):
-    """Whether a tool's calls wait for a person."""
+    """Whether a tool's calls wait for a person. Letta's SDK for TypeScript sends the second name."""
 
-    requires_approval: bool
+    requires_approval: bool | None = None
+    body_requires_approval: bool | None = None
 
 
 @router.get("")
@@ -72,7 +73,8 @@ async def set_tool_approval(
     requires_approval: bool | None = None,
 ) -> None:
     """Sets whether the agent's calls of a tool wait for a person. The body wins over the query."""
-    required = body.requires_approval if body is not None else requires_approval
+    given = (body.requires_approval, body.body_requires_approval) if body is not None else ()
+    required = next((value for value in (*given, requires_approval) if value is not None), None)
     if required is None:
         raise InvalidRequest('requires_approval is missing: send {"requires_approval": true} or false')
     await services.agents.set_approval_override(

@@ -44,7 +44,7 @@ def _agent_filter(
 
 @router.post("")
 async def create_agent(
-    body: AgentCreate, response: Response, services: ServicesDep, project_id: ProjectDep
+    body: AgentCreate, response: Response, services: ServicesDep, project_id: ProjectDep, include: Texts = None
 ) -> dict[str, Any]:
     """Makes an agent, and the memory blocks that come with it."""
     body = with_served_model(body, services.models, response)
@@ -59,7 +59,7 @@ async def create_agent(
         new_blocks=[new_block(block, project_id, services.ids, now) for block in body.filled_blocks()],
         first_messages=first_messages(body.initial_message_sequence or (), services.ids, now),
     )
-    return await agent_answer(services, agent, [SECRETS])
+    return await agent_answer(services, agent, [SECRETS, *(include or ())])
 
 
 @router.get("")
@@ -95,12 +95,17 @@ async def retrieve_agent(
 
 @router.patch("/{agent_id}")
 async def update_agent(
-    agent_id: AgentIdPath, body: AgentUpdate, response: Response, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    body: AgentUpdate,
+    response: Response,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    include: Texts = None,
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress goes on as it began until its next step."""
     body = with_served_model(body, services.models, response)
     agent = await services.agents.update(project_id, agent_id, body.apply, services.clock.now())
-    return await agent_answer(services, agent, [SECRETS])
+    return await agent_answer(services, agent, [SECRETS, *(include or ())])
 
 
 @router.delete("/{agent_id}")

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.agent_answers import agent_answers
-from api.dependencies import BlockIdPath, NewestFirst, OldestFirst, ProjectDep, ServicesDep, Texts
+from api.dependencies import BlockIdPath, NewestFirst, Number, Numbers, OldestFirst, ProjectDep, ServicesDep, Texts
 from api.letta.blocks import BlockCreate, BlockUpdate, new_block, wire_block
 from shared.sql.definitions.agents import AgentFilter
 from shared.sql.definitions.blocks import BlockFilter
@@ -29,10 +29,29 @@ async def list_blocks(
     label_search: str | None = None,
     description_search: str | None = None,
     value_search: str | None = None,
+    tags: Texts = None,
+    match_all_tags: bool = False,
+    connected_to_agents_count_gt: Number | None = None,
+    connected_to_agents_count_lt: Number | None = None,
+    connected_to_agents_count_eq: Numbers = None,
+    name: str | None = None,
+    templates_only: bool = False,
+    identity_id: str | None = None,
+    identifier_keys: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The project's blocks."""
+    """The project's blocks. None of them is a template, has a template's name, or belongs to an identity."""
+    if name or templates_only or identity_id or identifier_keys:
+        return []
     wanted = BlockFilter(
-        label=label, label_search=label_search, description_search=description_search, value_search=value_search
+        label=label,
+        label_search=label_search,
+        description_search=description_search,
+        value_search=value_search,
+        tags=tags or (),
+        match_all_tags=match_all_tags,
+        agents_more_than=connected_to_agents_count_gt,
+        agents_less_than=connected_to_agents_count_lt,
+        agents_exactly=connected_to_agents_count_eq,
     )
     return [wire_block(block) for block in await services.blocks.list(project_id, wanted, page)]
 

@@ -1,11 +1,12 @@
 """Tools of a project."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
-from api.letta.tools import ToolCreate, ToolUpdate, new_tool, wire_tool
+from api.letta.tools import TOOL_TYPES, ToolCreate, ToolUpdate, new_tool, wire_tool
+from shared.domain.errors import InvalidRequest
 from shared.sql.definitions.tools import ToolFilter
 
 
@@ -14,6 +15,40 @@ async def _with_base_tools(services: ServicesDep, project_id: ProjectDep) -> Non
 
 
 router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_with_base_tools)])
+
+
+def _tool_filter(
+    name: str | None = None,
+    names: Texts = None,
+    tool_ids: Texts = None,
+    search: str | None = None,
+    tool_types: Texts = None,
+    exclude_tool_types: Texts = None,
+    return_only_letta_tools: bool = False,
+    exclude_letta_tools: bool = False,
+) -> ToolFilter:
+    return ToolFilter(
+        name=name,
+        names=names,
+        ids=_each(tool_ids),
+        search=search,
+        types=_types(tool_types),
+        other_types_than=_types(exclude_tool_types) or (),
+        base_tools=True if return_only_letta_tools else False if exclude_letta_tools else None,
+    )
+
+
+def _types(texts: list[str] | None) -> list[str] | None:
+    types = _each(texts)
+    for name in types or ():
+        if name not in TOOL_TYPES:
+            raise InvalidRequest(f"Invalid tool_type '{name}'. Must be one of: {', '.join(TOOL_TYPES)}")
+    return types
+
+
+def _each(texts: list[str] | None) -> list[str] | None:
+    """Values that may also come as one, with commas between them. None when there is not one."""
+    return [part for text in texts or () for part in (piece.strip() for piece in text.split(",")) if part] or None
 
 
 @router.post("")
@@ -34,22 +69,18 @@ async def list_tools(
     services: ServicesDep,
     project_id: ProjectDep,
     page: NewestFirst,
-    name: str | None = None,
-    names: Texts = None,
-    tool_ids: Texts = None,
-    search: str | None = None,
+    wanted: Annotated[ToolFilter, Depends(_tool_filter)],
 ) -> list[dict[str, Any]]:
     """The project's tools."""
-    wanted = ToolFilter(name=name, names=names, ids=tool_ids, search=search)
     return [wire_tool(tool) for tool in await services.tools.list(project_id, wanted, page)]
 
 
 @router.get("/count")
 async def count_tools(
-    services: ServicesDep, project_id: ProjectDep, name: str | None = None, search: str | None = None
+    services: ServicesDep, project_id: ProjectDep, wanted: Annotated[ToolFilter, Depends(_tool_filter)]
 ) -> int:
     """How many tools the project has."""
-    return await services.tools.count(project_id, ToolFilter(name=name, search=search))
+    return await services.tools.count(project_id, wanted)
 
 
 @router.post("/add-base-tools")

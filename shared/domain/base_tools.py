@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.domain.tool_catalog import BASE_TOOLS, NOT_THERE, BaseTool
-from shared.domain.tools import Tool
+from shared.domain.tools import BASE_TYPES, Tool
 
 JsonObject = dict[str, Any]
 
@@ -43,7 +43,7 @@ def base_tool_arguments(tool: Tool) -> JsonObject:
 
 def is_base_tool(tool: Tool) -> bool:
     """Whether the worker runs the tool itself."""
-    return tool.tool_type.startswith("letta_")
+    return tool.tool_type.startswith(BASE_TYPES)
 
 
 def default_base_tools(agent_type: str, *, enable_sleeptime: bool) -> tuple[str, ...]:

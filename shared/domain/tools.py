@@ -12,6 +12,9 @@ DEFAULT_RETURN_CHAR_LIMIT = 50_000
 CUSTOM = "custom"
 """The type of a tool that a client made."""
 
+BASE_TYPES = "letta_"
+"""How the types of the product's own tools begin."""
+
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that agents can be given."""

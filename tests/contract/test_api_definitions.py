@@ -118,6 +118,53 @@ async def test_a_tool_is_changed_listed_and_deleted(client: AsyncLetta) -> None:
         await client.tools.retrieve(other.id)
 
 
+async def test_a_list_of_tools_knows_their_types(client: AsyncLetta) -> None:
+    """`tool_types` did nothing, so a program that asked for its own tools got everybody's."""
+    await client.tools.create(source_code=ROLL_DICE)
+
+    async def types(**wanted: Any) -> set[str | None]:
+        return {tool.tool_type async for tool in client.tools.list(**wanted)}
+
+    assert await types(tool_types=["custom", "external_mcp"]) == {"custom"}
+    assert await types(tool_types=["letta_core,letta_memory_core"]) == {"letta_core", "letta_memory_core"}
+    assert "custom" not in await types(exclude_tool_types=["custom"])
+    assert "custom" not in await types(return_only_letta_tools=True)
+    with pytest.raises(BadRequestError, match="Invalid tool_type 'costum'"):
+        await client.tools.list(tool_types=["costum"])
+
+
+async def test_a_list_of_blocks_knows_their_tags_and_agents(client: AsyncLetta) -> None:
+    """These filters did nothing: who asked for the blocks of one tag, or for those without an agent, got all."""
+    mine = await client.blocks.create(label="human", value="x", tags=["mine"])
+    free = await client.blocks.create(label="persona", value="x", tags=["free", "mine"])
+    await client.agents.create(model="builtin/echo", block_ids=[mine.id])
+
+    async def found(**wanted: Any) -> list[str]:
+        return [block.id async for block in client.blocks.list(**wanted)]
+
+    assert await found(tags=["free", "mine"]) == [mine.id, free.id]
+    assert await found(tags=["free", "mine"], match_all_tags=True) == [free.id]
+    assert await found(connected_to_agents_count_eq=[0]) == [free.id]
+    assert await found(connected_to_agents_count_gt=0, connected_to_agents_count_lt=2) == [mine.id]
+    assert await found(templates_only=True) == await found(identity_id="identity-1") == []
+
+
+@pytest.mark.parametrize("name", ["requires_approval", "body_requires_approval"])
+async def test_an_approval_is_set_by_the_name_that_the_sdk_for_typescript_sends(
+    http: httpx.AsyncClient, client: AsyncLetta, name: str
+) -> None:
+    tool = await client.tools.create(source_code=ROLL_DICE)
+    agent = await client.agents.create(model="builtin/echo", tool_ids=[tool.id])
+
+    path = f"/v1/agents/{agent.id}/tools/approval/roll_dice"
+    answer = await http.patch(path, json={name: True})
+
+    assert (answer.status_code, answer.headers.get("warning")) == (200, None)
+    [rule] = (await client.agents.retrieve(agent.id)).tool_rules or []
+    assert (rule.type, rule.tool_name) == ("requires_approval", "roll_dice")
+    assert (await http.patch(path, json={})).status_code == 400
+
+
 async def test_a_source_that_is_no_tool_is_refused(client: AsyncLetta) -> None:
     with pytest.raises(BadRequestError, match="INVALID_ARGUMENT"):
         await client.tools.upsert(source_code="def (:")

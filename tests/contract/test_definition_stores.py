@@ -82,6 +82,11 @@ async def test_tool_lists(database: Database, tools: ToolStore) -> None:
     assert await found(ToolFilter(ids=[one.id])) == ["one_tool"]
     assert await found(ToolFilter(search="E_T")) == ["one_tool"]
     assert await found(ToolFilter(agent_id=agent.id)) == ["two_tool"]
+    await tools.upsert(some_tool("ours", tool_type="letta_core"))
+    assert await found(ToolFilter(types=["letta_core"])) == ["ours"]
+    assert await found(ToolFilter(other_types_than=["letta_core"])) == ["one_tool", "two_tool"]
+    assert await found(ToolFilter(base_tools=True)) == ["ours"]
+    assert await found(ToolFilter(base_tools=False)) == ["one_tool", "two_tool"]
     assert await tools.count(PROJECT, ToolFilter(search="tool")) == 2
     assert await tools.for_agent(agent.id) == [two]
     assert await tools.ids_by_name(PROJECT, ["two_tool", "one_tool"]) == [two.id, one.id]
@@ -101,6 +106,9 @@ async def test_a_deleted_tool_leaves_its_agents(database: Database, tools: ToolS
         await tools.delete(PROJECT, tool.id)
 
 
+TAGGED = {"one": ['a "b"'], "two": ["Ü", "b"], "both": ["Ü", 'a "b"']}
+
+
 async def test_block_lists(database: Database) -> None:
     blocks = BlockStore(database)
     human = await blocks.create(some_block("human", description="The user's tastes"))
@@ -116,6 +124,16 @@ async def test_block_lists(database: Database) -> None:
     assert await found(BlockFilter(description_search="TASTES")) == ["human"]
     assert await found(BlockFilter(value_search="wit")) == ["persona"]
     assert await found(BlockFilter(agent_id=agent.id)) == ["human"]
+    tagged = [await blocks.create(some_block(label, tags=tags)) for label, tags in TAGGED.items()]
+    assert await found(BlockFilter(tags=['a "b"'])) == ["one", "both"]
+    assert await found(BlockFilter(tags=['a "b"', "Ü"])) == ["one", "two", "both"]
+    assert await found(BlockFilter(tags=['a "b"', "Ü"], match_all_tags=True)) == ["both"]
+    assert await found(BlockFilter(tags=["ü"])) == []
+    assert await found(BlockFilter(agents_more_than=0)) == ["human"]
+    assert await found(BlockFilter(agents_less_than=1)) == ["persona", "one", "two", "both"]
+    assert await found(BlockFilter(agents_exactly=[1, 7])) == ["human"]
+    for block in tagged:
+        await blocks.delete(PROJECT, block.id)
     assert await blocks.for_agent(agent.id) == [human]
     assert await blocks.with_label(PROJECT, agent.id, "human") == human
     assert await blocks.get(PROJECT, persona.id) == persona

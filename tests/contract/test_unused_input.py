@@ -82,6 +82,10 @@ async def test_an_accepted_request_is_told_what_of_it_is_not_acted_on(http: http
     assert warned(await http.get("/v1/runs/", params={"status": "failed", "limit": 1})) == ["query.status"]
     assert warned(await http.post(f"{path}/messages/async", json={"input": "Hi", "background": True})) == []
     assert warned(await http.get(path, params={"include": "agent.tools"})) == []
+    assert warned(await http.patch(path, json={"name": "loud"}, params={"include": "agent.tags"})) == []
+    assert warned(await http.get("/v1/blocks/", params={"order_by": "created_at"})) == []
+    assert warned(await http.get("/v1/folders/", params={"limit": 5, "name": "x"})) == []
+    assert warned(await http.get(f"{path}/files", params={"cursor": "x", "is_open": True})) == []
 
 
 async def test_a_header_cannot_be_written_by_a_name(http: httpx.AsyncClient) -> None:

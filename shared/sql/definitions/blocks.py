@@ -1,6 +1,6 @@
 """Memory blocks. A change of a block changes the instructions of every agent that has it, in the same transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -15,7 +15,7 @@ from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import block_of, block_values, blocks_of_agents, load_blocks, lock_definitions
 from shared.sql.engine import Database
 from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
-from shared.sql.tables import agent_blocks, blocks
+from shared.sql.tables import agent_blocks, blocks, to_json
 
 
 class BlockFilter(msgspec.Struct, frozen=True):
@@ -27,6 +27,13 @@ class BlockFilter(msgspec.Struct, frozen=True):
     description_search: str | None = None
     value_search: str | None = None
     """Parts of the texts, whatever the case."""
+    tags: Sequence[str] = ()
+    match_all_tags: bool = False
+    """The block needs all of the tags, or else one of them."""
+    agents_more_than: int | None = None
+    agents_less_than: int | None = None
+    agents_exactly: Sequence[int] | None = None
+    """How many agents have the block: one of these numbers."""
 
 
 class BlockStore:
@@ -113,4 +120,20 @@ def _conditions(wanted: BlockFilter, *, is_sqlite: bool) -> list[sa.ColumnElemen
     if wanted.agent_id is not None:
         linked = sa.select(agent_blocks.c.block_id).where(agent_blocks.c.agent_id == wanted.agent_id)
         conditions.append(blocks.c.id.in_(linked))
-    return conditions
+    if wanted.tags:
+        tags = field_of_document(blocks, "tags", is_sqlite=is_sqlite).as_string()
+        # Unlike LIKE, these tell capitals from small letters on every database.
+        position = sa.func.instr if is_sqlite else sa.func.strpos
+        has = [position(tags, to_json(tag)) > 0 for tag in wanted.tags]
+        conditions.append(sa.and_(*has) if wanted.match_all_tags else sa.or_(*has))
+    return [*conditions, *_by_number_of_agents(wanted)]
+
+
+def _by_number_of_agents(wanted: BlockFilter) -> Iterator[sa.ColumnElement[bool]]:
+    having = sa.select(sa.func.count()).where(agent_blocks.c.block_id == blocks.c.id).scalar_subquery()
+    if wanted.agents_more_than is not None:
+        yield having > wanted.agents_more_than
+    if wanted.agents_less_than is not None:
+        yield having < wanted.agents_less_than
+    if wanted.agents_exactly is not None:
+        yield having.in_(wanted.agents_exactly)

@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.base_tools import is_base_tool, why_missing
 from shared.domain.errors import Conflict, UnknownTools
 from shared.domain.ids import AgentId, ProjectId, ToolId
-from shared.domain.tools import Tool
+from shared.domain.tools import BASE_TYPES, Tool
 from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
 from shared.sql.engine import Database
-from shared.sql.paging import Page, contains, count_rows, remember_place, rows_of_page
+from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.tables import agent_tools, tools
 
 
@@ -27,6 +27,10 @@ class ToolFilter(msgspec.Struct, frozen=True):
     search: str | None = None
     """Part of the name, whatever the case."""
     agent_id: AgentId | None = None
+    types: Sequence[str] | None = None
+    other_types_than: Sequence[str] = ()
+    base_tools: bool | None = None
+    """Only those of the product's own, or only the others."""
 
 
 def _as_it_is(tool: Tool) -> Tool:
@@ -120,13 +124,17 @@ class ToolStore:
     async def list(self, project_id: ProjectId, wanted: ToolFilter, page: Page) -> list[Tool]:
         """A page of the project's tools."""
         async with self._database.read() as connection:
-            rows = await rows_of_page(connection, tools, project_id, page, *_conditions(wanted))
+            rows = await rows_of_page(
+                connection, tools, project_id, page, *_conditions(wanted, is_sqlite=self._database.is_sqlite)
+            )
             return [tool_of(row) for row in rows]
 
     async def count(self, project_id: ProjectId, wanted: ToolFilter) -> int:
         """How many tools of the project a list would show in all."""
         async with self._database.read() as connection:
-            return await count_rows(connection, tools, project_id, *_conditions(wanted))
+            return await count_rows(
+                connection, tools, project_id, *_conditions(wanted, is_sqlite=self._database.is_sqlite)
+            )
 
     async def for_agent(self, agent_id: AgentId) -> Sequence[Tool]:
         """The agent's tools, in the order in which they were attached."""
@@ -171,7 +179,7 @@ def _name_taken(name: str) -> Conflict:
     return Conflict(f"There is a tool named {name!r} already: replace it with PUT /v1/tools/, or choose another name")
 
 
-def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
+def _conditions(wanted: ToolFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.name is not None:
         conditions.append(tools.c.name == wanted.name)
@@ -184,4 +192,12 @@ def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
     if wanted.agent_id is not None:
         linked = sa.select(agent_tools.c.tool_id).where(agent_tools.c.agent_id == wanted.agent_id)
         conditions.append(tools.c.id.in_(linked))
+    kind = field_of_document(tools, "tool_type", is_sqlite=is_sqlite).as_string()
+    if wanted.types is not None:
+        conditions.append(kind.in_(wanted.types))
+    if wanted.other_types_than:
+        conditions.append(kind.not_in(wanted.other_types_than))
+    if wanted.base_tools is not None:
+        is_base = kind.startswith(BASE_TYPES, autoescape=True)
+        conditions.append(is_base if wanted.base_tools else sa.not_(is_base))
     return conditions
