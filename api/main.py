@@ -197,9 +197,7 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
         inbox=InboxStore(database),
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
         sending=AnswerService(submissions=submissions, streaming=streaming, waiter=waiter, messages=message_store),
-        chat=ChatService(
-            submissions=submissions, reader=reader, keepalive_s=settings.keepalive_s, ending=streaming.ending
-        ),
+        chat=ChatService(submissions=submissions, reader=reader, keepalive_s=settings.keepalive_s, ending=ending),
         compacting=CompactionService(
             submissions=submissions, waiter=waiter, messages=message_store, clock=clock, ids=ids
         ),
