@@ -56,7 +56,7 @@ async def test_arguments_of_the_clients_classes_came_as_dicts_or_not_at_all(sand
     outcome = await called(sandbox, source, parcel=parcel, more=[{"name": "pot", "price": 2}], count=3)
 
     assert (outcome.status, outcome.text) == ("success", "True"), outcome.stderr
-    assert outcome.stdout == ["cup 1.5 None jug urn", "['pot'] True True"]
+    assert outcome.stdout == [f"cup {Item(name='cup').price} None jug urn", "['pot'] True True"]
 
 
 async def test_objects_that_a_tool_gives_back_are_json_again(sandbox: ProcessSandbox) -> None:
