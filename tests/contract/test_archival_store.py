@@ -208,8 +208,17 @@ async def test_passages_are_listed_by_the_times_that_they_are_from(archival: Arc
     assert await listed(after=ordered[0], before=ordered[4]) == ordered[1:4]
     assert await listed(search="n° 1") == ordered[1:3]
     assert await listed(search="%") == []
-    with pytest.raises(NotFound, match="page from"):
-        await listed(after=IDS.passage())
+
+
+async def test_a_cursor_that_the_project_does_not_have_was_a_404_and_is_passed_over(archival: Archival) -> None:
+    agent, stranger = await archival.agent(), await archival.agent(project_id=OTHER_PROJECT)
+    stored = await archival.remember(agent, "one", "two")
+    [theirs] = await archival.remember(stranger, "three")
+    for cursor in (IDS.passage(), theirs.id, "passage-0"):
+        for page in (PassagePage(after=cursor), PassagePage(before=cursor)):
+            assert await archival.passages.list_of_agent(PROJECT, agent.id, page) == stored
+    for page in (Page(after="archive-0"), Page(before="archive-0")):
+        assert len(await archival.archives.list(PROJECT, ArchiveFilter(agent_id=agent.id), page)) == 1
 
 
 async def test_nothing_is_left_of_what_was_deleted(archival: Archival) -> None:

@@ -87,15 +87,16 @@ class PassageStore:
             return StoredPassages(archive, stored)
 
     async def list_of_agent(self, project_id: ProjectId, agent_id: AgentId, page: PassagePage) -> list[Passage]:
-        """A page of what is in the agent's archives. Raises `NotFound` for an agent or a cursor that is not there."""
+        """A page of what is in the agent's archives. A cursor that the project does not have is passed over. Raises
+        `NotFound` for an agent that is not there."""
         async with self._database.read() as connection:
             await agent_row(connection, project_id, agent_id)
             query = shown_passages().where(_is_agents(project_id, agent_id)).limit(page.limit)
-            place = sa.tuple_(passages.c.created_at, passages.c.number)
-            if page.after is not None:
-                query = query.where(place > await _place_of(connection, project_id, page.after))
-            if page.before is not None:
-                query = query.where(place < await _place_of(connection, project_id, page.before))
+            row = sa.tuple_(passages.c.created_at, passages.c.number)
+            for cursor, is_newer in ((page.after, True), (page.before, False)):
+                place = None if cursor is None else await _place_of(connection, project_id, cursor)
+                if place is not None:
+                    query = query.where(row > place if is_newer else row < place)
             if page.search:
                 query = query.where(contains(passages.c.text, page.search))
             order = [part if page.ascending else part.desc() for part in (passages.c.created_at, passages.c.number)]
@@ -126,12 +127,12 @@ def _is_agents(project_id: ProjectId, agent_id: AgentId) -> sa.ColumnElement[boo
     return sa.and_(passages.c.project_id == project_id, passages.c.archive_id.in_(archive_ids_of(agent_id)))
 
 
-async def _place_of(connection: AsyncConnection, project_id: ProjectId, passage_id: str) -> sa.Tuple:
+async def _place_of(connection: AsyncConnection, project_id: ProjectId, passage_id: str) -> sa.Tuple | None:
     query = sa.select(passages.c.created_at, passages.c.number)
     found = await connection.execute(query.where(passages.c.id == passage_id, passages.c.project_id == project_id))
     row = found.one_or_none()
     if row is None:
-        raise NotFound(f"There is no {passage_id} to page from")
+        return None
     return sa.tuple_(sa.literal(row.created_at, passages.c.created_at.type), sa.literal(row.number))
 
 
