@@ -153,9 +153,11 @@ class ModelSettingsFields(BaseModel):
 
 def shown_defaults(handle: str) -> dict[str, Any]:
     """What `model_settings` show of options that nobody has set: what the provider does then, as far as it is known."""
-    if handle.partition("/")[0] not in _TEMPERATURE_IS_ONE:
+    provider = handle.partition("/")[0]
+    if provider not in _TEMPERATURE_IS_ONE:
         return {}
-    effort = {} if family_of(handle).can_think else {"reasoning_effort": "minimal"}
+    # The settings of the others have no field for it.
+    effort = {"reasoning_effort": "minimal"} if provider == "openai" and not family_of(handle).can_think else {}
     return {"max_output_tokens": answer_limit_of(handle), "temperature": 1.0, **effort}
 
 

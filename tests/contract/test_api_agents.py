@@ -146,6 +146,16 @@ async def test_defaults_that_are_sent_back_are_not_taken_for_choices(http: httpx
     assert back.json()["llm_config"]["temperature"] == 1.0
 
 
+async def test_defaults_of_a_claude_that_cannot_reason_were_taken_for_choices_by_the_next_model(
+    http: httpx.AsyncClient,
+) -> None:
+    agent = (await http.post("/v1/agents/", json={"model": "anthropic/claude-3-5-haiku-20241022"})).json()
+    assert agent["model_settings"]["max_output_tokens"] == 8192
+    change = {"model": "openai/gpt-4.1", "model_settings": agent["model_settings"]}
+    moved = await http.patch(f"/v1/agents/{agent['id']}", json=change)
+    assert moved.json()["model_settings"]["max_output_tokens"] == 16_384
+
+
 async def test_a_setting_for_a_new_model_was_lost_when_the_old_one_had_shown_the_same(http: httpx.AsyncClient) -> None:
     """`minimal` is shown of a model that cannot reason, and is a choice for one that can."""
     agent = (await http.post("/v1/agents/", json={"model": "openai/gpt-4o-mini"})).json()
