@@ -98,6 +98,8 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
     state = wire_agent(details, {})
     secrets = dict.fromkeys(agent.tool_environment, "")
     config = {name: value for name, value in state["llm_config"].items() if (name, value) != ("temperature", None)}
+    # What was said, and not what holds: another server may know of another limit.
+    config["max_tokens"] = agent.options.max_output_tokens
     kept = agent.extra.get(KEPT_SETTINGS)
     return {
         **dict.fromkeys(_EMPTY),

@@ -22,6 +22,7 @@ from api.letta.model_settings import (
     Tokens,
     changed_options,
     without_defaults,
+    without_shown_limit,
 )
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
 from shared.domain.base_tools import base_tool_rules, default_base_tools, needs_base_rules
@@ -166,7 +167,7 @@ class AgentFields(BaseModel):
             "reasoning": self.reasoning if self.reasoning is not None else self.enable_reasoner,
             "response_format": self.response_format,
         }
-        config = self.llm_config.options() if self.llm_config else {}
+        config = without_shown_limit(self.llm_config, before, shown_for) if self.llm_config else {}
         settings = self.model_settings.options() if self.model_settings else {}
         return changed_options(before, config, without_defaults(settings, before, shown_for, self.handle()), single)
 

@@ -180,6 +180,16 @@ def without_defaults(
     }
 
 
+def without_shown_limit(config: LlmConfigFields, before: ModelOptions, shown_for: str) -> dict[str, Any]:
+    """The options that the config sets. A limit of answers that nobody has chosen, and that the client only sends back
+    from this agent or from another, is not among them: the next model has a limit of its own."""
+    changes = config.options()
+    shown = {shown_defaults(handle).get("max_output_tokens") for handle in (shown_for, config.full_handle()) if handle}
+    if before.max_output_tokens is None and changes["max_output_tokens"] in shown:
+        del changes["max_output_tokens"]
+    return changes
+
+
 def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> ModelOptions:
     """The options after the changes, the later ones winning. None leaves an option as it is."""
     values = {name: getattr(options, name) for name in ModelOptions.__struct_fields__}
@@ -189,7 +199,8 @@ def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> Model
 
 
 def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, Any]:
-    """`llm_config` of an agent. None stands for the provider's own default."""
+    """`llm_config` of an agent. None stands for the provider's own default; where the limit of answers is known, it is
+    shown as in `model_settings`."""
     name, _, model = agent.model.partition("/")
     provider = PROVIDERS[name]
     options = agent.options
@@ -206,7 +217,7 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
         "put_inner_thoughts_in_kwargs": False,
         "handle": agent.model,
         "temperature": options.temperature,
-        "max_tokens": options.max_output_tokens,
+        "max_tokens": _shown_options(agent).max_output_tokens,
         "enable_reasoner": options.reasoning,
         "reasoning_effort": options.reasoning_effort,
         "max_reasoning_tokens": options.max_reasoning_tokens or 0,
@@ -227,7 +238,7 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
 
 def wire_model_settings(agent: Agent) -> dict[str, Any]:
     """`model_settings` of an agent, in the shape of its provider, with the provider's defaults where they are known."""
-    options = changed_options(ModelOptions(), shown_defaults(agent.model), asdict(agent.options))
+    options = _shown_options(agent)
     provider_type = PROVIDERS[agent.model.partition("/")[0]].wire_type
     settings: dict[str, Any] = {
         "max_output_tokens": options.max_output_tokens,
@@ -273,3 +284,7 @@ def wire_embedding_config(handle: str | None, environment: Mapping[str, str]) ->
         "azure_version": None,
         "azure_deployment": None,
     }
+
+
+def _shown_options(agent: Agent) -> ModelOptions:
+    return changed_options(ModelOptions(), shown_defaults(agent.model), asdict(agent.options))

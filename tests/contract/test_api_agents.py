@@ -138,8 +138,8 @@ async def test_defaults_that_are_sent_back_are_not_taken_for_choices(http: httpx
     agent = (await http.post("/v1/agents/", json={"model": "anthropic/claude-haiku-4-5-20251001"})).json()
     path = f"/v1/agents/{agent['id']}"
 
-    moved = await http.patch(path, json={"model": "openai/gpt-4.1", "model_settings": agent["model_settings"]})
-    assert moved.json()["llm_config"]["max_tokens"] is None
+    moved = await http.patch(path, json={"model": "openai/gpt-5", "model_settings": agent["model_settings"]})
+    assert moved.json()["llm_config"]["max_tokens"] == 128_000
     chosen = await http.patch(path, json={"model_settings": {"temperature": 0.3}})
     assert chosen.json()["model_settings"]["temperature"] == 0.3
     back = await http.patch(path, json={"model_settings": {"temperature": 1.0}})
@@ -154,6 +154,22 @@ async def test_defaults_of_a_claude_that_cannot_reason_were_taken_for_choices_by
     change = {"model": "openai/gpt-4.1", "model_settings": agent["model_settings"]}
     moved = await http.patch(f"/v1/agents/{agent['id']}", json=change)
     assert moved.json()["model_settings"]["max_output_tokens"] == 16_384
+
+
+async def test_llm_config_showed_no_limit_of_answers_where_model_settings_did(http: httpx.AsyncClient) -> None:
+    """A client that writes agents into files took the null for a number. What is shown stays no choice."""
+    agent = (await http.post("/v1/agents/", json={"model": "anthropic/claude-3-5-haiku-20241022"})).json()
+    config, path = agent["llm_config"], f"/v1/agents/{agent['id']}"
+    assert config["max_tokens"] == agent["model_settings"]["max_output_tokens"] == 8192
+
+    copy = (await http.post("/v1/agents/", json={"model": "openai/gpt-5", "llm_config": config})).json()
+    assert copy["llm_config"]["max_tokens"] == 128_000
+    other = {"handle": "openai/gpt-4.1", "model": "gpt-4.1", "model_endpoint_type": "openai"}
+    for limit, shown in ((8192, 16_384), (99, 99), (16_384, 16_384), (8192, 8192)):
+        moved = await http.patch(path, json={"llm_config": {**config, **other, "max_tokens": limit}})
+        assert moved.json()["llm_config"]["max_tokens"] == shown
+    file = (await http.get(f"/v1/agents/{copy['id']}/export")).json()
+    assert file["agents"][0]["llm_config"]["max_tokens"] is None, "another server may know of another limit"
 
 
 async def test_a_setting_for_a_new_model_was_lost_when_the_old_one_had_shown_the_same(http: httpx.AsyncClient) -> None:

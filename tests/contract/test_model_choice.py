@@ -103,7 +103,7 @@ async def test_a_file_from_lettas_cloud_became_an_agent_without_a_model(database
             assert "the model letta/auto is openai/gpt-4o here" in answer.headers["Warning"]
             [agent_id] = answer.json()["agent_ids"]
             came = (await http.get(f"/v1/agents/{agent_id}")).json()
-            assert (came["model"], came["llm_config"]["max_tokens"]) == ("openai/gpt-4o", None)
+            assert (came["model"], came["llm_config"]["max_tokens"]) == ("openai/gpt-4o", 16_384)
 
 
 def test_a_default_that_cannot_be_asked_is_refused_at_the_start() -> None:
