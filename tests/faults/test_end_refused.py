@@ -1,5 +1,6 @@
 """The database takes everything but the end of a run: the worker that cannot write it is not taken for lost."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -46,13 +47,15 @@ async def test_a_run_whose_end_could_not_be_stored_counted_as_one_that_kills_its
 ) -> None:
     """Each claim that came to its end and could not write it was a claim without progress, and after a few of them an
     innocent run failed as `worker_lost`."""
-    models.answer_with(lambda _request: Turn(text="Done."))
+    is_refused = asyncio.Event()
+    models.answer_with(lambda _request: Turn(text="Done.", silent_before_headers=60, resume=is_refused))
     settings = {"database_patience": 0.1, "max_attempts": MAX_ATTEMPTS}
     async with running_product(database, private_redis.client(), models, settings=settings) as product:
         agent = await product.agent()
         run_id = RunId((await product.client.agents.messages.create_async(agent_id=agent.id, input="Hi")).id)
         runs = RunStore(database)
         async with no_run_completes(database):
+            is_refused.set()
 
             async def claimed_often() -> bool:
                 return (await runs.look_up(run_id)).fence > MAX_ATTEMPTS + 2

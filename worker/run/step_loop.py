@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shared.domain.base_tools import SPEAKS
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
@@ -60,7 +61,16 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
 
 def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:
     """Whether a rule ends the run after calls of these tools. One that asks for a call that is missing goes first."""
-    return ends_turn(context.agent.tool_rules, called) and not context.missing_calls()
+    ends = ends_turn(context.agent.tool_rules, called) or _has_spoken(context, called)
+    return ends and not context.missing_calls()
+
+
+def _has_spoken(context: RunContext, called: Sequence[str]) -> bool:
+    """Whether an agent of an older kind has said what it had to say, where no rule says what comes after that: some
+    models get no base rules, and on the wire they go on only when they ask for it."""
+    if context.agent.agent_type == "letta_v1_agent" or SPEAKS not in called:
+        return False
+    return all(rule["tool_name"] != SPEAKS for rule in context.agent.tool_rules)
 
 
 async def _goes_on(context: RunContext, answer: Answer) -> bool:
