@@ -22,12 +22,16 @@ import time
 
 WATCHED = {signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM}
 LAST_ROUNDS = 400
+USER_AT, PROGRAM_AT = 4, 5
+"""Of the arguments: `uid:gid` of the user that a call becomes, empty for the worker's own; what a call is told that
+becomes Node.js. Python calls have none of these."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
     result_fd, worker, grace_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    user = [int(number) for number in sys.argv[USER_AT].split(":") if number]
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     signal.signal(signal.SIGCHLD, noted)
     process_control(PR_SET_CHILD_SUBREAPER, 1)
@@ -35,7 +39,7 @@ def main() -> None:
     watcher = os.getpid()
     tool = os.fork()
     if tool == 0:
-        become_tool(result_fd, watcher)
+        become_tool(result_fd, watcher, user)
     os.close(result_fd)
     os.close(0)
     os._exit(watch(tool, grace_s))
@@ -56,18 +60,37 @@ def die_with_parent(parent: int, with_signal: int) -> None:
         os._exit(1)
 
 
-def become_tool(result_fd: int, watcher: int) -> None:
+def become_tool(result_fd: int, watcher: int, user: list[int]) -> None:
     """Loads the part that runs foreign code. The signals stay blocked until it can answer them. Never returns."""
     try:
         os.setpgid(0, 0)
-        die_with_parent(watcher, signal.SIGKILL)
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib loads slowly
-        importlib.import_module("child_objects")
-        child_call = importlib.import_module("child_call")
+        program = [importlib.import_module("json").loads(text) for text in sys.argv[PROGRAM_AT:]]
+        if program:
+            child = importlib.import_module("child_node")
+        else:
+            child = importlib.import_module("child_call")
+            importlib.import_module("child_objects")
         del sys.path[0]
-        child_call.run(result_fd, WATCHED)
+        become_user(user)
+        die_with_parent(watcher, signal.SIGKILL)  # behind the change of user, which forgets it
+        child.run(*program, result_fd, WATCHED)
     finally:
         os._exit(1)
+
+
+def become_user(user: list[int]) -> None:
+    """Gives root up for good. `user`: the number of the user and of its group; empty: it stays as it is.
+
+    Our files are loaded before: root's may be closed to this user. The watcher stays root, out of the tool's reach.
+    """
+    if user:
+        uid, gid = user
+        os.setgroups([])
+        os.setregid(gid, gid)
+        os.setreuid(uid, uid)
+        if os.getuid() != uid or os.geteuid() != uid:
+            raise PermissionError("the tools' user was not taken")
 
 
 def watch(tool: int, grace_s: float) -> int:

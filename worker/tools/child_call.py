@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 OPEN_FILES = 128
-FILE_BYTES = 64 << 20
-PROCESSES = 1024
-"""Counts every thread of the user on this machine, so it can only stop a runaway, not ration a tool."""
 TYPING = frozenset({
     "Annotated", "Any", "Awaitable", "Callable", "ClassVar", "DefaultDict", "Dict", "Final", "FrozenSet", "Generator",
     "Iterable", "Iterator", "List", "Literal", "Mapping", "NamedTuple", "Optional", "Sequence", "Set", "Tuple", "Type",
@@ -167,14 +164,16 @@ def read_all(descriptor: int) -> bytes:
 
 def prepare(call: dict[str, Any]) -> None:
     """Limits, environment and names, before any foreign code."""
+    given = call["limits"]
     limits = [
-        (resource.RLIMIT_AS, call["memory_bytes"]),
+        (resource.RLIMIT_AS, given["memory_bytes"]),
+        (resource.RLIMIT_CPU, given["processor_s"]),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_FSIZE, given["file_bytes"]),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
     ]
     if os.getuid() != 0:
-        limits.append((resource.RLIMIT_NPROC, PROCESSES))
+        limits.append((resource.RLIMIT_NPROC, given["threads"]))
     for kind, wanted in limits:
         hard = resource.getrlimit(kind)[1]
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -183,6 +182,7 @@ def prepare(call: dict[str, Any]) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.environ.update(call["environment"])
+    sys.path += call["folders"]  # at the end, as packages are everywhere: none takes the place of a module of Python's
     sys.argv = ["<tool>"]
     builtins.__dict__["ToolCancelled"] = ToolCancelled
 

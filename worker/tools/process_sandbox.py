@@ -1,173 +1,83 @@
 """Runs each tool call in an interpreter of its own: bounded, without our environment, and gone when the call is over.
 
-This keeps a tool's mistakes away from the worker. It is no wall against malice: a tool shares the machine's user, files
-and network. Stronger isolation goes behind the same interface (`invocation.ToolSandbox`).
+This keeps a tool's mistakes away from the worker. It is no wall against malice: a tool shares the machine's files
+and network, and the worker's user unless that is root. It is for machines that have no better, and for tools that
+everybody trusts.
 """
 
 import asyncio
-import json
-import logging
-import os
-import shutil
-import signal
 import sys
 import tempfile
-import textwrap
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import msgspec
 
-from worker.tools.capped_pipe import CappedPipe
-from worker.tools.invocation import ToolInvocation, ToolOutcome
+from shared.domain.ids import RunId
+from worker.tools.folders import ToolFolders, with_run_folder
+from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome
+from worker.tools.node_program import NodeProgram
+from worker.tools.outcomes import NO_NODE, not_started, payload, refused, result_bytes
+from worker.tools.running_calls import RunningCalls
+from worker.tools.scratch_watch import is_too_full, room
 from worker.tools.tool_process import ToolProcess
-
-logger = logging.getLogger(__name__)
-
-MAX_RESULT_CHARS = 1_000_000
-BYTES_PER_CHAR = 6
-"""The widest that JSON writes one character of valid text: a control character as an escape."""
-
-
-class Frame(msgspec.Struct):
-    """What the child writes on the result's descriptor; any tool can write there too."""
-
-    status: str
-    text: str
-    truncated: bool = False
-    is_text: bool = True
 
 
 class ProcessSandbox:
     """A `ToolSandbox` with one process group per call."""
 
-    def __init__(self, *, memory_mb: int, grace_s: float, python: str = sys.executable) -> None:
-        """`memory_mb`: address space of one call, MiB. `grace_s`: from SIGTERM to SIGKILL."""
-        self._memory_bytes = memory_mb << 20
+    def __init__(
+        self,
+        limits: CallLimits,
+        *,
+        grace_s: float,
+        python: str = sys.executable,
+        node: NodeProgram | None = None,
+        user: tuple[int, int] | None = None,
+        folders: ToolFolders | None = None,
+    ) -> None:
+        """`grace_s`: from SIGTERM to SIGKILL. `node`: what JavaScript calls become; None: there are none. `user`: the
+        user and group that tools become, for a worker that is root; None: the worker's own. `folders`: among the
+        system's temporary ones if not given."""
+        self._limits = limits
         self._grace_s = grace_s
         self._python = python
-        self._calls: dict[ToolProcess, asyncio.Event] = {}
-        self._closed = False
+        self._node = node
+        self._user = user
+        self._folders = folders or ToolFolders(Path(tempfile.gettempdir()), user)
+        self._running = RunningCalls()
 
     async def call(self, invocation: ToolInvocation) -> ToolOutcome:
         """See `ToolSandbox.call`. Every process of the call is dead when this returns or raises."""
-        if self._closed:
-            return ToolOutcome("error", "Error: the tool was not started, because the worker is shutting down")
-        text_limit = max(0, min(invocation.return_char_limit, MAX_RESULT_CHARS))
-        process = ToolProcess(
-            payload=self._payload(invocation, text_limit),
-            result_bytes=text_limit * BYTES_PER_CHAR + 1024,
-            grace_s=self._grace_s,
-        )
+        limits, program = self._limits.narrowed(invocation.limits), None
+        if invocation.language == "javascript":
+            if self._node is None:
+                return NO_NODE
+            program = self._node.for_child() | {"limits": msgspec.to_builtins(limits)}
         try:
-            directory = tempfile.mkdtemp(prefix="holdfast-tool-")
+            if run_folder := self._folders.of_invocation(invocation):
+                if await asyncio.to_thread(is_too_full, str(run_folder), self._limits.file_bytes):
+                    return refused(f"the run's folder is full: it holds more than {room(self._limits.file_bytes)}")
+                invocation = with_run_folder(invocation, str(run_folder))
+            async with self._folders.of_call() as directory:
+                process = ToolProcess(
+                    python=self._python,
+                    directory=directory,
+                    payload=payload(invocation, limits),
+                    user=self._user,
+                    result_bytes=result_bytes(invocation),
+                    grace_s=self._grace_s,
+                    program=program,
+                )
+                return await self._running.run(process, invocation)
         except OSError as error:
             return not_started(error)
-        self._calls[process] = asyncio.Event()
-        timed_out = False
-        try:
-            async with asyncio.timeout(invocation.timeout_s):
-                await process.start(self._python, directory)
-                await process.exited()
-        except TimeoutError:
-            timed_out = True
-        except OSError as error:
-            return not_started(error)
-        finally:
-            process.stop()
-            try:
-                await process.wait_exited()
-            finally:
-                process.close()
-                self._calls.pop(process).set()
-                await remove(directory)
-        return outcome(process, invocation, text_limit, timed_out=timed_out)
+
+    def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
+        """See `ToolSandbox.of_run`."""
+        return self._folders.of_run(run_id)
 
     async def aclose(self) -> None:
         """See `ToolSandbox.aclose`. The calls that still run get their grace, at the same time."""
-        self._closed = True
-        for process in self._calls:
-            process.stop()
-        for over in list(self._calls.values()):
-            await over.wait()
-
-    def _payload(self, invocation: ToolInvocation, text_limit: int) -> bytes:
-        call: dict[str, Any] = {
-            "source": textwrap.dedent(invocation.source_code),
-            "function": invocation.function,
-            "arguments": invocation.arguments,
-            "argument_schema": invocation.argument_schema,
-            "agent": invocation.agent,
-            "environment": invocation.environment,
-            "memory_bytes": self._memory_bytes,
-            "text_limit": text_limit,
-        }
-        return json.dumps(call).encode()
-
-
-def not_started(error: OSError) -> ToolOutcome:
-    """The machine's fault, not the tool's; but the run can go on and the model can be told."""
-    logger.error("could not start a process for a tool call: %s", error)
-    return ToolOutcome("error", f"Error: the tool was not started: {error.strerror or error}")
-
-
-def outcome(process: ToolProcess, invocation: ToolInvocation, text_limit: int, *, timed_out: bool) -> ToolOutcome:
-    """What an ended call came to."""
-    frame = read_frame(process.result)
-    if timed_out:
-        frame = Frame("error", f"Error: tool timed out after {invocation.timeout_s:g} s")
-    elif process.stopped:
-        frame = Frame("error", "Error: the tool was stopped, because the worker is shutting down")
-    elif frame is None:
-        ending = how_it_ended(process.exit_status)
-        frame = Frame("error", f"Error executing function {invocation.function}: {ending} without a result")
-    text = printable(frame.text)
-    if frame.truncated or len(text) > text_limit:
-        notice = f"NOTE: function output was truncated since it exceeded the character limit of {text_limit}"
-        text = f"{text[:text_limit]}... [{notice}]"
-    status = "success" if frame.status == "success" else "error"
-    return ToolOutcome(status, text, lines(process.stdout), whole(process.stderr), is_text=frame.is_text)
-
-
-def read_frame(pipe: CappedPipe) -> Frame | None:
-    """The frame, if there is a whole and readable one."""
-    length, body = int.from_bytes(pipe.kept[:4], "big"), pipe.kept[4:]
-    if not 0 < length <= len(body):
-        return None
-    try:
-        return msgspec.json.decode(body[:length], type=Frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def how_it_ended(status: int) -> str:
-    """In words: an exit status as the watcher reports it."""
-    killer = -status if status < 0 else status - 128
-    if killer in {known.value for known in signal.Signals}:
-        return f"the tool's process was killed by {signal.Signals(killer).name}"
-    return f"the tool's process ended with status {status}"
-
-
-def printable(text: str) -> str:
-    """NUL is the one character that a database refuses to store."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def lines(pipe: CappedPipe) -> list[str]:
-    """Captured output, with a last line that says how much is missing."""
-    found = printable(pipe.kept.decode("utf-8", "replace")).splitlines()
-    missing = pipe.received - len(pipe.kept)
-    return [*found, f"... [{missing} more bytes dropped]"] if missing else found
-
-
-def whole(pipe: CappedPipe) -> list[str]:
-    """The same as one text, which is how clients read what a tool complained of: a traceback is one thing."""
-    text = "\n".join(lines(pipe))
-    return [text] if text else []
-
-
-async def remove(directory: str) -> None:
-    """Removes a call's directory; in a thread only if the tool left something in it."""
-    try:
-        os.rmdir(directory)  # noqa: PTH106 - as a rule it is empty, and then no thread is worth it
-    except OSError:
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        await self._running.aclose()
+        await self._folders.aclose()

@@ -6,13 +6,15 @@ of its process, never an end of file. Waiting is by callback, so that nothing is
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from worker.tools.capped_pipe import CappedPipe, PayloadPipe
 from worker.tools.child import descendants, kill_all, processes
+from worker.tools.outcomes import how_it_ended
 
 CHILD = str(Path(__file__).with_name("child.py"))
 OUTPUT_BYTES = 256 << 10
@@ -23,9 +25,24 @@ PATIENCE_S = 1.0
 class ToolProcess(asyncio.SubprocessProtocol):
     """A watcher process and the tool below it. `close()` it when it has exited."""
 
-    def __init__(self, *, payload: bytes, result_bytes: int, grace_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        python: str,
+        directory: str,
+        user: tuple[int, int] | None,
+        payload: bytes,
+        result_bytes: int,
+        grace_s: float,
+        program: dict[str, Any] | None = None,
+    ) -> None:
+        """`program`: what `child_node.py` is told, for a call that becomes Node.js."""
         self._loop = asyncio.get_running_loop()
+        self._python = python
+        self._directory = directory
+        self._user = user
         self._grace_s = grace_s
+        self._program = program
         self._exited: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
         self._stopping = False
@@ -47,7 +64,12 @@ class ToolProcess(asyncio.SubprocessProtocol):
         status = self._transport.get_returncode() if self._transport else None
         return -1 if status is None else status
 
-    async def start(self, python: str, directory: str) -> None:
+    @property
+    def ending(self) -> str:
+        """In words, how it ended."""
+        return how_it_ended(self.exit_status)
+
+    async def start(self) -> None:
         """Starts the process. Foreign code runs only once this has returned, for the payload is sent last."""
         channels = (self._payload, self.result, self.stdout, self.stderr)
         child_ends: list[int] = []
@@ -56,15 +78,18 @@ class ToolProcess(asyncio.SubprocessProtocol):
                 self._pipes.enter_context(channel)
                 child_ends.append(channel.child_end)
             command = [CHILD, str(self.result.child_end), str(os.getpid()), str(self._grace_s)]
+            command.append("" if self._user is None else f"{self._user[0]}:{self._user[1]}")
+            if self._program is not None:
+                command.append(json.dumps(self._program))
             await self._loop.subprocess_exec(
                 lambda: self,
-                *(python, "-I", "-S", *command),
+                *(self._python, "-I", "-S", *command),
                 stdin=self._payload.child_end,
                 stdout=self.stdout.child_end,
                 stderr=self.stderr.child_end,
                 pass_fds=(self.result.child_end,),
-                cwd=directory,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": directory, "TMPDIR": directory},
+                cwd=self._directory,
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": self._directory, "TMPDIR": self._directory},
                 start_new_session=True,
             )
         finally:
@@ -81,6 +106,11 @@ class ToolProcess(asyncio.SubprocessProtocol):
         if not self._exited.done():
             self._exited.set_result(None)
 
+    @property
+    def is_over(self) -> bool:
+        """There is no process, or no longer."""
+        return self._transport is None or self._exited.done()
+
     async def exited(self) -> None:
         """Waits for the end. To be cancelled does no harm to the process."""
         await asyncio.wait([self._exited])
@@ -92,17 +122,6 @@ class ToolProcess(asyncio.SubprocessProtocol):
         self._stopping = True
         if self._transport is not None:
             self._terminate()
-
-    async def wait_exited(self) -> None:
-        """Waits for the end whatever happens. A cancellation of the waiting task is raised when the process is dead."""
-        cancellation: asyncio.CancelledError | None = None
-        while self._transport is not None and not self._exited.done():
-            try:
-                await self.exited()
-            except asyncio.CancelledError as error:
-                cancellation = error
-        if cancellation is not None:
-            raise cancellation
 
     def close(self) -> None:
         """Takes the last output and gives everything back."""

@@ -1,0 +1,52 @@
+"""The Python that tools run in, and the part of the machine's files that it needs."""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+OLDEST = (3, 11)
+SYSTEM_FILES = (
+    *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/nix/store"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf"),
+)
+"""Libraries, time zones, and what the loader of libraries reads. Nothing that a machine's owner wrote."""
+LOOK = (
+    "import sys, sysconfig; "
+    "print('\\n'.join(['.'.join(map(str, sys.version_info[:2])), sys.executable, sysconfig.get_path('stdlib'), "
+    "sysconfig.get_path('platstdlib'), sysconfig.get_config_var('LIBDIR') or '']))"
+)
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """One Python, by its real path."""
+
+    executable: str
+    libraries: tuple[str, ...]
+
+    @property
+    def readable(self) -> list[str]:
+        """The files and folders that a tool may read, without links and repetitions."""
+        wanted = [Path(path) for path in (*SYSTEM_FILES, *self.libraries) if path]
+        found: list[str] = []
+        for path in sorted({str(path.resolve()) for path in wanted if path.exists()}):
+            if not any(path.startswith(f"{above}/") for above in found):
+                found.append(path)
+        return found
+
+
+def own_interpreter() -> Interpreter:
+    """The worker's own, without its installed packages."""
+    paths = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("LIBDIR") or "")
+    return Interpreter(os.path.realpath(sys.executable), paths)
+
+
+def described(lines: Sequence[str]) -> Interpreter:
+    """What a Python answered to `LOOK`. Raises `ValueError` when it is too old, or no Python."""
+    version, executable, *libraries = lines
+    if tuple(map(int, version.split("."))) < OLDEST:
+        raise ValueError(f"it is Python {version}; tools need {OLDEST[0]}.{OLDEST[1]} or newer")
+    return Interpreter(str(Path(executable).resolve()), tuple(libraries))

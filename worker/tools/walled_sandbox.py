@@ -1,0 +1,250 @@
+"""Runs each tool call as a fork of its project's zygote, behind walls: see `SandboxTier` for which.
+
+The worker holds the call by its pidfd. The call's end is its process's end, never an end of file.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from shared.domain.ids import RunId
+from shared.domain.tools import SandboxTier
+from worker.proxy.call_proxy import CallProxy, proxy_of_call
+from worker.proxy.reach import Reach
+from worker.tools.capped_pipe import CappedPipe, PayloadPipe
+from worker.tools.folders import ToolFolders, with_run_folder
+from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome
+from worker.tools.outcomes import NO_NODE, how_it_ended, not_started, payload, refused, result_bytes
+from worker.tools.running_calls import RunningCalls
+from worker.tools.scratch_watch import ScratchWatch, is_too_full, room
+from worker.tools.tool_process import OUTPUT_BYTES
+from worker.tools.zygote import ForkedCall, ZygoteGone
+from worker.tools.zygote_plan import RUN_FOLDER, ZygotePlan
+from worker.tools.zygote_pool import ZygoteNeeds, ZygotePool
+
+STARTS = 3
+"""How often a call is asked for when the zygotes end before they have begun it."""
+WALLS_FAILED = 71
+CLOCK_S = 0.2
+"""The kernel looks at the processor time that a call has used now and then."""
+
+
+class WalledSandbox:
+    """A `ToolSandbox` of tier 1 or 2."""
+
+    def __init__(
+        self,
+        plan: ZygotePlan,
+        limits: CallLimits,
+        *,
+        grace_s: float,
+        pool: ZygotePool | None = None,
+        folders: ToolFolders | None = None,
+        reach: Reach | None = None,
+    ) -> None:
+        """`grace_s`: from SIGTERM to SIGKILL. `folders`: among the system's temporary ones if not given. `reach`: where
+        calls with a network may connect to; None: nowhere."""
+        self._plan = plan
+        self._folders = folders or ToolFolders(Path(tempfile.gettempdir()), plan.user)
+        self._reach = reach
+        self._limits = limits
+        self._grace_s = grace_s
+        self._pool = pool or ZygotePool(plan)
+        self._running = RunningCalls()
+
+    async def call(self, invocation: ToolInvocation) -> ToolOutcome:
+        """See `ToolSandbox.call`. Every process of the call is dead when this returns or raises."""
+        if invocation.language == "javascript" and self._plan.node is None:
+            return NO_NODE
+        if reason := self._why_no_network(invocation):
+            return refused(reason)
+        try:
+            run_folder = self._folders.of_invocation(invocation)
+            if run_folder and await asyncio.to_thread(is_too_full, str(run_folder), self._plan.scratch_bytes):
+                return refused(f"the run's folder is full: it holds more than {room(self._plan.scratch_bytes)}")
+            async with self._prepared(invocation, run_folder) as process:
+                return await self._running.run(process, invocation)
+        except OSError as error:
+            return not_started(error)
+
+    def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
+        """See `ToolSandbox.of_run`."""
+        return self._folders.of_run(run_id)
+
+    async def aclose(self) -> None:
+        """See `ToolSandbox.aclose`."""
+        await self._running.aclose()
+        await self._pool.aclose()
+        await self._folders.aclose()
+
+    def _why_no_network(self, invocation: ToolInvocation) -> str:
+        if not invocation.has_network:
+            return ""
+        if self._reach is None:
+            return "it asks for a network, and this worker gives none (HOLDFAST_TOOL_NETWORK)"
+        if self._plan.tier is not SandboxTier.ONE:
+            return f"it asks for a network, which needs tier 1, and this worker's tools have {self._plan.tier}"
+        return ""
+
+    @asynccontextmanager
+    async def _prepared(self, invocation: ToolInvocation, run_folder: Path | None) -> AsyncGenerator["WalledProcess"]:
+        """The call's process, not started, with what it needs for as long as the block lasts."""
+        async with contextlib.AsyncExitStack() as stack:
+            directory = ""
+            if self._plan.tier is not SandboxTier.ONE:
+                directory = await stack.enter_async_context(self._folders.of_call())
+            proxy = None
+            if invocation.has_network and self._reach is not None:
+                proxy = await stack.enter_async_context(proxy_of_call(self._reach))
+            process = self._process(invocation, directory, run_folder, proxy)
+            for watched, name in ((directory, "its scratch directory"), (run_folder, "the run's folder")):
+                if watched:
+                    watch = ScratchWatch(str(watched), self._plan.scratch_bytes, process.kill, name=name)
+                    stack.enter_context(watch)
+            yield process
+
+    def _process(
+        self, invocation: ToolInvocation, directory: str, run_folder: Path | None, proxy: CallProxy | None
+    ) -> "WalledProcess":
+        plan = msgspec.structs.replace(self._plan, folders=invocation.folders)
+        limits = self._limits.narrowed(invocation.limits)
+        inside = msgspec.structs.replace(invocation, folders=tuple(plan.folders_inside))
+        is_apart = plan.tier is SandboxTier.ONE
+        if run_folder:
+            inside = with_run_folder(inside, RUN_FOLDER if is_apart else str(run_folder))
+        return WalledProcess(
+            self._pool,
+            ZygoteNeeds(
+                project_id=invocation.project_id,
+                folders=invocation.folders,
+                network=proxy is not None,
+                runs=str(run_folder.parent) if run_folder and is_apart else "",
+            ),
+            payload(inside, limits),
+            limits,
+            grace_s=self._grace_s,
+            result_bytes=result_bytes(invocation),
+            directory=directory,
+            becomes_node=invocation.language == "javascript",
+            run_folder="" if run_folder is None else run_folder.name if is_apart else str(run_folder),
+            proxy=proxy,
+        )
+
+
+class WalledProcess:
+    """A `CallProcess` that is forked by a zygote."""
+
+    def __init__(
+        self,
+        pool: ZygotePool,
+        needs: ZygoteNeeds,
+        sent: bytes,
+        limits: CallLimits,
+        *,
+        grace_s: float,
+        result_bytes: int,
+        directory: str,
+        becomes_node: bool = False,
+        run_folder: str = "",
+        proxy: CallProxy | None = None,
+    ) -> None:
+        """`sent`: the payload. `result_bytes`: the longest frame that is read. `directory`: for the call to write in,
+        where it has no file system of its own. `run_folder`: as in `Zygote.fork`. `proxy`: gets the call's socket."""
+        self._loop = asyncio.get_running_loop()
+        self._pool = pool
+        self._needs = needs
+        self._processor_s = limits.processor_s
+        self._node_limits = limits if becomes_node else None
+        self._grace_s = grace_s
+        self._directory = directory
+        self._run_folder = run_folder
+        self._proxy = proxy
+        self._pipes = contextlib.ExitStack()
+        self._payload = PayloadPipe(sent)
+        self._call: ForkedCall | None = None
+        self._last_resort: asyncio.TimerHandle | None = None
+        self._killed_because = ""
+        self.stopped = False
+        self.result = CappedPipe(result_bytes)
+        self.stdout = CappedPipe(OUTPUT_BYTES)
+        self.stderr = CappedPipe(OUTPUT_BYTES)
+
+    @property
+    def ending(self) -> str:
+        status = None if self._call is None else self._call.status
+        if self._killed_because:
+            return self._killed_because
+        code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+        used = 0.0 if self._call is None else self._call.processor_s
+        if code == -signal.SIGKILL and used > self._processor_s - CLOCK_S:
+            return f"the tool used up its {self._processor_s} s of processor time and was killed"
+        return "its walls could not be built; it ended" if code == WALLS_FAILED else how_it_ended(code)
+
+    async def start(self) -> None:
+        """Foreign code runs only once this has returned, for the payload is sent last."""
+        channels = (self._payload, self.result, self.stdout, self.stderr)
+        ends: list[int] = []
+        try:
+            for channel in channels:
+                self._pipes.enter_context(channel)
+                ends.append(channel.child_end)
+            self._call = await self._forked(ends)
+        finally:
+            for end in ends:
+                os.close(end)
+        if self._proxy is not None and (listening := self._call.take_listening()) is not None:
+            self._proxy.listen(listening)
+        self._payload.send()
+        if self.stopped:
+            self._terminate(self._call)
+
+    async def _forked(self, ends: list[int]) -> ForkedCall:
+        for attempt in range(STARTS):
+            zygote = await self._pool.zygote(self._needs)
+            try:
+                return await zygote.fork(ends, self._directory, self._run_folder, self._node_limits)
+            except ZygoteGone:
+                if attempt + 1 == STARTS:
+                    raise
+        raise ZygoteGone("no zygote stayed alive")
+
+    @property
+    def is_over(self) -> bool:
+        return self._call is None or self._call.over.done()
+
+    async def exited(self) -> None:
+        if self._call is not None:
+            await asyncio.wait([self._call.over])
+
+    def stop(self) -> None:
+        if self.stopped or (self._call is not None and self.is_over):
+            return
+        self.stopped = True
+        if self._call is not None:
+            self._terminate(self._call)
+
+    def kill(self, because: str) -> None:
+        """Without grace. `because`: how it ended, in words."""
+        if self._call is not None and not self.is_over:
+            self._killed_because = because
+            self._call.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        if self._call is not None:
+            self._call.close()
+        for channel in (self.result, self.stdout, self.stderr):
+            channel.drain()
+        self._pipes.close()
+
+    def _terminate(self, call: ForkedCall) -> None:
+        call.signal(signal.SIGTERM)
+        self._last_resort = self._loop.call_later(self._grace_s, call.signal, signal.SIGKILL)

@@ -1,0 +1,261 @@
+"""A zygote seen from the worker: started, asked for calls, and gone. What it does is `child_zygote.py`."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from worker.tools.capped_pipe import CappedPipe
+from worker.tools.invocation import CallLimits
+from worker.tools.zygote_plan import ENVIRONMENT, ZygotePlan
+
+START_S = 20.0
+END_S = 1.0
+PATIENCE_S = 10.0
+"""For a zygote to say how a call ended that is seen to be dead."""
+COMPLAINT_BYTES = 4096
+MESSAGE_BYTES = 1 << 16
+
+
+class ZygoteGone(OSError):
+    """The zygote ended before it had answered: the call that was asked for has not begun."""
+
+
+class ForkedCall:
+    """One call's process, by its pidfd: a number that never means another process."""
+
+    def __init__(self, pidfd: int, loop: asyncio.AbstractEventLoop, listening: socket.socket | None = None) -> None:
+        self._pidfd = pidfd
+        self._listening = listening
+        self._loop = loop
+        self._last_wait: asyncio.TimerHandle | None = None
+        self._is_abandoned = False
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.status: int | None = None
+        """A wait status, when the zygote could say it."""
+        self.processor_s = 0.0
+        loop.add_reader(pidfd, self._died)
+
+    def take_listening(self) -> socket.socket | None:
+        """The socket of the call's proxy, if it has a network; whoever takes it closes it."""
+        taken, self._listening = self._listening, None
+        return taken
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def end(self, status: int | None, processor_s: float = 0.0) -> None:
+        """It is dead and buried."""
+        if not self.over.done():
+            self.status, self.processor_s = status, processor_s
+            self.over.set_result(None)
+
+    def abandon(self) -> None:
+        """Kills it. Nobody is left to say how it ends."""
+        self._is_abandoned = True
+        self.signal(signal.SIGKILL)
+        if self._last_wait is not None:
+            self.end(None)
+
+    def close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._last_wait is not None:
+            self._last_wait.cancel()
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        if self._is_abandoned:
+            self.end(None)
+        elif not self.over.done():
+            self._last_wait = self._loop.call_later(PATIENCE_S, self.end, None)
+
+
+class Zygote(asyncio.SubprocessProtocol):
+    """One zygote process. `on_idle` is told when its last call is over, and when it has gone."""
+
+    def __init__(self, plan: ZygotePlan, on_idle: Callable[["Zygote"], None]) -> None:
+        self._plan = plan
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
+        self._control: socket.socket | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._exited: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._complaint = CappedPipe(COMPLAINT_BYTES)
+        self._asked: dict[int, asyncio.Future[ForkedCall]] = {}
+        self._running: dict[int, ForkedCall] = {}
+        self.begun = 0
+        self.landlock = 0
+        """The version that the kernel has, once the zygote is ready."""
+        self.is_gone = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._asked
+
+    async def start(self) -> None:
+        """Raises `OSError` with the reason when it does not start."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        ours.setblocking(False)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(theirs)
+            with self._complaint:
+                complaint = self._complaint.child_end
+                stack.callback(os.close, complaint)
+                try:
+                    await self._spawn(stack, theirs.fileno(), complaint)
+                    stack.close()
+                    await self._hear()
+                except BaseException:
+                    await self.aclose()
+                    raise
+
+    async def fork(
+        self, pipes: Sequence[int], scratch: str, run_folder: str = "", node_limits: CallLimits | None = None
+    ) -> ForkedCall:
+        """A new call that waits for its payload on the first of the pipes. `scratch`: its directory, where it has none
+        of its own. `run_folder`: its run's, by its name in `ZygotePlan.runs`, or its path in tier 2. `node_limits`:
+        those of a call that becomes Node.js. Raises `ZygoteGone` when it can only have failed to begin, `OSError` when
+        it could not be forked."""
+        if self._control is None or self.is_gone:
+            raise ZygoteGone("the zygote is gone")
+        self.begun += 1
+        call_id = self.begun
+        answer = self._asked[call_id] = self._loop.create_future()
+        limits = {} if node_limits is None else {"limits": msgspec.to_builtins(node_limits)}
+        message = json.dumps({"id": call_id, "scratch": scratch, "run_folder": run_folder} | limits).encode()
+        try:
+            socket.send_fds(self._control, [message], pipes)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._asked.pop(call_id)
+            raise ZygoteGone("the zygote is gone") from error
+        except OSError:
+            self._asked.pop(call_id)
+            raise
+        return await answer
+
+    def kill(self) -> None:
+        """At once, with every call."""
+        if self._transport is not None and not self._exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.kill()
+
+    async def aclose(self) -> None:
+        """Ends it, and with it every call that is left."""
+        self._lose()
+        if self._transport is not None:
+            await asyncio.wait([self._exited], timeout=END_S)
+            self.kill()
+            await asyncio.wait([self._exited])
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)  # uvloop's is no subclass of asyncio's
+
+    def process_exited(self) -> None:
+        if not self._exited.done():
+            self._exited.set_result(None)
+
+    async def _spawn(self, stack: contextlib.ExitStack, control: int, complaint: int) -> None:
+        program = os.memfd_create("holdfast-zygote")
+        stack.callback(os.close, program)
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        stack.callback(os.close, proc)
+        text = memoryview(self._plan.program())
+        while text:
+            text = text[os.write(program, text) :]
+        os.lseek(program, 0, os.SEEK_SET)
+        await self._loop.subprocess_exec(
+            lambda: self,
+            *self._plan.command(program, control, proc),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=complaint,
+            pass_fds=(program, control, proc),
+            cwd="/",
+            env=ENVIRONMENT,
+            start_new_session=True,
+        )
+
+    async def _hear(self) -> None:
+        if self._control is not None:
+            self._loop.add_reader(self._control.fileno(), self._on_message)
+        await asyncio.wait([self._ready], timeout=START_S)
+        if self.is_gone or not self._ready.done():
+            await asyncio.wait([self._exited], timeout=END_S)
+            self._complaint.drain()
+            said = self._complaint.kept.decode("utf-8", "replace").strip().splitlines()
+            raise OSError(said[-1] if said else "it did not answer")
+
+    def _on_message(self) -> None:
+        if self._control is None:
+            return
+        try:
+            text, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 2)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            text, descriptors = b"", []
+        if not text:
+            self._lose()
+            return
+        self._take(json.loads(text), descriptors)
+
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        call_id = message.get("id", 0)
+        if descriptors:
+            listening = socket.socket(fileno=descriptors[1]) if len(descriptors) > 1 else None
+            self._begin(call_id, ForkedCall(descriptors[0], self._loop, listening))
+        elif "failed" in message:
+            answer = self._asked.pop(call_id)
+            if not answer.done():
+                answer.set_exception(OSError(message["failed"]))
+        elif "status" in message:
+            self._running.pop(call_id).end(message["status"], message["processor_s"])
+        elif not self._ready.done():
+            self.landlock = message["landlock"]
+            self._ready.set_result(None)
+        if self.is_idle:
+            self._on_idle(self)
+
+    def _begin(self, call_id: int, call: ForkedCall) -> None:
+        self._running[call_id] = call
+        answer = self._asked.pop(call_id)
+        if not answer.done():
+            answer.set_result(call)
+            return
+        # Nobody waits for it any more, and it has no payload.
+        call.signal(signal.SIGKILL)
+        call.over.add_done_callback(lambda _: call.close())
+
+    def _lose(self) -> None:
+        if self._control is None:
+            return
+        self.is_gone = True
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        self._control = None
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(ZygoteGone("the zygote ended"))
+        for call in self._running.values():
+            call.abandon()  # its parent's death kills it as well; this is sooner
+        self._asked.clear()
+        self._running.clear()
+        if not self._ready.done():
+            self._ready.set_result(None)
+        self._on_idle(self)
