@@ -16,13 +16,9 @@ from worker.run.recall import remember_passage, search_messages, search_passages
 
 Arguments = Mapping[str, Any]
 
-_NO_CODE = "This server runs no code of yours. Work it out yourself, or ask the user for a tool that does it."
-
 INSTEAD: Mapping[str, str] = {
     "web_search": "This server has no web search. Ask the user for what you need, or for a tool that finds it.",
     "fetch_webpage": "This server fetches no web pages. Ask the user for the text, or for a tool that fetches it.",
-    "run_code": _NO_CODE,
-    "run_code_with_tools": f"{_NO_CODE} Your other tools can be called one by one.",
 }
 """What the model is told by tools that need something that this server has not."""
 

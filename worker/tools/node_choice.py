@@ -1,0 +1,127 @@
+"""Whether JavaScript calls work on this machine: tried out at a worker's start, behind the walls that were chosen."""
+
+import asyncio
+import logging
+import shutil
+import subprocess
+
+import msgspec
+
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import ProjectId
+from worker.proxy.reach import Reach
+from worker.tools.folders import ToolFolders
+from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
+from worker.tools.node_program import LOOK, NodeProgram, described
+from worker.tools.plain_process import PlainProcess
+from worker.tools.process_sandbox import ProcessSandbox
+from worker.tools.walled_sandbox import WalledSandbox
+from worker.tools.zygote_plan import ZygotePlan
+
+OFF = "off"
+LOOK_S = 10.0
+TRIAL_S = 10.0
+TRIAL = """
+import fs from "node:fs";
+import net from "node:net";
+import { spawnSync } from "node:child_process";
+
+const connected = () => new Promise((resolve, reject) => {
+  net.connect(9, "127.0.0.1").once("connect", resolve).once("error", reject);
+});
+const attempts = {
+  "start a process": () => { const made = spawnSync(process.execPath, ["-v"]); if (made.error) throw made.error; },
+  "open a socket": async () => { try { await connected(); } catch (e) { if (e.code !== "ECONNREFUSED") throw e; } },
+  "read another's files": () => fs.readFileSync("/etc/passwd"),
+  "look at the machine": () => fs.readdirSync("/"),
+};
+
+export async function tool(walls) {
+  for (const [name, attempt] of Object.entries(walls ? attempts : {})) {
+    let refused = false;
+    try { await attempt(); } catch { refused = true; }
+    if (!refused) return `a tool could ${name}`;
+  }
+  fs.writeFileSync("file", "a tool has its scratch directory");
+  return "held";
+}
+"""
+"""In the memory of the sandbox: what is too little for Node.js is said at the start, not by the first call."""
+
+_FOUND: dict[tuple[str, ZygotePlan | PlainProcess, CallLimits], str | None] = {}
+"""What was found for a Node.js: a machine does not change while a process lives."""
+
+logger = logging.getLogger(__name__)
+
+
+async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> NodeProgram | None:
+    """The Node.js that JavaScript calls become; None where there is none, or none that works, which the log says.
+
+    `setting`: a path, "off", or empty for the one on the PATH. `walls`: around it. Raises
+    `InvalidRequest` when the one that was asked for by its path does not work.
+    """
+    found = setting or shutil.which("node") or shutil.which("nodejs")
+    if found is None or setting == OFF:
+        logger.info("JavaScript tools are off: %s", "HOLDFAST_TOOL_NODE=off" if found else "there is no Node.js")
+        return None
+    try:
+        node = await asyncio.to_thread(look_at, found)
+        key = (node.executable, walls, limits)
+        if key not in _FOUND:
+            _FOUND[key] = await trial(node, walls, limits)
+        reason = _FOUND[key]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        node, reason = None, str(error)
+    if reason is None:
+        logger.info("JavaScript tools run in %s", found)
+        return node
+    if setting:
+        raise InvalidRequest(f"HOLDFAST_TOOL_NODE: {setting} cannot run tools: {reason}; name another, or say off")
+    logger.warning("JavaScript tools are off: %s cannot run them: %s", found, reason)
+    return None
+
+
+def look_at(path: str) -> NodeProgram:
+    """The Node.js at this path. Raises `OSError`, `ValueError` or `SubprocessError`."""
+    answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
+        [path, "-e", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
+    )
+    return described(answer.stdout)
+
+
+def sandbox_of(
+    walls: ZygotePlan | PlainProcess,
+    limits: CallLimits,
+    node: NodeProgram | None,
+    *,
+    grace_s: float,
+    folders: ToolFolders | None = None,
+    reach: Reach | None = None,
+) -> ToolSandbox:
+    """What runs calls behind these walls, in Python and, where there is a `node`, in JavaScript."""
+    if isinstance(walls, PlainProcess):
+        return ProcessSandbox(limits, grace_s=grace_s, python=walls.python, user=walls.user, node=node, folders=folders)
+    walled = msgspec.structs.replace(walls, node=node)
+    return WalledSandbox(walled, limits, grace_s=grace_s, folders=folders, reach=reach)
+
+
+async def trial(node: NodeProgram, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> str | None:
+    """Makes a call. None when it worked and the walls held, else what went wrong."""
+    is_plain = isinstance(walls, PlainProcess)
+    quick = walls if is_plain else msgspec.structs.replace(walls, preload=False)
+    sandbox = sandbox_of(quick, limits, node, grace_s=1.0)
+    invocation = ToolInvocation(
+        ProjectId("trial"),
+        TRIAL,
+        "tool",
+        {"walls": not is_plain},
+        language="javascript",
+        parameters=("walls",),
+        timeout_s=TRIAL_S,
+    )
+    try:
+        outcome = await sandbox.call(invocation)
+    finally:
+        await sandbox.aclose()
+    said = " ".join((outcome.text, *outcome.stderr))
+    return None if (outcome.status, outcome.text) == ("success", "held") else said[:500]
