@@ -1,0 +1,112 @@
+"""The proxy of one call: accepts on a socket of the call's own network, in which nothing else listens.
+
+The socket was made inside the walls and handed out. It belongs to the network that it was made in, so the worker
+accepts connections there without being there, and nothing has to forward them. A call's connections end with it.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import h11
+import structlog
+
+from shared.concurrency import background
+from worker.proxy.destination import Destination, Refused
+from worker.proxy.exchange import BUFFER_BYTES, Exchange, cut
+from worker.proxy.pace import Pace
+from worker.proxy.reach import Reach, Streams
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+CONNECTIONS = 16
+"""Of one call at once. More wait in the kernel's queue, and then outside of it."""
+CONNECTIONS_PER_S, CONNECTIONS_BURST = 50.0, 50.0
+BYTES_PER_S, BYTES_BURST = float(64 << 20), float(16 << 20)
+"""In both directions together: a tool's traffic goes through the worker's event loop."""
+NO_ROOM_S = 0.2
+LOGGED_HOSTS = 20
+"""Of one call: a tool that tries every name does not fill the log."""
+
+
+class CallProxy:
+    """Serves one call, from when it has its socket. Made by `proxy_of_call`."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._listening: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._connections = Pace(CONNECTIONS_PER_S, CONNECTIONS_BURST)
+        self._bytes = Pace(BYTES_PER_S, BYTES_BURST)
+        self._logged: set[Destination] = set()
+
+    def listen(self, listening: socket.socket) -> None:
+        """Gives it the socket, which it closes in the end."""
+        listening.setblocking(False)
+        self._listening.set_result(listening)
+
+    async def serve(self) -> None:
+        """Until it is cancelled. Nothing of it is left then."""
+        listening = await self._listening
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._places.acquire()
+                await self._connections.take(1)
+                try:
+                    accepted, _ = await loop.sock_accept(listening)
+                except OSError as error:
+                    log.warning("tool_connection_not_accepted", error=error.strerror)
+                    self._places.release()
+                    await asyncio.sleep(NO_ROOM_S)  # the process has no descriptor left, and the connection stays
+                    continue
+                group.create_task(self._serve_one(accepted), name="connection of a tool")
+
+    def close(self) -> None:
+        """The socket; the call is over."""
+        if self._listening.done() and not self._listening.cancelled():
+            self._listening.result().close()
+
+    async def _serve_one(self, accepted: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError, TimeoutError, h11.ProtocolError):  # to break off is no defect
+                async with _streams(accepted) as streams:
+                    await Exchange(streams, self._reach, self._bytes, self._tell).serve()
+        finally:
+            self._places.release()
+
+    def _tell(self, destination: Destination, refused: Refused | None) -> None:
+        if destination in self._logged or len(self._logged) >= LOGGED_HOSTS:
+            return
+        self._logged.add(destination)
+        host, port = destination
+        if refused is None:
+            log.info("tool_connected", host=host, port=port)
+        else:
+            log.info("tool_connection_refused", host=host, port=port, status=refused.status)
+
+
+@asynccontextmanager
+async def _streams(accepted: socket.socket) -> AsyncGenerator[Streams]:
+    try:
+        streams = await asyncio.open_connection(sock=accepted, limit=BUFFER_BYTES)
+    except BaseException:
+        accepted.close()
+        raise
+    try:
+        yield streams
+    finally:
+        cut(streams[1])
+
+
+@asynccontextmanager
+async def proxy_of_call(reach: Reach) -> AsyncGenerator[CallProxy]:
+    """A proxy for the block. Its connections have ended when the block has."""
+    proxy = CallProxy(reach)
+    try:
+        async with background(proxy.serve(), name="proxy of a tool call"):
+            yield proxy
+    finally:
+        proxy.close()
