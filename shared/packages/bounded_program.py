@@ -1,0 +1,103 @@
+"""Runs a program of ours for as long as it may take and as much as it may write, and leaves nothing of it behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.concurrency import background
+from shared.domain.errors import InvalidRequest
+from shared.packages.locked_files import WorkFolder
+
+LOOK_EVERY_S = 0.2
+SAID_BYTES = 64 << 10
+"""Of what a program says, so much is read."""
+SAID = "said"
+NICE = 10
+BOUNDED = """
+import ctypes, os, resource, signal, sys
+parent, nice, file_bytes, *command = sys.argv[1:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):
+        os._exit(1)
+os.nice(int(nice))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(file_bytes), int(file_bytes)))
+os.execv(command[0], command)
+"""
+"""Becomes the program, which then dies with its starter (PR_SET_PDEATHSIG) and has limits that the kernel keeps."""
+
+
+class Finished(NamedTuple):
+    """How a program ended. `status` is below zero when a signal killed it."""
+
+    status: int
+    said: str
+
+
+async def run_bounded(
+    command: Sequence[str], work: WorkFolder, environment: Mapping[str, str], *, most_bytes: int
+) -> Finished:
+    """Runs the program in the folder, to its end. Raises `InvalidRequest` when it has written more than `most_bytes`.
+
+    When this returns or raises, every process of it is dead; so it is when its starter is killed. Until then the
+    folder's lock is held.
+    """
+    bounded = [sys.executable, "-I", "-S", "-c", BOUNDED, str(os.getpid()), str(NICE), str(most_bytes), *command]
+    with (work.path / SAID).open("w+b") as said:
+        async with background(_watched(work.path, most_bytes), name="watch the size of a build"):
+            status = await _ended(bounded, work, environment, said.fileno())
+        await _refuse_too_much(work.path, most_bytes)
+        said.seek(0)
+        return Finished(status, said.read(SAID_BYTES).decode("utf-8", "replace"))
+
+
+async def _ended(command: Sequence[str], work: WorkFolder, environment: Mapping[str, str], said: int) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        pass_fds=(work.lock,),
+        cwd=work.home,
+        env={"HOME": str(work.home), "TMPDIR": str(work.home), **environment},
+        start_new_session=True,
+    )
+    try:
+        return await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _watched(folder: Path, most_bytes: int) -> None:
+    while True:
+        await _refuse_too_much(folder, most_bytes)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _refuse_too_much(folder: Path, most_bytes: int) -> None:
+    if await asyncio.to_thread(disk_bytes, folder) > most_bytes:
+        raise InvalidRequest(too_large(most_bytes))
+
+
+def too_large(most_bytes: int) -> str:
+    """What is said of packages that take more."""
+    return f"pip_requirements: the packages take more than {most_bytes >> 20} MB (HOLDFAST_PACKAGE_MB): ask for fewer"
+
+
+def disk_bytes(top: Path) -> int:
+    """What the files below it take of the disk, each of them once."""
+    sizes: dict[int, int] = {}
+    for folder, _, names in os.walk(top):
+        for name in names:
+            with suppress(OSError):
+                found = (Path(folder) / name).lstat()
+                sizes[found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())

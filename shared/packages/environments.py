@@ -1,0 +1,217 @@
+"""Environments: folders of packages on this machine, each for one set of exact versions and one kind of Python.
+
+    <folder>/<key>/<build>  the packages; the key is the hash of the versions and of the Python's tag
+    <folder>/<key>.lock     held shared by those who use it, alone by who builds or removes it; its time is the last use
+    <folder>/work-…         where something is being built or removed; locked as long as its maker lives
+
+A build has a name of its own, because who has the folder of an earlier one in its sight does not see the new one.
+
+Every process may be killed at any time. What a killed builder leaves is removed by the next one, and an environment is
+there as a whole or not at all. It can always be built again.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from shared.clock import Clock
+from shared.concurrency import repeating
+from shared.domain.errors import InvalidRequest, Unavailable
+from shared.domain.packages import PackageRules, ToolPackages, requirement_lines
+from shared.domain.tools import Tool
+from shared.packages.bounded_program import disk_bytes
+from shared.packages.builder import PackageBuilder, TargetPython
+from shared.packages.locked_files import WORK, remove_leftovers, remove_tree, try_lock
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+POLL_S = 0.05
+"""Between two tries to get a lock that another process holds."""
+TIDY_EVERY_S = 3600.0
+KEY = re.compile(r"[0-9a-f]{32}")
+NO_MODULES = ("__pycache__", "bin", "include", "share")
+"""Folders beside the modules of a package."""
+
+
+class PackageEnvironments:
+    """The environments of one machine, for one Python. Any number of processes may share the folder."""
+
+    def __init__(self, rules: PackageRules, python: TargetPython, builder: PackageBuilder, clock: Clock) -> None:
+        self._rules = rules
+        self._python = python
+        self._builder = builder
+        self._clock = clock
+
+    @property
+    def are_built(self) -> bool:
+        """Whether this server installs packages at all."""
+        return bool(self._rules.index)
+
+    async def chosen(self, asked: Sequence[Mapping[str, Any]] | None, before: Tool | None) -> ToolPackages | None:
+        """The packages of a tool that asks for `asked`, the wire's `pip_requirements`; None when it asks for none, or
+        this server installs none.
+
+        A tool that asks for what it has asked for `before` keeps its versions. Else they are chosen now, and installed,
+        so that it is known to work. Raises `InvalidRequest`, `Unavailable`.
+        """
+        if not asked:
+            return None
+        if before is not None and before.packages is not None and before.pip_requirements == asked:
+            return before.packages
+        if not self.are_built:
+            return None
+        lines = requirement_lines(asked)
+        async with self._in_time():
+            pins = await self._builder.resolved(lines, self._python)
+            lock = await self._ready(pins)
+            try:
+                return ToolPackages(pins, await asyncio.to_thread(modules_in, _build_in(self._place(pins))))
+            finally:
+                os.close(lock)
+
+    @asynccontextmanager
+    async def folders(self, packages: ToolPackages | None) -> AsyncGenerator[tuple[str, ...]]:
+        """The folders to import these packages from; they are there for the block. They are built if need be.
+
+        Raises `InvalidRequest` and `Unavailable`, with the reason, when they cannot be.
+        """
+        if packages is None:
+            yield ()
+            return
+        async with self._in_time():
+            lock = await self._ready(packages.pins)
+        try:
+            yield (str(_build_in(self._place(packages.pins))),)
+        finally:
+            os.close(lock)
+
+    @asynccontextmanager
+    async def tidied(self) -> AsyncGenerator[None]:
+        """Tidies now and then for as long as the block lasts, where packages are installed."""
+        if not self.are_built:
+            yield
+            return
+        async with repeating(self.tidy, every_s=TIDY_EVERY_S, name="remove unused packages"):
+            yield
+
+    async def tidy(self) -> None:
+        """Removes what nobody has used for long, what goes beyond the room for all, and leftovers."""
+        await asyncio.to_thread(self._tidy)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncGenerator[None]:
+        seconds = self._rules.build_s
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise InvalidRequest(
+                f"pip_requirements: the packages were not installed within {seconds:g} s (HOLDFAST_PACKAGE_BUILD_S)"
+            ) from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Unavailable(f"{self._rules.folder} (HOLDFAST_PACKAGE_DIR) cannot be used: {reason}") from error
+
+    async def _ready(self, pins: Sequence[str]) -> int:
+        """Builds the environment if it is not there. A descriptor that keeps it from being removed."""
+        place = self._place(pins)
+        if not self.are_built and not place.is_dir():
+            raise InvalidRequest(
+                "pip_requirements: the packages are not on this machine, and it has no index to get them from "
+                "(HOLDFAST_PACKAGE_INDEX)"
+            )
+        path = _lock_of(place)
+        while True:
+            lock = try_lock(path, is_shared=True)
+            if lock is not None:
+                if place.is_dir():
+                    self._note_use(lock)
+                    return lock
+                os.close(lock)
+            lock = try_lock(path)
+            if lock is None:
+                await asyncio.sleep(POLL_S)
+                continue
+            try:
+                if not place.is_dir():
+                    await self._build(pins, place)
+            finally:
+                os.close(lock)
+
+    async def _build(self, pins: Sequence[str], place: Path) -> None:
+        began = self._clock.monotonic()
+        await self._builder.install(pins, self._python, place)
+        seconds = round(self._clock.monotonic() - began, 1)
+        log.info("packages_installed", environment=place.name, packages=len(pins), seconds=seconds)
+        await self.tidy()
+
+    def _note_use(self, lock: int) -> None:
+        now = self._clock.now().timestamp()
+        with suppress(PermissionError):  # of another user's file, who has built it
+            os.utime(lock, (now, now))
+
+    def _place(self, pins: Sequence[str]) -> Path:
+        content = "\n".join([self._python.tag, *sorted(pins)])
+        return self._rules.folder / hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def _tidy(self) -> None:
+        remove_leftovers(self._rules.folder)
+        oldest = self._clock.now().timestamp() - self._rules.keep.total_seconds()
+        taken = 0
+        for last_use, place in sorted(_by_last_use(self._rules.folder), reverse=True):
+            taken += disk_bytes(place)
+            if last_use < oldest or taken > self._rules.most_bytes_in_all:
+                _remove(place)
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f"{place.name}.lock")
+
+
+def _build_in(place: Path) -> Path:
+    [build] = place.iterdir()
+    return build
+
+
+def _by_last_use(folder: Path) -> Iterator[tuple[float, Path]]:
+    """Each environment, with the Unix time of its last use; that of its build when it was never used."""
+    for place in folder.iterdir():
+        if KEY.fullmatch(place.name):
+            lock = _lock_of(place)
+            with suppress(FileNotFoundError):  # another process has removed it just now
+                yield (lock if lock.exists() else place).stat().st_mtime, place
+
+
+def _remove(place: Path) -> None:
+    """Removes the environment, unless somebody uses it."""
+    path = _lock_of(place)
+    lock = try_lock(path)
+    if lock is None:
+        return
+    try:
+        # Out of its place first: who is killed while it removes must not leave a part of it there.
+        with suppress(FileNotFoundError):
+            removed = place.rename(tempfile.mkdtemp(prefix=WORK, dir=place.parent))
+            path.unlink()
+            remove_tree(removed)
+            log.info("packages_removed", environment=place.name)
+    finally:
+        os.close(lock)
+
+
+def modules_in(place: Path) -> list[str]:
+    """What can be imported from the folder, by the first part of the names."""
+    names = (path.name if path.is_dir() else path.name.partition(".")[0] for path in place.iterdir() if _is_code(path))
+    return sorted({name for name in names if name.isidentifier() and name not in NO_MODULES})
+
+
+def _is_code(path: Path) -> bool:
+    return path.is_dir() or path.suffix in (".py", ".so")
