@@ -1,0 +1,93 @@
+"""Which agent a request is about, for keys that see single agents only.
+
+What is not theirs is for them what it is for another project: not there. So a request that names something else goes on
+as one of a project that has nothing, and its route answers as it answers for an unknown id, in every detail.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.access.callers import Caller
+from api.access.route_rules import CHAT, Reach
+from shared.domain.ids import ProjectId, is_id
+from shared.sql.access.owners import OwnerStore
+
+NOBODY = ProjectId("")
+"""A project that no key is of, and that has nothing."""
+
+_OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id")
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class AgentReach:
+    """Decides whether what a request names belongs to the caller's agents. Raises `Unavailable`."""
+
+    owners: OwnerStore
+
+    async def through_path(self, caller: Caller, reach: Reach, path: Mapping[str, str], query: bytes) -> Caller | None:
+        """The caller as whom the request goes on. None: its query has to name the agent, and does not."""
+        if reach is Reach.NOTHING:
+            return caller
+        named = [value for name, value in _pairs(query) if name in ("agent_id", "agent_ids")]
+        if reach is Reach.QUERY and not named:
+            return None
+        named += [path[name] for name in ("agent_id", *_OWNED) if name in path and path[name] != _DEFAULT]
+        return await self._as(caller, named)
+
+    async def through_body(self, caller: Caller, path: str, body: bytes) -> Caller:
+        """The caller as whom the request goes on, by what its body names."""
+        try:
+            given: Any = json.loads(body) if body else None
+        except (ValueError, RecursionError):
+            given = None
+        fields = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
+        if path in CHAT:
+            named.append(fields.get("model"))
+        return await self._as(caller, named)
+
+    async def _as(self, caller: Caller, named: Iterable[object]) -> Caller:
+        for one in named:
+            if not (isinstance(one, str) and await self._is_theirs(caller, one)):
+                return replace(caller, project_id=NOBODY)
+        return caller
+
+    async def _is_theirs(self, caller: Caller, name: str) -> bool:
+        if is_id(name, "agent"):
+            return name in caller.scopes.agents
+        owners = await self.owners.agents_of(caller.project_id, name)
+        return bool(owners) and owners <= caller.scopes.agents
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+
+
+class AgentBodies:
+    """Looks at what the bodies of requests name, when their key sees single agents only. The body has been read and
+    checked before."""
+
+    def __init__(self, app: ASGIApp, *, reach: AgentReach) -> None:
+        self._app = app
+        self._reach = reach
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Caller | None = scope.get("state", {}).get("caller") if scope["type"] == "http" else None
+        if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        message = await receive()
+        body = message.get("body", b"")
+        scope["state"]["caller"] = await self._reach.through_body(caller, scope["path"], body)
+        first: list[Message] = [message]
+
+        async def replayed() -> Message:
+            return first.pop() if first else await receive()
+
+        await self._app(scope, replayed, send)

@@ -1,0 +1,139 @@
+"""Who asks: a bearer key stands for a project. Everything that a request may see is filtered by that project.
+
+Here are the keys that the operator configures, in the environment or in a file. Those in the database are
+`accepted_keys.py`'s.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.domain.api_keys import EVERYTHING, Level, Scopes
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import ProjectId
+
+DEFAULT_PROJECT = ProjectId("default")
+ANYBODY = "anybody"
+"""The key of those who need none."""
+
+ENOUGH = 20
+"""Characters of a configured key that nobody guesses. Shorter ones are taken, with a warning."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request: a project, and which of its keys. The key's id is no secret, and is the same in every
+    process."""
+
+    project_id: ProjectId
+    key_id: str
+    scopes: Scopes
+    key_name: str = ""
+
+
+def may_see_secrets(caller: Caller) -> bool:
+    """Whether the values of agents' secrets are shown to this caller: to administrators, and to everybody where no key
+    is asked for, which is on one's own machine."""
+    return caller.scopes.level is Level.ADMIN
+
+
+EVERYBODY = Caller(DEFAULT_PROJECT, ANYBODY, EVERYTHING, ANYBODY)
+"""The caller of a server that asks for no key."""
+
+
+@dataclass(frozen=True)
+class ConfiguredKey:
+    """A key of the operator's, and where it stands: the setting, and the entry or the line."""
+
+    secret: bytes
+    caller: Caller
+    place: str
+
+    @property
+    def is_guessable(self) -> bool:
+        """Whether somebody may find the key by trying."""
+        return len(self.secret) < ENOUGH
+
+
+class ConfiguredKeys:
+    """The keys in the environment and in the file. They may do everything in their project, and never expire."""
+
+    def __init__(self, keys: Iterable[ConfiguredKey] = ()) -> None:
+        self._keys = list(keys)
+        places: dict[bytes, str] = {}
+        for key in self._keys:
+            if key.secret in places:
+                raise InvalidRequest(f"{key.place}: this key is there twice, see {places[key.secret]}")
+            places[key.secret] = key.place
+
+    @classmethod
+    def parse(cls, text: str, file: str = "") -> "ConfiguredKeys":
+        """Reads `project=key,project=key`, and the lines of a file if there is one. A project may have several keys.
+
+        Raises `InvalidRequest`, which names an entry or a line and never shows it.
+        """
+        return cls([*_of_list(text), *(_of_file(Path(file)) if file else ())])
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def find(self, secret: bytes) -> ConfiguredKey | None:
+        """The key that was sent."""
+        found = None
+        # Every key is compared, whichever is right: the time that it takes tells nothing.
+        for key in self._keys:
+            if hmac.compare_digest(key.secret, secret):
+                found = key
+        return found
+
+    def of_id(self, key_id: str) -> ConfiguredKey | None:
+        """The key of this id."""
+        return next((key for key in self._keys if key.caller.key_id == key_id), None)
+
+    def warnings(self) -> list[str]:
+        """What the operator should know at every start."""
+        return [
+            f"{key.place}: the key has {len(key.secret)} characters and may be guessed; take {ENOUGH} or more, for "
+            "example from `openssl rand -hex 24`"
+            for key in self._keys
+            if key.is_guessable
+        ]
+
+
+def _of_list(text: str) -> list[ConfiguredKey]:
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    if text and not entries:
+        # Two empty variables make such a list, `$KEY_A,$KEY_B`. Its author does not want a server without keys.
+        raise InvalidRequest("HOLDFAST_API_KEYS is set, but no key is in it: write it as project=key")
+    return [_key_of(entry, f"HOLDFAST_API_KEYS, entry {number}") for number, entry in enumerate(entries, start=1)]
+
+
+def _of_file(path: Path) -> Iterator[ConfiguredKey]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidRequest(f"HOLDFAST_API_KEYS_FILE: {path} cannot be read: {reason}") from error
+    is_empty = True
+    for number, line in enumerate(lines, start=1):
+        entry = line.strip()
+        if entry and not entry.startswith("#"):
+            is_empty = False
+            yield _key_of(entry, f"HOLDFAST_API_KEYS_FILE, line {number}")
+    if is_empty:
+        raise InvalidRequest(f"HOLDFAST_API_KEYS_FILE is set, but no key is in {path}: write one project=key per line")
+
+
+def _key_of(entry: str, place: str) -> ConfiguredKey:
+    project, key = (part.strip() for part in entry.partition("=")[::2])
+    # The entry itself is a secret: the message names its place.
+    if not project or not key:
+        raise InvalidRequest(f"{place}: write it as project=key")
+    if not key.isascii() or not key.isprintable():
+        # A header is bytes, and clients disagree about those of other characters.
+        raise InvalidRequest(f"{place}: the key has a character that clients cannot send; take letters and digits")
+    secret = key.encode()
+    key_id = f"configured-{hashlib.sha256(secret).hexdigest()[:12]}"
+    return ConfiguredKey(secret, Caller(ProjectId(project), key_id, EVERYTHING, place), place)

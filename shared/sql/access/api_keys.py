@@ -1,0 +1,190 @@
+"""Stored keys. Every change of one is recorded in the audit log, in the same transaction."""
+
+import hmac
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.api_keys import ApiKey, Scopes, Secret
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import KeyId, ProjectId
+from shared.sql.access.audit import record
+from shared.sql.access_tables import api_key_secrets, api_keys
+from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
+from shared.sql.tables import agents, from_json, to_json
+
+
+class FoundKey(NamedTuple):
+    """A key as it was found by one of its secrets, or by its id."""
+
+    key: ApiKey
+    token_secret: bytes
+    valid_until: datetime | None = None
+    """When the secret ends before its key does."""
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether this secret opens anything."""
+        return self.key.is_valid(now) and (self.valid_until is None or self.valid_until > now)
+
+
+class ApiKeyStore:
+    """Reads and writes keys."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, key: ApiKey, secret: Secret, *, token_secret: bytes) -> ApiKey:
+        """Stores a key. Raises `NotFound` for an agent in its scopes that the project does not have."""
+        async with self._database.write() as connection:
+            await _refuse_unknown_agents(connection, key)
+            values = {
+                "id": key.id,
+                "project_id": key.project_id,
+                "name": key.name,
+                "scopes": to_json(key.scopes),
+                "prefix": key.prefix,
+                "token_secret": token_secret,
+                "created_at": key.created_at,
+                "created_by": key.created_by,
+                "expires_at": key.expires_at,
+            }
+            await connection.execute(sa.insert(api_keys).values(values))
+            await connection.execute(sa.insert(api_key_secrets).values(digest=secret.digest, key_id=key.id))
+            await record(connection, key.project_id, "key.created", key.id)
+        return key
+
+    async def rotate(
+        self, project_id: ProjectId | None, key_id: KeyId, secret: Secret, *, grace: timedelta, now: datetime,
+        token_secret: bytes,
+    ) -> ApiKey:  # fmt: skip
+        """Gives the key a new secret; earlier ones go on for `grace`. Without grace, the stream tokens that were made
+        with the key end, too: their secret is replaced by `token_secret`.
+
+        Raises `NotFound`, and `Conflict` for a key that has ended.
+        """
+        async with self._database.write() as connection:
+            key = await _load(connection, project_id, key_id, lock=True)
+            if not key.is_valid(now):
+                raise Conflict(f"key {key_id} was revoked or has expired: create another one")
+            ends = now + grace
+            lives_longer = sa.or_(api_key_secrets.c.valid_until.is_(None), api_key_secrets.c.valid_until > ends)
+            await connection.execute(
+                sa.update(api_key_secrets)
+                .where(api_key_secrets.c.key_id == key_id, lives_longer)
+                .values(valid_until=ends)
+            )
+            await connection.execute(sa.insert(api_key_secrets).values(digest=secret.digest, key_id=key_id))
+            changed: dict[str, Any] = {"prefix": secret.prefix, "rotated_at": now}
+            if not grace:
+                changed["token_secret"] = token_secret
+            await connection.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(changed))
+            await record(connection, key.project_id, "key.rotated", key_id)
+            return await _load(connection, project_id, key_id)
+
+    async def revoke(self, project_id: ProjectId | None, key_id: KeyId, now: datetime) -> ApiKey:
+        """Ends the key for ever; its row stays. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            key = await _load(connection, project_id, key_id, lock=True)
+            if key.revoked_at is None:
+                await connection.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=now))
+                await record(connection, key.project_id, "key.revoked", key_id)
+            return await _load(connection, project_id, key_id)
+
+    async def get(self, project_id: ProjectId | None, key_id: KeyId) -> ApiKey:
+        """One key of this project, or of any. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await _load(connection, project_id, key_id)
+
+    async def list(self, project_id: ProjectId, page: Page) -> list[ApiKey]:
+        """A page of the project's keys, also of those that have ended."""
+        async with self._database.read() as connection:
+            owner = (api_keys.c.project_id, project_id)
+            rows = await rows_of_page(connection, api_keys, project_id, page, owner=owner)
+            return [_key_of(row) for row in rows]
+
+    async def list_all(self, project_id: ProjectId | None = None) -> Sequence[ApiKey]:
+        """Every key, oldest first; those of one project if it is given."""
+        query = sa.select(api_keys).order_by(api_keys.c.project_id, api_keys.c.number)
+        if project_id is not None:
+            query = query.where(api_keys.c.project_id == project_id)
+        async with self._database.read() as connection:
+            return [_key_of(row) for row in (await connection.execute(query)).mappings()]
+
+    async def has_any(self) -> bool:
+        """Whether there is a key, or has ever been one."""
+        async with self._database.read() as connection:
+            return (await connection.execute(sa.select(sa.exists().select_from(api_keys)))).scalar_one()
+
+    async def of_digest(self, digest: str) -> FoundKey | None:
+        """The key with a secret of this digest, whether or not it has ended."""
+        query = (
+            sa.select(api_keys, api_key_secrets.c.digest, api_key_secrets.c.valid_until)
+            .join(api_key_secrets, api_key_secrets.c.key_id == api_keys.c.id)
+            .where(api_key_secrets.c.digest == digest)
+        )
+        async with self._database.read() as connection:
+            row = (await connection.execute(query)).mappings().one_or_none()
+        # The index compares digests, which nobody chooses who sends a secret. This one takes the same time always.
+        if row is None or not hmac.compare_digest(row["digest"], digest):
+            return None
+        return FoundKey(_key_of(row), row["token_secret"], row["valid_until"])
+
+    async def of_id(self, key_id: str) -> FoundKey | None:
+        """The key of this id, whether or not it has ended."""
+        async with self._database.read() as connection:
+            found = await connection.execute(sa.select(api_keys).where(api_keys.c.id == key_id))
+            row = found.mappings().one_or_none()
+        return None if row is None else FoundKey(_key_of(row), row["token_secret"])
+
+    async def note_use(self, key_id: KeyId, now: datetime, *, every: timedelta) -> None:
+        """Records that the key was used, unless that was recorded less than `every` ago."""
+        is_due = sa.or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at <= now - every)
+        async with self._database.write() as connection:
+            await connection.execute(
+                sa.update(api_keys).where(api_keys.c.id == key_id, is_due).values(last_used_at=now)
+            )
+
+
+async def _refuse_unknown_agents(connection: AsyncConnection, key: ApiKey) -> None:
+    wanted = Scopes.parse(key.scopes).agents
+    if not wanted:
+        return
+    found = await connection.scalars(
+        sa.select(agents.c.id).where(agents.c.project_id == key.project_id, agents.c.id.in_(wanted))
+    )
+    missing = wanted.difference(found)
+    if missing:
+        raise NotFound(f"Agents with ID {', '.join(sorted(missing))} not found")
+
+
+async def _load(
+    connection: AsyncConnection, project_id: ProjectId | None, key_id: KeyId, *, lock: bool = False
+) -> ApiKey:
+    query = sa.select(api_keys).where(api_keys.c.id == key_id)
+    if project_id is not None:
+        query = query.where(api_keys.c.project_id == project_id)
+    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"Key {key_id} not found")
+    return _key_of(row)
+
+
+def _key_of(row: RowMapping) -> ApiKey:
+    return ApiKey(
+        id=KeyId(row["id"]),
+        project_id=ProjectId(row["project_id"]),
+        name=row["name"],
+        scopes=from_json(row["scopes"], list[str]),
+        prefix=row["prefix"],
+        created_at=row["created_at"],
+        created_by=row["created_by"],
+        expires_at=row["expires_at"],
+        last_used_at=row["last_used_at"],
+        rotated_at=row["rotated_at"],
+        revoked_at=row["revoked_at"],
+    )

@@ -1,0 +1,167 @@
+"""The audit log: which caller did what, when and from where. Acts of administration, and decisions.
+
+A store records an act in the act's own transaction: there is no act without its event, and none without its act. The
+store does not know who asks. Whoever lets a request in says so in `ASKER`, for as long as the request lasts; so does
+what decides for a person when time is over. What else the product does by itself is no act of a caller, and is not
+recorded. No text of a message, and no argument of a call.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import AuditEventId, IdMaker, KeyId, ProjectId
+from shared.sql.access_tables import audit_events
+from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asker:
+    """Who asks for what is done now. The texts are as short as they are to be kept."""
+
+    key_id: str
+    key_name: str
+    at: datetime
+    ids: IdMaker
+    address: str = ""
+    user_agent: str = ""
+    request_id: str = ""
+
+
+ASKER: ContextVar[Asker | None] = ContextVar("asker", default=None)
+
+
+@contextmanager
+def asked_by(asker: Asker) -> Generator[None]:
+    """For the block, what is recorded was asked for by this caller."""
+    token = ASKER.set(asker)
+    try:
+        yield
+    finally:
+        ASKER.reset(token)
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One act."""
+
+    id: AuditEventId
+    project_id: ProjectId
+    at: datetime
+    key_id: str
+    key_name: str
+    action: str
+    """The noun and what was done: `key.revoked`."""
+    object_id: str
+    outcome: str
+    """`done`, or `refused`."""
+    address: str
+    user_agent: str
+    request_id: str
+
+
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events a list shows. Everything that is given must hold."""
+
+    action: str | None = None
+    key_id: str | None = None
+    object_id: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+async def record(
+    connection: AsyncConnection, project_id: ProjectId, action: str, *object_ids: str, outcome: str = "done"
+) -> None:
+    """Records an act of the caller who asks, in the transaction of `connection`: one event per object. Nothing, when no
+    caller asks."""
+    asker = ASKER.get()
+    if asker is None or not object_ids:
+        return
+    shared = {
+        "project_id": project_id,
+        "at": asker.at,
+        "key_id": asker.key_id,
+        "key_name": asker.key_name,
+        "action": action,
+        "outcome": outcome,
+        "address": asker.address,
+        "user_agent": asker.user_agent,
+        "request_id": asker.request_id,
+    }
+    rows = [{"id": asker.ids.audit_event(), "object_id": object_id, **shared} for object_id in object_ids]
+    await connection.execute(sa.insert(audit_events), rows)
+
+
+class AuditLog:
+    """Reads the log, and records what no other transaction belongs to."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, project_id: ProjectId, action: str, *object_ids: str, outcome: str = "done") -> None:
+        """Records one event per object. Raises `Unavailable`."""
+        async with self._database.write() as connection:
+            await record(connection, project_id, action, *object_ids, outcome=outcome)
+
+    async def newest(self, project_id: ProjectId | None, wanted: AuditFilter, limit: int) -> list[AuditEvent]:
+        """The newest events of a project, or of all, oldest first."""
+        query = sa.select(audit_events).where(*_conditions(wanted)).order_by(audit_events.c.number.desc()).limit(limit)
+        if project_id is not None:
+            query = query.where(audit_events.c.project_id == project_id)
+        async with self._database.read() as connection:
+            found = await connection.execute(query)
+            return [_event_of(row) for row in reversed(found.mappings().all())]
+
+    async def list(self, project_id: ProjectId, wanted: AuditFilter, page: Page) -> list[AuditEvent]:
+        """A page of the project's events."""
+        async with self._database.read() as connection:
+            owner = (audit_events.c.project_id, project_id)
+            rows = await rows_of_page(connection, audit_events, project_id, page, *_conditions(wanted), owner=owner)
+            return [_event_of(row) for row in rows]
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        """Deletes what is older among the first `limit` events; how many these were. Fewer than `limit`: what is left
+        is younger, but for what a clock that was set back has written in between."""
+        first = sa.select(audit_events.c.number, audit_events.c.at).order_by(audit_events.c.number).limit(limit)
+        looked_at = first.subquery()
+        old = sa.select(looked_at.c.number).where(looked_at.c.at < before)
+        async with self._database.write() as connection:
+            deleted = await connection.execute(sa.delete(audit_events).where(audit_events.c.number.in_(old)))
+            return deleted.rowcount
+
+
+def _conditions(wanted: AuditFilter) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    for name in ("action", "key_id", "object_id"):
+        value: str | None = getattr(wanted, name)
+        if value is not None:
+            conditions.append(audit_events.c[name] == value)
+    if wanted.since is not None:
+        conditions.append(audit_events.c.at >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(audit_events.c.at < wanted.until)
+    return conditions
+
+
+def _event_of(row: RowMapping) -> AuditEvent:
+    return AuditEvent(
+        id=AuditEventId(row["id"]),
+        project_id=ProjectId(row["project_id"]),
+        at=row["at"],
+        key_id=KeyId(row["key_id"]),
+        key_name=row["key_name"],
+        action=row["action"],
+        object_id=row["object_id"],
+        outcome=row["outcome"],
+        address=row["address"],
+        user_agent=row["user_agent"],
+        request_id=row["request_id"],
+    )
