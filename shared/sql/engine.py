@@ -1,27 +1,32 @@
 """Connections and transactions, on SQLite and on Postgres. The only file that commits."""
 
 import asyncio
+import copy
 import math
+import os
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.engine import URL, Dialect, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.engine import URL, Dialect
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from shared.crash_points import CrashPoint, reach
-from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
+from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
+from shared.sql.address import database_url
+from shared.sql.causes import check_file, is_damaged, unavailable
 
-DATABASE_ERRORS = (DBAPIError, PoolTimeout, ConnectionError, TimeoutError, UnicodeEncodeError)
-"""The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it."""
+DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
+"""The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it: also
+one to find the host's address, or a way there."""
 
 _AWAY = ("08", "40", "53", "57")
 """Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All of them pass."""
@@ -38,11 +43,11 @@ def as_ours(error: BaseException) -> HoldfastError | None:
     if isinstance(error, UnicodeEncodeError):
         return _unstorable()
     if not isinstance(error, DBAPIError) or isinstance(error, (OperationalError, InterfaceError)):
-        return Unavailable("the database does not answer; try again")
+        return unavailable(error)
     # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
     state = str(getattr(error.orig, "sqlstate", None))
-    if error.connection_invalidated or state.startswith(_AWAY):
-        return Unavailable("the database does not answer; try again")
+    if error.connection_invalidated or state.startswith(_AWAY) or is_damaged(error):
+        return unavailable(error)
     return _unstorable() if state.startswith(_DATA) else None
 
 
@@ -83,23 +88,21 @@ TRUSTED_S = 1.0
 
 _USED_AT = "holdfast_used_at"
 
-_DRIVERS = {"postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
+EVERYBODY = ""
+"""In the place of a project: those who work for all of them, as workers do. They see every row."""
+
+PROJECT_SETTING = "holdfast.project"
+"""What the policies of the tables read on Postgres: whose rows a session sees and may write. Without it, everybody's;
+so releases before the policies and workers go on as they did."""
+
+_SHOWN = "holdfast_shown"
 
 
-def database_url(text: str) -> URL:
-    """The URL with our drivers in it. Raises `InvalidRequest` when it names neither Postgres nor a SQLite file."""
-    try:
-        url = make_url(text)
-    except ArgumentError as error:
-        raise InvalidRequest(
-            f"HOLDFAST_DATABASE_URL is not a database URL: {text!r}. Use postgresql://… or sqlite:///path"
-        ) from error
-    backend = url.drivername.partition("+")[0]
-    if backend not in _DRIVERS:
-        raise InvalidRequest(
-            f"HOLDFAST_DATABASE_URL names {backend!r}; Holdfast runs on postgresql://… or sqlite:///path"
-        )
-    return url.set(drivername=_DRIVERS[backend])
+def _set_project(*, until_the_end: bool) -> sa.Select[tuple[str]]:
+    return sa.select(sa.func.set_config(PROJECT_SETTING, sa.bindparam("project", type_=sa.Text), until_the_end))
+
+
+_FOR_THE_SESSION, _FOR_THE_TRANSACTION = _set_project(until_the_end=False), _set_project(until_the_end=True)
 
 
 class Database:
@@ -127,9 +130,10 @@ class Database:
         self.url = database_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite and self.url.database:
-            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            _make_room(Path(self.url.database))
+            check_file(Path(self.url.database))
         waits = {"timeout": WAIT_S, "command_timeout": answer_s}
-        self._engine: AsyncEngine = create_async_engine(
+        self._engine: AsyncEngine = _engine(
             self.url,
             # No overflow: it would be closed after use, and a burst would spend its time on opening connections.
             pool_size=connections,
@@ -145,23 +149,52 @@ class Database:
         # that is cancelled there leaves its connection to the garbage collector. `write` begins a transaction itself.
         self._reading = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._one_writer = asyncio.Lock()
+        self.whose: Callable[[], str] = _everybody
+        self.tells_whose = not self.is_sqlite
         if self.is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _set_pragmas)
         else:
             event.listen(self._engine.sync_engine, "checkin", _note_use)
             event.listen(self._engine.sync_engine, "checkout", partial(_ping_if_idle, self._engine.dialect, trusted_s))
 
+    def bound_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
+        """The same connections, for one who acts for a project. `whose` is asked at each use which one it is, and
+        raises when there is none. On Postgres the session is told, so that the tables' policies show that project's
+        rows and no others; without `policies`, it is not."""
+        bound = copy.copy(self)
+        bound.whose = whose
+        bound.tells_whose = policies and not self.is_sqlite
+        return bound
+
+    async def passes_policies(self) -> bool:
+        """Whether this process sees all rows, whatever the tables' policies say: as a superuser, or with BYPASSRLS. A
+        database that is away says nothing of it."""
+        passes = sa.text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
+        try:
+            async with self.read() as connection:
+                return (await connection.execute(passes)).scalar_one()
+        except (Unavailable, OSError):
+            return False
+
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
         """A connection for reading: each statement sees what is committed when it starts."""
+        project = self.whose()
         async with database_answers(), self._reading.connect() as connection:
+            if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
+                await connection.execute(_FOR_THE_SESSION, {"project": project})
+                connection.info[_SHOWN] = project
             yield connection
 
     @asynccontextmanager
     async def write(self, crash_point: CrashPoint | None = None) -> AsyncGenerator[AsyncConnection]:
         """A transaction. Commits at the end of the block, rolls back when it raises."""
+        project = self.whose()
         if not self.is_sqlite:
             async with database_answers(), self._engine.begin() as connection:
+                if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
+                    # Not for the session: a rollback would take that back, unnoticed.
+                    await connection.execute(_FOR_THE_TRANSACTION, {"project": project})
                 yield connection
                 reach(crash_point, "before")
             reach(crash_point, "after")
@@ -196,6 +229,32 @@ class Database:
 
     async def aclose(self) -> None:
         await self._engine.dispose()
+
+
+def _engine(url: URL, **given: Any) -> AsyncEngine:
+    try:
+        return create_async_engine(url, **given)
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"HOLDFAST_DATABASE_URL asks for the Python package {error.name!r}, which is not installed. In "
+            "a checkout of Holdfast, `pip install '.[postgres]' -c constraints.txt` adds it"
+        ) from error
+
+
+def _make_room(path: Path) -> None:
+    """Makes the folder of a database of SQLite, and the file, for its user alone. The files that SQLite puts beside it
+    get its permissions. What is there already stays as it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Unusable(f"the folder {path.parent} cannot be made: {error.strerror}") from error
+    if path.name != ":memory:":
+        with suppress(OSError):  # that it is there, or cannot be made: who connects to it learns the latter
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _everybody() -> str:
+    return EVERYBODY
 
 
 def _note_use(_: Any, entry: ConnectionPoolEntry) -> None:

@@ -9,17 +9,34 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
+from sqlalchemy.exc import ProgrammingError
 
+from shared.domain.errors import Unusable
 from shared.sql.engine import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+_MAY_NOT = "42501"
+"""The SQLSTATE of a privilege that the role does not have."""
+
 
 async def migrate(database: Database) -> str:
-    """Applies every migration that the database lacks; gives the revision that it has then."""
+    """Applies every migration that the database lacks; gives the revision that it has then.
+
+    Raises `Unavailable`; as `Unusable` for a database that is another version's, or somebody else's.
+    """
     config = _config()
-    async with database.migrating() as connection:
-        await connection.run_sync(_upgrade, config)
+    try:
+        async with database.migrating() as connection:
+            _refuse_newer(await connection.run_sync(_revision_of))
+            await connection.run_sync(_refuse_foreign)
+            await connection.run_sync(_upgrade, config)
+    except ProgrammingError as error:
+        if getattr(error.orig, "sqlstate", None) != _MAY_NOT:
+            raise
+        raise Unusable(
+            "the role may not make tables there: make it the owner of the database, or grant it CREATE on its schema"
+        ) from error
     return newest_revision()
 
 
@@ -29,9 +46,35 @@ async def is_current(database: Database) -> bool:
         return await connection.run_sync(_revision_of) == newest_revision()
 
 
+async def require_current(database: Database) -> None:
+    """Raises `Unusable` for a database that does not have the shape that this version needs, or `Unavailable`."""
+    async with database.read() as connection:
+        revision = await connection.run_sync(_revision_of)
+    _refuse_newer(revision)
+    if revision != newest_revision():
+        raise Unusable("it does not have the shape that this version needs: run `holdfast migrate`")
+
+
+def _refuse_newer(revision: str | None) -> None:
+    """Raises `Unusable` for a revision that this version does not know: migrations only go forward."""
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise Unusable(
+            f"a newer version has migrated the database, to revision {revision[:40]!r}: run that version, or restore a "
+            "back-up from before"
+        )
+
+
 def newest_revision() -> str:
     """The revision that this version of the product brings."""
     return ScriptDirectory.from_config(_config()).get_current_head() or ""
+
+
+def _refuse_foreign(connection: Connection) -> None:
+    """Raises `Unusable` for a database in which somebody else has a table under a name of ours."""
+    found = sa.inspect(connection)
+    if not found.has_table("alembic_version") and found.has_table("agents"):
+        raise Unusable("somebody else's tables are there, under names of ours: give Holdfast a database of its own")
 
 
 def _config() -> Config:

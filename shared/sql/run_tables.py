@@ -44,6 +44,7 @@ runs = sa.Table(
     sa.Column("continues", sa.Text),
     sa.Column("turn", sa.Integer),
     sa.Column("ring", sa.Integer, key="dispatch", nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False, server_default=sa.text("0")),
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("owner", sa.Text),
     sa.Column("stalled_claims", sa.Integer, key="attempts_without_progress", nullable=False),
@@ -60,6 +61,9 @@ runs = sa.Table(
     # next release drops both columns.
     sa.Column("reserved_seq", sa.BigInteger, nullable=False),
     sa.Column("reserved_log", sa.Text),
+    # What is set aside for the call of a model that is under way (`Reservation`).
+    sa.Column("reservation", sa.Text),
+    sa.Column("waits_until", UtcMoment),
     sa.Column("callback_url", sa.Text),
     sa.Column("callback_sent_at", UtcMoment),
     sa.Column("callback_status_code", sa.Integer),
@@ -197,6 +201,20 @@ callbacks = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
+)
+
+budget_totals = sa.Table(
+    "budget_totals",
+    metadata,
+    # One row per account and day. `reserved` is set aside for calls that are under way.
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("day", sa.Text, primary_key=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("used_tokens", sa.BigInteger, nullable=False),
+    sa.Column("used_nano_usd", sa.BigInteger, nullable=False),
+    sa.Column("reserved_tokens", sa.BigInteger, nullable=False),
+    sa.Column("reserved_nano_usd", sa.BigInteger, nullable=False),
+    sa.Index("ix_budget_totals_day", "day"),
 )
 
 OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)

@@ -30,8 +30,9 @@ def from_json(text: str, kind: type[Struct]) -> Struct:
     return msgspec.json.decode(text, type=kind)
 
 
-def document_of(value: msgspec.Struct) -> str:
-    """The struct as JSON text. Raises `InvalidRequest` for a NUL or half a surrogate pair in one of its texts.
+def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
+    """The struct, or the fields of one, as JSON text. Raises `InvalidRequest` for a NUL or half a surrogate pair in one
+    of its texts.
 
     A NUL passes as JSON, but Postgres then fails at every look into the document, also for other rows of the list.
     """
@@ -141,6 +142,10 @@ tools = sa.Table(
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
+    sa.Column("packages", sa.Text, nullable=True),
+    sa.Column("limits", sa.Text, nullable=True),
+    sa.Column("network", sa.Text, server_default=sa.text("'none'"), nullable=False),
+    sa.Column("scratch", sa.Text, server_default=sa.text("'call'"), nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("updated_at", UtcMoment, nullable=False),
     sa.UniqueConstraint("project_id", "name"),

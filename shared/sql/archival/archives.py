@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.archival import AUTOMATIC_DESCRIPTION, Archive
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, ProjectId
+from shared.sql.access.audit import record
 from shared.sql.archival.passage_rows import delete_passages
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
@@ -51,7 +52,7 @@ class ArchiveStore:
         async with self._database.read() as connection:
             if wanted.agent_id is not None:
                 await agent_row(connection, project_id, wanted.agent_id)
-                conditions.append(archives.c.id.in_(archive_ids_of(wanted.agent_id)))
+                conditions.append(archives.c.id.in_(archive_ids_of(project_id, wanted.agent_id)))
             rows = await rows_of_page(connection, archives, project_id, page, *conditions)
             return [_archive_of(row) for row in rows]
 
@@ -75,13 +76,15 @@ class ArchiveStore:
         async with self._database.write() as connection:
             await load_archive(connection, project_id, archive_id, lock="update")
             await _delete_archives(connection, [archive_id])
+            await record(connection, project_id, "archive.deleted", archive_id)
 
     async def attach(self, project_id: ProjectId, agent_id: AgentId, archive_id: ArchiveId) -> None:
         """Gives the agent an archive; one that it has already stays. Raises `NotFound`."""
         async with self._database.write() as connection:
             await agent_row(connection, project_id, agent_id, lock=True)
             await load_archive(connection, project_id, archive_id, lock="share")
-            found = await connection.execute(archive_ids_of(agent_id).where(agent_archives.c.archive_id == archive_id))
+            attached = archive_ids_of(project_id, agent_id).where(agent_archives.c.archive_id == archive_id)
+            found = await connection.execute(attached)
             if found.one_or_none() is None:
                 await _link(connection, agent_id, archive_id, is_own=False)
 
@@ -97,9 +100,10 @@ class ArchiveStore:
             )
 
 
-def archive_ids_of(agent_id: AgentId) -> sa.Select[*tuple[str]]:
-    """The query for the ids of the archives that the agent is attached to."""
-    return sa.select(agent_archives.c.archive_id).where(agent_archives.c.agent_id == agent_id)
+def archive_ids_of(project_id: ProjectId, agent_id: AgentId) -> sa.Select[*tuple[str]]:
+    """The query for the ids of the project's archives that the agent is attached to."""
+    ours = sa.select(agent_archives.c.archive_id).join(archives, archives.c.id == agent_archives.c.archive_id)
+    return ours.where(agent_archives.c.agent_id == agent_id, archives.c.project_id == project_id)
 
 
 async def load_archive(
@@ -134,7 +138,7 @@ async def archive_for_insert(
 ) -> Archive:
     """The archive that the agent's passages go to: the first that it was attached to, else a new one of its own, which
     gets this id and the agent's embedding model. Raises `NotFound` for an agent that the project does not have."""
-    first = archive_ids_of(agent_id).order_by(agent_archives.c.number).limit(1)
+    first = archive_ids_of(project_id, agent_id).order_by(agent_archives.c.number).limit(1)
     found = (await connection.execute(first)).scalar_one_or_none()
     if found is None:
         # Of two first inserts at once, the second waits here, and finds the archive of the first.
@@ -173,10 +177,10 @@ class _AgentDocument(msgspec.Struct):
     embedding: str | None = None
 
 
-async def forget_agent(connection: AsyncConnection, agent_id: AgentId) -> None:
+async def forget_agent(connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId) -> None:
     """Takes an agent that is about to be deleted from its archives. The one that was made for it alone goes with it,
     unless another agent has it."""
-    own = archive_ids_of(agent_id).where(agent_archives.c.is_own)
+    own = archive_ids_of(project_id, agent_id).where(agent_archives.c.is_own)
     shared = sa.select(agent_archives.c.archive_id).where(agent_archives.c.agent_id != agent_id)
     found = await connection.execute(own.where(agent_archives.c.archive_id.not_in(shared)))
     await _delete_archives(connection, list(found.scalars()))

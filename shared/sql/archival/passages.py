@@ -119,12 +119,12 @@ class PassageStore:
         """Deletes a passage of the archive. Raises `NotFound`."""
         async with self._database.write() as connection:
             await load_archive(connection, project_id, archive_id)
-            is_there = passages.c.archive_id == archive_id
+            is_there = sa.and_(passages.c.project_id == project_id, passages.c.archive_id == archive_id)
             await _delete(connection, passage_id, is_there, f"of archive {archive_id}")
 
 
 def _is_agents(project_id: ProjectId, agent_id: AgentId) -> sa.ColumnElement[bool]:
-    return sa.and_(passages.c.project_id == project_id, passages.c.archive_id.in_(archive_ids_of(agent_id)))
+    return sa.and_(passages.c.project_id == project_id, passages.c.archive_id.in_(archive_ids_of(project_id, agent_id)))
 
 
 async def _place_of(connection: AsyncConnection, project_id: ProjectId, passage_id: str) -> sa.Tuple | None:

@@ -50,7 +50,7 @@ class PassageSearchStore:
             found = await connection.execute(
                 sa.select(archives.c.embedding)
                 .where(archives.c.project_id == project_id, archives.c.embedding.is_not(None))
-                .where(*_asked(query, archives.c.id))
+                .where(*_asked(project_id, query, archives.c.id))
                 .distinct()
                 .order_by(archives.c.embedding)
             )
@@ -104,10 +104,11 @@ class PassageSearchStore:
             found = await connection.execute(query.where(passage_vectors.c.number.in_(numbers)))
             return [(row.number, row.vector) for row in found]
 
-    async def load(self, numbers: Sequence[int]) -> dict[int, Passage]:
-        """The passages with these numbers, by number; one that was deleted meanwhile is not among them."""
+    async def load(self, project_id: ProjectId, numbers: Sequence[int]) -> dict[int, Passage]:
+        """The project's passages with these numbers, by number; one that was deleted meanwhile is not among them."""
+        wanted = shown_passages().where(passages.c.number.in_(numbers), passages.c.project_id == project_id)
         async with self._database.read() as connection:
-            found = await connection.execute(shown_passages().where(passages.c.number.in_(numbers)))
+            found = await connection.execute(wanted)
             return {row["number"]: passage_of(row) for row in found.mappings()}
 
     async def oldest(self, project_id: ProjectId, query: PassageQuery) -> list[Passage]:
@@ -118,14 +119,16 @@ class PassageSearchStore:
             return [passage_of(row) for row in found.mappings()]
 
 
-def _asked(query: PassageQuery, archive_id: sa.ColumnElement[str]) -> list[sa.ColumnElement[bool]]:
+def _asked(
+    project_id: ProjectId, query: PassageQuery, archive_id: sa.ColumnElement[str]
+) -> list[sa.ColumnElement[bool]]:
     if query.agent_id is not None:
-        return [archive_id.in_(archive_ids_of(query.agent_id))]
+        return [archive_id.in_(archive_ids_of(project_id, query.agent_id))]
     return [] if query.archive_id is None else [archive_id == query.archive_id]
 
 
 def _conditions(project_id: ProjectId, query: PassageQuery) -> list[sa.ColumnElement[bool]]:
-    conditions = [passages.c.project_id == project_id, *_asked(query, passages.c.archive_id)]
+    conditions = [passages.c.project_id == project_id, *_asked(project_id, query, passages.c.archive_id)]
     if query.start is not None:
         conditions.append(passages.c.created_at >= query.start)
     if query.end is not None:

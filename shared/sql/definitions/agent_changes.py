@@ -14,6 +14,8 @@ from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.domain.tool_rules import refuse_foreign_rules
+from shared.secret_keys import NO_KEYS, SecretKeys
+from shared.sql.access.audit import record
 from shared.sql.archival.archives import forget_agent
 from shared.sql.definitions.agents import (
     AgentStore,
@@ -28,6 +30,7 @@ from shared.sql.definitions.links import (
     lock_definitions,
     set_links,
 )
+from shared.sql.engine import Database
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
 from shared.sql.paging import remember_place
 from shared.sql.runs.listing import delete_histories
@@ -45,7 +48,12 @@ from shared.sql.tables import (
 
 
 class AgentEditor(AgentStore):
-    """Reads and changes agents."""
+    """Reads and changes agents. Whatever it stores, secrets are encrypted if there is a key: also those that were
+    stored before there was one."""
+
+    def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
+        super().__init__(database)
+        self._secret_keys = secret_keys
 
     async def create(
         self,
@@ -70,7 +78,7 @@ class AgentEditor(AgentStore):
             attached = await load_blocks(connection, agent.project_id, agent.block_ids)
             refuse_foreign_rules(agent.tool_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, tools)
-            await connection.execute(sa.insert(agents).values(agent_values(agent)))
+            await connection.execute(sa.insert(agents).values(agent_values(agent, self._secret_keys)))
             await link_agent(connection, agent)
             await begin_history(connection, agent, attached, system_message_id, first_messages)
             return agent
@@ -93,7 +101,8 @@ class AgentEditor(AgentStore):
             new_rules = [rule for rule in agent.tool_rules if rule not in before.tool_rules]
             refuse_foreign_rules(new_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, [tool for tool in tools if tool.id not in before.tool_ids])
-            await connection.execute(sa.update(agents).where(agents.c.id == agent_id).values(agent_values(agent)))
+            values = agent_values(agent, self._secret_keys)
+            await connection.execute(sa.update(agents).where(agents.c.id == agent_id).values(values))
             await link_agent(connection, agent)
             await render_again(connection, [agent])
             return agent
@@ -151,20 +160,22 @@ class AgentEditor(AgentStore):
             await lock_definitions(connection, project_id)
             await load_agent(connection, project_id, agent_id)
             await delete_histories(connection, "agent_id", agent_id)
-            await forget_agent(connection, agent_id)
+            await forget_agent(connection, project_id, agent_id)
             for table in (agent_tools, agent_blocks, agent_tags, conversations):
                 await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
             await remember_place(connection, agents, agent_id)
             await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
+            await record(connection, project_id, "agent.deleted", agent_id)
 
 
-def agent_values(agent: Agent) -> dict[str, Any]:
+def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:
     """The columns of an agent's row. Links have tables of their own, and runs write `last_stop_reason`.
 
-    Raises `InvalidRequest` for a text that cannot be stored, the tags' included.
+    Raises `InvalidRequest` for a text that cannot be stored, the tags' and the secrets' included.
     """
     document_of(agent)
-    document = replace(agent, tool_ids=[], block_ids=[], tags=[], last_stop_reason=None)
+    sealed = secret_keys.seal_all(agent.id, agent.tool_environment)
+    document = replace(agent, tool_ids=[], block_ids=[], tags=[], last_stop_reason=None, tool_environment=sealed)
     return {
         "id": agent.id,
         "project_id": agent.project_id,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from shared.domain.agents import Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, BlockId, ProjectId
+from shared.sql.access.audit import record
 from shared.sql.definitions.agent_changes import render_agents_of
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import block_of, block_values, blocks_of_agents, load_blocks, lock_definitions
@@ -66,9 +67,10 @@ class BlockStore:
         async with self._database.read() as connection:
             return await count_rows(connection, blocks, project_id)
 
-    async def for_agent(self, agent_id: AgentId) -> Sequence[Block]:
-        """The agent's blocks, in the order in which they were attached."""
+    async def for_agent(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[Block]:
+        """The agent's blocks, in the order in which they were attached. Raises `NotFound`."""
         async with self._database.read() as connection:
+            await load_agent(connection, project_id, agent_id)
             return (await blocks_of_agents(connection, [agent_id]))[agent_id]
 
     async def with_label(self, project_id: ProjectId, agent_id: AgentId, label: str) -> Block:
@@ -105,6 +107,7 @@ class BlockStore:
             await connection.execute(sa.delete(blocks).where(blocks.c.id == block_id))
             await render_agents_of(connection, block_id)
             await connection.execute(sa.delete(agent_blocks).where(agent_blocks.c.block_id == block_id))
+            await record(connection, project_id, "block.deleted", block_id)
 
 
 def _conditions(wanted: BlockFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:

@@ -9,6 +9,8 @@ from shared.domain.base_tools import is_base_tool
 from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, BroughtTool, without_missing
 from shared.domain.ids import ProjectId
 from shared.domain.tools import Tool
+from shared.secret_keys import NO_KEYS, SecretKeys
+from shared.sql.access.audit import record
 from shared.sql.definitions.agent_changes import agent_values, begin_history, link_agent
 from shared.sql.definitions.links import block_values, load_blocks, lock_definitions, tool_of, tool_values
 from shared.sql.engine import Database
@@ -19,8 +21,9 @@ from shared.sql.tables import agents, blocks, tools
 class BroughtAgentStore:
     """Stores agents that were made elsewhere."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
         self._database = database
+        self._secret_keys = secret_keys
 
     async def store(self, project_id: ProjectId, brought: BroughtAgents) -> Arrival:
         """Stores tools, blocks, agents and their histories in one transaction; what became of the tools.
@@ -36,7 +39,7 @@ class BroughtAgentStore:
             if brought.blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
             for one in brought.agents:
-                await _store_agent(connection, one, present)
+                await _store_agent(connection, one, present, self._secret_keys)
             return Arrival(replaced, kept, sorted(wanted.difference(present)))
 
 
@@ -58,6 +61,7 @@ async def _store_tools(
         if before is None:
             present[name] = one.new
             await connection.execute(sa.insert(tools).values(tool_values(one.new)))
+            await record(connection, one.new.project_id, "tool.created", one.new.id)
         elif _is_same(before, one):
             continue
         elif is_base_tool(before) or not brought.replace_tools:
@@ -66,6 +70,7 @@ async def _store_tools(
             present[name] = replace(one.change(before), updated_at=one.new.updated_at)
             replaced.append(name)
             await connection.execute(sa.update(tools).where(tools.c.id == before.id).values(tool_values(present[name])))
+            await record(connection, before.project_id, "tool.changed", before.id)
     return replaced, kept
 
 
@@ -73,13 +78,15 @@ def _is_same(before: Tool, brought: BroughtTool) -> bool:
     return not is_base_tool(before) and brought.change(before) == before
 
 
-async def _store_agent(connection: AsyncConnection, brought: BroughtAgent, present: dict[str, Tool]) -> None:
+async def _store_agent(
+    connection: AsyncConnection, brought: BroughtAgent, present: dict[str, Tool], secret_keys: SecretKeys
+) -> None:
     given = [present[name] for name in dict.fromkeys(brought.tool_names) if name in present]
     rules = without_missing(brought.agent.tool_rules, [tool.name for tool in given])
     agent = replace(brought.agent, tool_ids=[tool.id for tool in given], tool_rules=rules)
     agent = with_default_approvals(agent, given)
     attached = await load_blocks(connection, agent.project_id, agent.block_ids)
-    await connection.execute(sa.insert(agents).values(agent_values(agent)))
+    await connection.execute(sa.insert(agents).values(agent_values(agent, secret_keys)))
     await link_agent(connection, agent)
     await begin_history(connection, agent, attached, brought.system_message_id, [])
     await insert_brought_history(connection, agent.id, brought.history)

@@ -14,6 +14,7 @@ from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
 from shared.domain.messages import MessageBody, NewMessage, SystemMessage
+from shared.sql.access.audit import record
 from shared.sql.definitions.agent_changes import begin_history, system_message
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.last_runs import LastRunOrder, last_run_keys
@@ -170,6 +171,7 @@ class ConversationStore:
             await delete_histories(connection, "thread_id", conversation_id)
             await remember_place(connection, conversations, conversation_id)
             await connection.execute(sa.delete(conversations).where(conversations.c.id == conversation_id))
+            await record(connection, project_id, "conversation.deleted", conversation_id)
 
     def _field(self, name: str) -> Any:
         return field_of_document(conversations, name, is_sqlite=self._database.is_sqlite)

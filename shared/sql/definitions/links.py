@@ -4,14 +4,20 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId
-from shared.domain.tools import Tool
+from shared.domain.packages import ToolPackages
+from shared.domain.tools import Tool, ToolLimits
 from shared.sql.tables import agent_blocks, agent_tools, blocks, document_of, from_json, tools
+
+OPENINGS = ("network", "scratch")
+"""Fields of a tool that have columns, as its packages and limits have, and are in no document: a running earlier
+release makes a tool of all that it finds in a document, and does not know them."""
 
 _SEED = 1
 """Keeps these advisory locks apart from those of other nouns."""
@@ -30,13 +36,23 @@ async def lock_definitions(connection: AsyncConnection, project_id: ProjectId) -
 def tool_of(row: RowMapping) -> Tool:
     """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id."""
     document = from_json(row["document"], dict[str, Any])
-    columns = {name: row[name] for name in ("id", "project_id", "name", "created_at", "updated_at")}
+    columns = {name: row[name] for name in ("id", "project_id", "name", "created_at", "updated_at", *OPENINGS)}
+    kinds = {"packages": ToolPackages, "limits": ToolLimits}
+    columns |= {name: row[name] and from_json(row[name], kind) for name, kind in kinds.items()}
     return Tool(**document | columns)
 
 
 def tool_values(tool: Tool) -> dict[str, Any]:
     """The columns of a tool's row."""
-    return _values(tool, tool.name, "name")
+    fields = asdict(tool)
+    openings = {name: fields.pop(name) for name in OPENINGS}
+    structs = {name: fields.pop(name) for name in ("packages", "limits")}
+    return {
+        **_values(tool, tool.name, "name"),
+        "document": document_of(fields),
+        **openings,
+        **{name: value and document_of(value) for name, value in structs.items()},
+    }
 
 
 def block_of(row: RowMapping) -> Block:

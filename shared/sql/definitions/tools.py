@@ -12,6 +12,8 @@ from shared.domain.base_tools import is_base_tool, why_missing
 from shared.domain.errors import Conflict, UnknownTools
 from shared.domain.ids import AgentId, ProjectId, ToolId
 from shared.domain.tools import BASE_TYPES, Tool
+from shared.sql.access.audit import record
+from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
 from shared.sql.engine import Database
 from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
@@ -56,9 +58,12 @@ class ToolStore:
             row = found.mappings().one_or_none()
             if row is None:
                 await connection.execute(sa.insert(tools).values(tool_values(tool)))
+                await record(connection, tool.project_id, "tool.created", tool.id)
                 return tool
-            changed = replace(change(tool_of(row)), updated_at=tool.updated_at)
+            before = tool_of(row)
+            changed = replace(change(before), updated_at=tool.updated_at)
             await connection.execute(sa.update(tools).where(tools.c.id == changed.id).values(tool_values(changed)))
+            await _record_change(connection, before, changed)
             return changed
 
     async def add_base_tools(self, project_id: ProjectId, wanted: Sequence[Tool]) -> list[Tool]:
@@ -136,9 +141,10 @@ class ToolStore:
                 connection, tools, project_id, *_conditions(wanted, is_sqlite=self._database.is_sqlite)
             )
 
-    async def for_agent(self, agent_id: AgentId) -> Sequence[Tool]:
-        """The agent's tools, in the order in which they were attached."""
+    async def for_agent(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[Tool]:
+        """The agent's tools, in the order in which they were attached. Raises `NotFound`."""
         async with self._database.read() as connection:
+            await load_agent(connection, project_id, agent_id)
             return (await tools_of_agents(connection, [agent_id]))[agent_id]
 
     async def update(
@@ -155,6 +161,7 @@ class ToolStore:
             if tool.name != before.name:
                 await _refuse_taken_name(connection, tool)
             await connection.execute(sa.update(tools).where(tools.c.id == tool_id).values(tool_values(tool)))
+            await _record_change(connection, before, tool)
             return tool
 
     async def delete(self, project_id: ProjectId, tool_id: ToolId) -> None:
@@ -165,6 +172,13 @@ class ToolStore:
             await connection.execute(sa.delete(agent_tools).where(agent_tools.c.tool_id == tool_id))
             await remember_place(connection, tools, tool_id)
             await connection.execute(sa.delete(tools).where(tools.c.id == tool_id))
+            await record(connection, project_id, "tool.deleted", tool_id)
+
+
+async def _record_change(connection: AsyncConnection, before: Tool, changed: Tool) -> None:
+    """Records it, if there is one: scripts send their tools each time they start."""
+    if replace(changed, updated_at=before.updated_at) != before:
+        await record(connection, changed.project_id, "tool.changed", changed.id)
 
 
 async def _refuse_taken_name(connection: AsyncConnection, tool: Tool) -> None:

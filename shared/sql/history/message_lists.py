@@ -29,14 +29,14 @@ GROWTH = 4
 """How many times as long as the last one the next read is."""
 
 
-class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose messages a list shows. Everything that is given must hold; of an agent or a project, all histories."""
+class MessageFilter(msgspec.Struct, frozen=True):
+    """Which of a project's messages a list shows. Everything that is given must hold; of an agent, all histories."""
 
+    project_id: ProjectId
     thread_id: ThreadId | None = None
     run_id: RunId | None = None
     step_id: StepId | None = None
     agent_id: AgentId | None = None
-    project_id: ProjectId | None = None
     is_default: bool = False
     """Only the agents' default histories, no conversations."""
 
@@ -104,7 +104,7 @@ class MessageLists:
             conditions.append(messages.c.created_at <= end)
         if conversation_id is not None:
             conditions.append(messages.c.thread_id == conversation_id)
-        of = MessageFilter(project_id=project_id, agent_id=agent_id)
+        of = MessageFilter(project_id, agent_id=agent_id)
         keys = [messages.c.created_at, messages.c.thread_id, messages.c.turn, messages.c.position]
         query = _of_owner(sa.select(messages), messages, of).where(*conditions)
         wanted_roles = frozenset(roles)
@@ -151,19 +151,17 @@ async def _narrowed(connection: AsyncConnection, of: MessageFilter) -> MessageFi
 
     To order several histories, all of the agent's messages are looked at.
     """
-    if of.agent_id is None or of.project_id is not None or of.is_of_one_thread:
+    if of.agent_id is None or of.is_of_one_thread:
         return of
     talks = sa.select(conversations.c.id).where(conversations.c.agent_id == of.agent_id).limit(1)
     has_conversations = (await connection.execute(talks)).one_or_none() is not None
-    return of if has_conversations else MessageFilter(thread_id=ThreadId(of.agent_id))
+    return of if has_conversations else MessageFilter(of.project_id, thread_id=ThreadId(of.agent_id))
 
 
 def _of_owner(query: Query, table: sa.FromClause, of: MessageFilter) -> Query:
     if of.agent_id is not None:
         query = query.where(table.c.agent_id == of.agent_id)
-    if of.project_id is not None:
-        query = query.join(agents, agents.c.id == table.c.agent_id).where(agents.c.project_id == of.project_id)
-    return query
+    return query.join(agents, agents.c.id == table.c.agent_id).where(agents.c.project_id == of.project_id)
 
 
 def _is_of_role(role: Role) -> sa.ColumnElement[bool]:

@@ -10,12 +10,13 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.brought_agents import PlacedMessage
-from shared.domain.errors import Conflict
+from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Run
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread, oldest_in_progress
+from shared.sql.run_tables import runs
 from shared.sql.tables import agents, messages, to_json
 
 
@@ -144,42 +145,49 @@ class MessageStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def context(self, thread_id: ThreadId, *, up_to_turn: int | None = None) -> list[Message]:
-        """The messages in a thread's context, in order; with `up_to_turn`, without the turns after it."""
-        query = sa.select(messages).where(messages.c.thread_id == thread_id, messages.c.in_context)
+    async def context(
+        self, project_id: ProjectId, thread_id: ThreadId, *, up_to_turn: int | None = None
+    ) -> list[Message]:
+        """The messages in the context of one of the project's threads, in order; with `up_to_turn`, without the turns
+        after it."""
+        query = sa.select(messages).where(messages.c.thread_id == thread_id, messages.c.in_context, is_of(project_id))
         if up_to_turn is not None:
             query = query.where(messages.c.turn <= up_to_turn)
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(messages.c.turn, messages.c.position))
             return [message_of(row) for row in found.mappings()]
 
-    async def is_empty(self, thread_id: ThreadId) -> bool:
-        """Whether a thread's context has nothing but its system message, and nothing is on its way there."""
+    async def is_empty(self, project_id: ProjectId, thread_id: ThreadId) -> bool:
+        """Whether the context of one of the project's threads has nothing but its system message, and nothing is on its
+        way there."""
         async with self._database.read() as connection:
             known = await connection.execute(
                 sa.select(messages.c.id)
-                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
+                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM, is_of(project_id))
                 .limit(1)
             )
-            return known.one_or_none() is None and await oldest_in_progress(connection, thread_id) is None
+            if known.one_or_none() is not None:
+                return False
+            active = await oldest_in_progress(connection, thread_id, runs.c.project_id == project_id)
+            return active is None
 
-    async def list_of_run(self, run_id: RunId) -> list[Message]:
+    async def list_of_run(self, run: Run) -> list[Message]:
         """A run's messages in order, those that were rolled back left out."""
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
-                .where(messages.c.run_id == run_id, is_listed())
+                .where(messages.c.run_id == run.id, is_listed(), is_of(run.project_id))
                 .order_by(messages.c.turn, messages.c.position)
             )
             return [message_of(row) for row in found.mappings()]
 
-    async def list_of_turn(self, thread_id: ThreadId, turn: int) -> list[Message]:
-        """A turn's messages in order, also those that have left the context; those that were rolled back left out."""
+    async def list_of_turn(self, run: Run) -> list[Message]:
+        """The messages of a run's turn in order, also those that have left the context; those that were rolled back
+        left out."""
+        is_there = (messages.c.thread_id == run.thread_id, messages.c.turn == (run.turn or 0), is_listed())
         async with self._database.read() as connection:
             found = await connection.execute(
-                sa.select(messages)
-                .where(messages.c.thread_id == thread_id, messages.c.turn == turn, is_listed())
-                .order_by(messages.c.position)
+                sa.select(messages).where(*is_there, is_of(run.project_id)).order_by(messages.c.position)
             )
             return [message_of(row) for row in found.mappings()]
 
@@ -187,26 +195,30 @@ class MessageStore:
         """Those messages of this project that have one of these ids, each by either of its own."""
         is_wanted = sa.or_(messages.c.id.in_(message_ids), messages.c.sibling_id.in_(message_ids))
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(messages)
-                .join(agents, agents.c.id == messages.c.agent_id)
-                .where(is_wanted, is_listed(), agents.c.project_id == project_id)
-            )
+            found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
             return [message_of(row) for row in found.mappings()]
 
-    async def reset(self, thread_id: ThreadId) -> None:
-        """Empties a thread's context, but for its system message.
+    async def reset(self, project_id: ProjectId, thread_id: ThreadId) -> None:
+        """Empties the context of one of the project's threads, but for its system message.
 
-        Raises `Conflict` while a run of the thread has not ended: the results that it asked for would lack their
-        question.
+        Raises `NotFound`, and `Conflict` while a run of the thread has not ended: the results that it asked for would
+        lack their question.
         """
         async with self._database.write() as connection:
             await lock_thread(connection, thread_id)
+            ours = sa.select(messages.c.id).where(messages.c.thread_id == thread_id, is_of(project_id))
+            if (await connection.execute(ours.limit(1))).one_or_none() is None:
+                raise NotFound(f"No history with ID {thread_id} found")
             active = await oldest_in_progress(connection, thread_id)
             if active is not None:
                 detail = f"run {active.run_id} has not ended: wait for it or cancel it"
                 raise Conflict(f"{detail} before the messages are reset")
             await clear_context(connection, thread_id)
+
+
+def is_of(project_id: ProjectId) -> sa.ColumnElement[bool]:
+    """Whether the message is one of the project's agents."""
+    return sa.exists().where(agents.c.id == messages.c.agent_id, agents.c.project_id == project_id)
 
 
 def is_listed() -> sa.ColumnElement[bool]:

@@ -13,16 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.ids import Fence, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.messages import ApprovalResponse, NewMessage
-from shared.domain.runs import Run
+from shared.domain.runs import Dispatch, Run
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.tables import messages
-
-
-class Dispatch(NamedTuple):
-    """A run to be dispatched, with the number of the dispatch."""
-
-    run_id: RunId
-    number: int
 
 
 class InProgress(NamedTuple):
@@ -55,11 +48,13 @@ def is_next_in_queue(run: Run) -> sa.ColumnElement[bool]:
     return ~sa.exists().where(other.c.thread_id == run.thread_id, is_active, other.c.id != run.id, comes_first)
 
 
-async def oldest_in_progress(connection: AsyncConnection, thread_id: ThreadId) -> InProgress | None:
-    """The thread's oldest run that has not ended: it is running, queued or parked."""
+async def oldest_in_progress(
+    connection: AsyncConnection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
+) -> InProgress | None:
+    """The thread's oldest run that has not ended, and meets the conditions: it is running, queued or parked."""
     found = await connection.execute(
         sa.select(runs.c.id, runs.c.status)
-        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE))
+        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), *conditions)
         .order_by(runs.c.number)
         .limit(1)
     )
@@ -99,9 +94,9 @@ async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunI
         sa.update(runs)
         .where(is_seen, is_as_seen, has_one_of(runs, ACTIVE))
         .values(dispatch=runs.c.dispatch + 1)
-        .returning(runs.c.id, runs.c.dispatch)
+        .returning(runs.c.id, runs.c.dispatch, runs.c.project_id, runs.c.priority)
     )
-    return [Dispatch(row.id, row.dispatch) for row in dispatched]
+    return [Dispatch(row.id, row.dispatch, row.project_id, row.priority) for row in dispatched]
 
 
 async def next_in_queue(connection: AsyncConnection, thread_id: ThreadId) -> Dispatch | None:

@@ -39,8 +39,10 @@ async def insert_approvals(connection: AsyncConnection, asked: Sequence[Approval
         await connection.execute(sa.insert(approvals), rows)
 
 
-async def waiting_on(connection: AsyncConnection, thread_id: ThreadId) -> list[Approval]:
-    """The thread's undecided requests, in the order of their calls."""
+async def waiting_on(
+    connection: AsyncConnection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
+) -> list[Approval]:
+    """The thread's undecided requests that meet the conditions, in the order of their calls."""
     found = await connection.execute(
         sa.select(approvals)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -48,6 +50,7 @@ async def waiting_on(connection: AsyncConnection, thread_id: ThreadId) -> list[A
             approvals.c.thread_id == thread_id,
             approvals.c.decided_at.is_(None),
             runs.c.status == RunStatus.AWAITING_APPROVAL,
+            *conditions,
         )
         .order_by(approvals.c.run_id, approvals.c.number)
     )
@@ -92,14 +95,16 @@ class ApprovalStore:
             raise NotFound(f"Approval {approval_id} not found")
         return approval_of(row)
 
-    async def waiting_on_thread(self, thread_id: ThreadId) -> list[Approval]:
-        """The requests that a thread waits for; empty when it waits for none."""
+    async def waiting_on_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Approval]:
+        """The requests that one of the project's threads waits for; empty when it waits for none."""
         async with self._database.read() as connection:
-            return await waiting_on(connection, thread_id)
+            return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
 
-    async def waiting_on_threads(self, thread_ids: Collection[ThreadId]) -> dict[ThreadId, Approval]:
-        """For each thread that waits, the first request that it waits for."""
-        query = _waiting().where(approvals.c.thread_id.in_(thread_ids))
+    async def waiting_on_threads(
+        self, project_id: ProjectId, thread_ids: Collection[ThreadId]
+    ) -> dict[ThreadId, Approval]:
+        """For each of the project's threads that waits, the first request that it waits for."""
+        query = _waiting().where(approvals.c.project_id == project_id, approvals.c.thread_id.in_(thread_ids))
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.run_id.desc(), approvals.c.number.desc()))
             waiting = [approval_of(row) for row in found.mappings()]

@@ -1,11 +1,12 @@
 """The outbox of callbacks. The transaction that ends a run fills it (see `settlement`), and the API empties it."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from shared.domain.ids import RunId
+from shared.domain.ids import ProjectId, RunId
 from shared.sql.engine import Database
 from shared.sql.run_tables import callbacks, runs
 
@@ -19,6 +20,7 @@ class Callback(NamedTuple):
     run_id: RunId
     url: str
     attempts: int
+    project_id: ProjectId
 
 
 class CallbackStore:
@@ -27,13 +29,16 @@ class CallbackStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def claim_due(self, now: datetime, limit: int = 20) -> list[Callback]:
+    async def claim_due(
+        self, now: datetime, limit: int = 20, *, but_not_of: Collection[ProjectId] = ()
+    ) -> list[Callback]:
         """Callbacks whose attempt is due. No other process gets them for `CLAIM_HOLDS`."""
+        is_others = [callbacks.c.project_id.not_in(but_not_of)] if but_not_of else []
         free = callbacks.c.claimed_until.is_(None) | (callbacks.c.claimed_until < now)
         async with self._database.write() as connection:
             due = (
                 sa.select(callbacks.c.number)
-                .where(callbacks.c.next_attempt_at <= now, free)
+                .where(callbacks.c.next_attempt_at <= now, free, *is_others)
                 .order_by(callbacks.c.next_attempt_at)
                 .limit(limit)
                 .with_for_update(skip_locked=True)
@@ -45,9 +50,18 @@ class CallbackStore:
                 sa.update(callbacks)
                 .where(callbacks.c.number.in_(numbers))
                 .values(claimed_until=now + CLAIM_HOLDS, attempts=callbacks.c.attempts + 1)
-                .returning(callbacks.c.run_id, callbacks.c.url, callbacks.c.attempts)
+                .returning(callbacks.c.run_id, callbacks.c.url, callbacks.c.attempts, callbacks.c.project_id)
             )
             return [Callback(*row) for row in claimed]
+
+    async def postpone(self, run_id: RunId, until: datetime) -> None:
+        """Gives back a callback that was claimed and not attempted."""
+        async with self._database.write() as connection:
+            await connection.execute(
+                sa.update(callbacks)
+                .where(callbacks.c.run_id == run_id)
+                .values(next_attempt_at=until, claimed_until=None, attempts=callbacks.c.attempts - 1)
+            )
 
     async def record_attempt(
         self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None

@@ -8,7 +8,7 @@ The events of a run, its log, are kept in compressed blocks for as long as the r
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,7 +26,8 @@ from shared.sql.engine import Database
 from shared.sql.history.compactions import replace_by_summary
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import event_blocks, runs
-from shared.sql.runs.rows import lock_owned, lock_run, update_owned, upsert_step
+from shared.sql.runs.budgets import count_usage
+from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned, upsert_step
 from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
 from shared.sql.tables import to_json
 
@@ -34,6 +35,8 @@ BLOCK_ENTRIES = 1000
 """Entries per block: one read of the middle of a long log unpacks no more than this."""
 
 BLOCKS_AT_ONCE = 64
+FIRST_BLOCKS = 4
+"""For who wants a page, which is in one block or two of a long log, and in many of one whose steps are short."""
 
 SMALL_BLOCK = 100
 WORTH_MERGING = 8
@@ -66,7 +69,7 @@ async def merge_small_blocks(connection: AsyncConnection, run_id: RunId) -> None
     found = await connection.execute(
         sa.select(event_blocks.c.first_seq, event_blocks.c.data).where(is_small).order_by(event_blocks.c.first_seq)
     )
-    entries = _unpacked((row.first_seq, row.data) for row in found)
+    entries = [entry for row in found for entry in _unpacked(row.first_seq, row.data)]
     await connection.execute(sa.delete(event_blocks).where(is_small))
     for tail in consecutive(entries):
         await insert_events(connection, run_id, tail)
@@ -80,21 +83,22 @@ async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, li
     chosen = sa.select(event_blocks.c.first_seq, event_blocks.c.data).order_by(event_blocks.c.first_seq)
     entries: Entries = []
     condition = event_blocks.c.first_seq >= begin
+    at_once = BLOCKS_AT_ONCE if limit is None else FIRST_BLOCKS
     while True:
-        found = await connection.execute(chosen.where(of_run, condition).limit(BLOCKS_AT_ONCE))
+        found = await connection.execute(chosen.where(of_run, condition).limit(at_once))
         blocks = found.all()
-        entries.extend(item for item in _unpacked((row.first_seq, row.data) for row in blocks) if item[0] > after)
-        if len(blocks) < BLOCKS_AT_ONCE or (limit is not None and len(entries) >= limit):
-            return entries[:limit]
+        for row in blocks:
+            entries.extend(item for item in _unpacked(row.first_seq, row.data) if item[0] > after)
+            if limit is not None and len(entries) >= limit:
+                return entries[:limit]
+        if len(blocks) < at_once:
+            return entries
         condition = event_blocks.c.first_seq > blocks[-1].first_seq
+        at_once = BLOCKS_AT_ONCE
 
 
-def _unpacked(blocks: Iterable[tuple[int, bytes]]) -> Entries:
-    return [
-        (Seq(seq), entry)
-        for first, data in blocks
-        for seq, entry in enumerate(zlib.decompress(data).split(b"\n"), start=first)
-    ]
+def _unpacked(first: int, data: bytes) -> Entries:
+    return [(Seq(seq), entry) for seq, entry in enumerate(zlib.decompress(data).split(b"\n"), start=first)]
 
 
 class EventStore:
@@ -139,9 +143,10 @@ class CheckpointStore:
     async def record(self, run: Run, checkpoint: Checkpoint, *, starting: Sequence[ToolCall] = ()) -> None:
         """Stores a checkpoint, and that the tools of the calls `starting` are about to start."""
         async with self._database.write(CrashPoint.CHECKPOINT) as connection:
-            last_seq = await store_tail(connection, run, checkpoint.tail)
+            locked, last_seq = await _lock_and_store(connection, run, checkpoint.tail)
             await store_step(connection, run, checkpoint)
             await insert_intents(connection, run.id, starting, checkpoint.now)
+            await count_usage(connection, run.id, locked, checkpoint.usage)
             await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(last_seq))
 
     async def compact(self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime) -> None:
@@ -150,8 +155,9 @@ class CheckpointStore:
         The run's next owner goes on behind those events. This is no progress of the run: it has finished no step.
         """
         async with self._database.write(CrashPoint.COMPACT) as connection:
-            last_seq = await store_tail(connection, run, tail)
+            locked, last_seq = await _lock_and_store(connection, run, tail)
             await replace_by_summary(connection, run, compaction)
+            await count_usage(connection, run.id, locked, usage)
             values = {"usage": to_json(usage), "last_seq": last_seq, "checkpoint_seq": last_seq}
             await update_owned(connection, run.id, now, values)
 
@@ -178,12 +184,13 @@ class CheckpointStore:
             if new:
                 await update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
 
-    async def hand_over(self, run: Run, tail: LogTail, now: datetime) -> None:
-        """Stores the events of an unfinished step for the worker that continues it. The present worker lives, so the
-        claims so far do not count as attempts without progress."""
+    async def hand_over(self, run: Run, tail: LogTail, now: datetime, *, waits_until: datetime | None = None) -> None:
+        """Stores the events of an unfinished step for the worker that continues it, if it is to wait so long. The
+        present worker lives, so the claims so far do not count as attempts without progress."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
-            await update_owned(connection, run.id, now, {"last_seq": last_seq, "attempts_without_progress": 0})
+            values = {"last_seq": last_seq, "attempts_without_progress": 0, "waits_until": waits_until}
+            await update_owned(connection, run.id, now, values)
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:
         """Stores events and gives the run's owner a new fence, because the numbers of the present one are nearly used
@@ -216,10 +223,14 @@ async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Se
 
     Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
     """
+    return (await _lock_and_store(connection, run, tail))[1]
+
+
+async def _lock_and_store(connection: AsyncConnection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
     locked = await lock_owned(connection, run.id, run.fence)
     await insert_events(connection, run.id, tail.behind(locked.last_seq))
     # An owner without entries has shown nothing: the log ends where it did.
-    return max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
+    return locked, max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
 async def store_step(connection: AsyncConnection, run: Run, checkpoint: Checkpoint) -> None:

@@ -10,13 +10,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
-from shared.domain.approvals import Approval
+from shared.domain.approvals import EXPIRY, Approval
 from shared.domain.errors import AlreadyDecided, Conflict, NoPendingApproval, NotFound, WrongToolCalls
 from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
 from shared.domain.runs import Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.sql.access.audit import record
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread
 from shared.sql.run_tables import approvals, has_one_of, runs
@@ -146,7 +147,9 @@ async def _start_continuation(
     await connection.execute(sa.update(approvals).where(approvals.c.run_id == parked.id).values(continued_by=run.id))
     response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
     whole = msgspec.structs.replace(given[0], body=response)
-    continuation = msgspec.structs.replace(run, continues=parked.id, turn=parked.turn)
+    continuation = msgspec.structs.replace(
+        run, continues=parked.id, turn=parked.turn, priority=run.priority or parked.priority
+    )
     return await insert_run(connection, continuation, [whole, *given[1:]], keys)
 
 
@@ -193,6 +196,10 @@ async def _store_decision(
     )
     if written.rowcount != 1:
         raise Conflict(f"approval {approval.id} was decided by somebody else in the meantime")
+    done = "answered" if decision.kind == "tool" else "approved" if decision.approve else "denied"
+    if by == EXPIRY:
+        done = "expired"
+    await record(connection, approval.project_id, f"approval.{done}", approval.id)
 
 
 async def _decided_before(

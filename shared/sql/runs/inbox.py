@@ -19,7 +19,7 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
-from shared.sql.runs.rows import get_run, lock_run, update_owned
+from shared.sql.runs.rows import lock_run, update_owned
 from shared.sql.runs.submission_keys import run_of_keys, store_keys
 from shared.sql.tables import from_json, to_json
 
@@ -43,7 +43,7 @@ class InboxStore:
         self._database = database
 
     async def inject(
-        self, run_id: RunId, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: SubmissionKeys = NO_KEYS
+        self, run: Run, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: SubmissionKeys = NO_KEYS
     ) -> bool:
         """Stores messages for a run that is running or will run. False when the keys were seen before: then nothing
         changes.
@@ -53,18 +53,17 @@ class InboxStore:
         """
         async with self._database.write(CrashPoint.INJECT) as connection:
             # With the row locked, a settle and this transaction wait for each other.
-            locked = await lock_run(connection, run_id)
+            locked = await lock_run(connection, run.id)
             if await _is_stored(connection, messages):
                 return True
-            thread_id = (await get_run(connection, run_id)).thread_id
-            if await run_of_keys(connection, thread_id, keys) is not None:
+            if await run_of_keys(connection, run.project_id, run.thread_id, keys) is not None:
                 return False
             if locked.status not in (RunStatus.CREATED, RunStatus.RUNNING):
-                raise Conflict(f"run {run_id} takes no more messages: it has ended or waits for an approval")
+                raise Conflict(f"run {run.id} takes no more messages: it has ended or waits for an approval")
             rows = [
                 {
-                    "run_id": run_id,
-                    "thread_id": thread_id,
+                    "run_id": run.id,
+                    "thread_id": run.thread_id,
                     "message_id": message.id,
                     "message": to_json(message),
                     "if_ended": if_ended,
@@ -72,7 +71,7 @@ class InboxStore:
                 for message in messages
             ]
             await connection.execute(sa.insert(injected_messages), rows)
-            await store_keys(connection, thread_id, run_id, keys)
+            await store_keys(connection, run.thread_id, run.id, keys)
             return True
 
     async def has_waiting(self, run_id: RunId) -> bool:

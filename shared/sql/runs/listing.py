@@ -12,6 +12,7 @@ from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, 
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.runs import Run
 from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
+from shared.sql.access.audit import record
 from shared.sql.engine import Database
 from shared.sql.paging import Page, is_owned_by, remember_place, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
@@ -91,13 +92,14 @@ class RunListing:
             return None
         return newest if newest.options.streamed else None
 
-    async def of_otid(self, thread_id: ThreadId, otid: str) -> Run:
-        """The newest run whose submission had a message with this otid. Raises `NotFound`."""
+    async def of_otid(self, project_id: ProjectId, thread_id: ThreadId, otid: str) -> Run:
+        """The project's newest run whose submission had a message with this otid. Raises `NotFound`."""
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(submission_keys.c.key, *RUN_COLUMNS)
                 .join(submission_keys, submission_keys.c.run_id == runs.c.id)
                 .where(
+                    runs.c.project_id == project_id,
                     submission_keys.c.thread_id == thread_id,
                     submission_keys.c.key.startswith(OTIDS, autoescape=True),
                     submission_keys.c.key.contains(quoted_otid(otid), autoescape=True),
@@ -129,6 +131,8 @@ class RunListing:
             runs.c.status.in_([RunStatus.CREATED, RunStatus.RUNNING]),
             sa.or_(runs.c.updated_at < since, runs.c.updated_at > now),
             sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
+            # What waits for room in a budget is left alone, unless it is to be cancelled.
+            sa.or_(runs.c.waits_until.is_(None), runs.c.waits_until <= now, runs.c.cancel_requested_at.is_not(None)),
         )
         if after is not None:
             last = sa.tuple_(sa.literal(after.updated_at, runs.c.updated_at.type), after.run_id)
@@ -146,6 +150,17 @@ class RunListing:
             )
             return [run_of(row) for row in found.mappings()]
 
+    async def count_queued(self, project_id: ProjectId, at_most: int) -> int:
+        """How many runs of the project no worker has had yet; `at_most` are counted."""
+        waiting = (
+            sa.select(runs.c.number)
+            .where(runs.c.project_id == project_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)
+            .limit(at_most)
+        )
+        async with self._database.read() as connection:
+            counted = await connection.execute(sa.select(sa.func.count()).select_from(waiting.subquery()))
+            return counted.scalar_one()
+
     async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
         """Deletes a run that has ended, with its log. Its messages stay in the history. Raises `NotFound`."""
         async with self._database.write() as connection:
@@ -161,6 +176,7 @@ class RunListing:
             await connection.execute(sa.update(messages).where(messages.c.run_id == run_id).values(run_id=None))
             await remember_place(connection, runs, run_id)
             await connection.execute(sa.delete(runs).where(runs.c.id == run_id))
+            await record(connection, project_id, "run.deleted", run_id)
 
 
 def _owner(project_id: ProjectId, wanted: RunFilter) -> tuple[sa.Column[str], str]:

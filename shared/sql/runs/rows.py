@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from shared.domain.budgets import Reservation
 from shared.domain.errors import CancelMode, IllegalTransition, NotFound, StaleFence
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
@@ -24,14 +25,14 @@ from shared.sql.run_tables import run_inputs, runs, steps
 from shared.sql.runs.submission_keys import store_keys
 from shared.sql.tables import from_json, to_json
 
-RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input]
+RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input and column is not runs.c.reservation]
 """The columns that are read of a run; not `input`, which holds megabytes in some runs of an earlier release."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
-    "turn", "dispatch", "fence", "owner", "attempts_without_progress", "step_count", "last_seq", "checkpoint_seq",
-    "callback_url", "callback_sent_at", "callback_status_code", "callback_error", "created_at", "started_at",
-    "completed_at", "pruned_at",
+    "turn", "dispatch", "priority", "fence", "owner", "attempts_without_progress", "step_count", "last_seq",
+    "checkpoint_seq", "callback_url", "callback_sent_at", "callback_status_code", "callback_error", "created_at",
+    "started_at", "completed_at", "pruned_at", "waits_until",
 )  # fmt: skip
 
 
@@ -43,6 +44,8 @@ class LockedRun(NamedTuple):
     owner: str | None
     last_seq: Seq
     cancel_mode: CancelMode | None
+    usage: Usage
+    reservation: Reservation | None
 
 
 def run_of(row: RowMapping) -> Run:
@@ -113,6 +116,7 @@ async def insert_run(
             continues=run.continues,
             turn=run.turn,
             dispatch=run.dispatch,
+            priority=run.priority,
             fence=run.fence,
             attempts_without_progress=0,
             usage=to_json(run.usage),
@@ -166,7 +170,15 @@ async def apply(
 async def lock_run(connection: AsyncConnection, run_id: RunId) -> LockedRun:
     """Locks a run's row until the transaction ends. Raises `NotFound`."""
     found = await connection.execute(
-        sa.select(runs.c.status, runs.c.fence, runs.c.owner, runs.c.last_seq, runs.c.cancel_mode)
+        sa.select(
+            runs.c.status,
+            runs.c.fence,
+            runs.c.owner,
+            runs.c.last_seq,
+            runs.c.cancel_mode,
+            runs.c.usage,
+            runs.c.reservation,
+        )
         .where(runs.c.id == run_id)
         .with_for_update()
     )
@@ -174,7 +186,9 @@ async def lock_run(connection: AsyncConnection, run_id: RunId) -> LockedRun:
     if row is None:
         raise not_found(run_id)
     mode = None if row.cancel_mode is None else cancel_mode_of(row.cancel_mode)
-    return LockedRun(status_of(row.status), row.fence, row.owner, row.last_seq, mode)
+    reserved = None if row.reservation is None else from_json(row.reservation, Reservation)
+    usage = from_json(row.usage, Usage)
+    return LockedRun(status_of(row.status), row.fence, row.owner, row.last_seq, mode, usage, reserved)
 
 
 async def lock_owned(connection: AsyncConnection, run_id: RunId, fence: Fence) -> LockedRun:

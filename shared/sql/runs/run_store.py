@@ -15,12 +15,12 @@ from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import NewMessage
-from shared.domain.runs import CancelRequest, Run
+from shared.domain.runs import CancelRequest, Dispatch, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.sql.access.audit import record
 from shared.sql.engine import Database
 from shared.sql.history.messages import clear_context, insert_messages
 from shared.sql.history.thread_queue import (
-    Dispatch,
     input_to_place,
     is_next_in_queue,
     lock_thread,
@@ -99,10 +99,10 @@ class RunStore:
                 raise Busy(run_id=active.run_id)
             return Submitted(await insert_run(connection, run, given, keys), is_new=True)
 
-    async def of_keys(self, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
-        """The run of an earlier submission with these keys; None when there is none. Raises `NameTaken`."""
+    async def of_keys(self, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
+        """The project's run of an earlier submission with these keys; None when there is none. Raises `NameTaken`."""
         async with self._database.read() as connection:
-            return await _run_of_keys(connection, thread_id, keys)
+            return await _run_of_keys(connection, project_id, thread_id, keys)
 
     async def get(self, project_id: ProjectId, run_id: RunId) -> Run:
         """One run of this project. Raises `NotFound`."""
@@ -169,7 +169,7 @@ class RunStore:
             await update_owned(connection, run.id, now, values)
             return msgspec.structs.replace(current, fence=fence, owner=owner)
 
-    async def request_cancel(self, run_id: RunId, request: CancelRequest) -> Run:
+    async def request_cancel(self, run: Run, request: CancelRequest) -> Run:
         """Records that a cancel was asked for; the run as it is then. A stronger mode replaces `after_step`."""
         values = {
             "cancel_requested_at": request.requested_at,
@@ -181,10 +181,14 @@ class RunStore:
         if request.mode is not CancelMode.AFTER_STEP:
             is_new = is_new | (runs.c.cancel_mode == CancelMode.AFTER_STEP)
         async with self._database.write(CrashPoint.CANCEL) as connection:
-            await connection.execute(
-                sa.update(runs).where(runs.c.id == run_id, has_one_of(runs, ACTIVE), is_new).values(values)
+            recorded = await connection.execute(
+                sa.update(runs)
+                .where(runs.c.id == run.id, runs.c.project_id == run.project_id, has_one_of(runs, ACTIVE), is_new)
+                .values(values)
             )
-            return await get_run(connection, run_id)
+            if recorded.rowcount:
+                await record(connection, run.project_id, "run.cancelled", run.id)
+            return await get_run(connection, run.id)
 
     async def cancels_among(self, run_ids: Sequence[RunId]) -> dict[RunId, CancelMode]:
         """The runs among these for which a cancel is recorded, with its mode."""
@@ -236,6 +240,7 @@ async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner
             # Workers of the release before read here what this owner may show.
             "reserved_seq": fence * NUMBERS_PER_FENCE,
             "reserved_log": None,
+            "waits_until": None,
         },
     )
     if waiting.fence == 0:
@@ -256,9 +261,11 @@ async def submitted_before(connection: AsyncConnection, run: Run, keys: Submissi
         row = found.mappings().one_or_none()
         if row is not None:
             return run_of(row)
-    return await _run_of_keys(connection, run.keys_thread_id, keys)
+    return await _run_of_keys(connection, run.project_id, run.keys_thread_id, keys)
 
 
-async def _run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
-    run_id = await run_of_keys(connection, thread_id, keys)
+async def _run_of_keys(
+    connection: AsyncConnection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
+) -> Run | None:
+    run_id = await run_of_keys(connection, project_id, thread_id, keys)
     return None if run_id is None else await get_run(connection, run_id)

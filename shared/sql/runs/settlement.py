@@ -20,13 +20,14 @@ from shared.domain.approvals import Approval
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelRequested, MoreInput
 from shared.domain.events import encode
-from shared.domain.ids import IdMaker, RunId, Seq
+from shared.domain.ids import IdMaker, Seq
 from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger, next_status
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolReturn, ToolReturns
-from shared.domain.runs import Run, Step, Usage
+from shared.domain.runs import Dispatch, Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
 from shared.domain.submission_keys import NO_KEYS
+from shared.sql.access.audit import record
 from shared.sql.engine import Database
 from shared.sql.history.compactions import (
     has_compacted_its_own,
@@ -35,9 +36,10 @@ from shared.sql.history.compactions import (
     take_out_of_context,
 )
 from shared.sql.history.messages import insert_messages, messages_of_turn
-from shared.sql.history.thread_queue import Dispatch, input_to_place, lock_thread, next_in_queue, next_turn
+from shared.sql.history.thread_queue import input_to_place, lock_thread, next_in_queue, next_turn
 from shared.sql.run_tables import approvals, callbacks
 from shared.sql.runs.approvals import insert_approvals
+from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.checkpoints import Checkpoint, insert_events, merge_small_blocks, read_events, store_step
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
@@ -113,7 +115,7 @@ class SettlementStore:
             if seen is not None:
                 return seen
             stored = await insert_run(connection, run, given)
-            locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None)
+            locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None, stored.usage, None)
             return (await self._settle(connection, stored, locked, settlement)).run
 
     async def park(self, run: Run, checkpoint: Checkpoint, asked: Sequence[Approval]) -> LogTail:
@@ -144,6 +146,7 @@ class SettlementStore:
             await store_step(connection, run, checkpoint)
             await insert_approvals(connection, asked)
             await _tell_agent_and_receiver(connection, parked, checkpoint.now)
+            await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
     async def _settle(
@@ -169,6 +172,7 @@ class SettlementStore:
             "last_seq": last_seq,
             "checkpoint_seq": last_seq,
             "completed_at": now,
+            "waits_until": None,
         }
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         await insert_events(connection, run.id, tail.behind(locked.last_seq))
@@ -176,8 +180,9 @@ class SettlementStore:
         if settlement.step is not None:
             await upsert_step(connection, run, settlement.step)
         if run.status is RunStatus.AWAITING_APPROVAL:
-            await _deny_what_waits(connection, run.id, settlement)
+            await _deny_what_waits(connection, run, settlement)
         await _tell_agent_and_receiver(connection, settled, now)
+        await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
 
     async def _close_conversation(
@@ -279,10 +284,14 @@ async def _tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: d
         )
 
 
-async def _deny_what_waits(connection: AsyncConnection, run_id: RunId, settlement: Settlement) -> None:
+async def _deny_what_waits(connection: AsyncConnection, run: Run, settlement: Settlement) -> None:
     denial = Decision(tool_call_id="", approve=False, reason=settlement.denial_reason)
+    is_waiting = (approvals.c.run_id == run.id, approvals.c.decided_at.is_(None))
+    if settlement.end.cause == "approval_expired":
+        waiting = await connection.execute(sa.select(approvals.c.id).where(*is_waiting))
+        await record(connection, run.project_id, "approval.expired", *waiting.scalars())
     await connection.execute(
         sa.update(approvals)
-        .where(approvals.c.run_id == run_id, approvals.c.decided_at.is_(None))
+        .where(*is_waiting)
         .values(decision=to_json(denial), decided_at=settlement.now, decided_by=settlement.end.cause or "system")
     )

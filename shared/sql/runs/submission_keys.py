@@ -5,13 +5,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NameTaken
-from shared.domain.ids import RunId, ThreadId
+from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.submission_keys import SubmissionKeys, shown_name
 from shared.sql.run_tables import runs, submission_keys
 
 
-async def run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: SubmissionKeys) -> RunId | None:
-    """The run of an earlier submission that this one repeats; None for a new one.
+async def run_of_keys(
+    connection: AsyncConnection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
+) -> RunId | None:
+    """The run of an earlier submission of the project that this one repeats; None for a new one.
 
     Raises `NameTaken` when something else was sent under one of its names.
     """
@@ -25,6 +27,7 @@ async def run_of_keys(connection: AsyncConnection, thread_id: ThreadId, keys: Su
         sa.select(submission_keys, runs.c.id)
         .join(runs, runs.c.id == submission_keys.c.run_id)
         .where(submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(looked_for))
+        .where(runs.c.project_id == project_id)
         .order_by(runs.c.number)
     )
     rows = found.all()

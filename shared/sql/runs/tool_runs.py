@@ -9,10 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.ids import IdMaker, RunId
 from shared.domain.memory import FinishedEdit
 from shared.domain.messages import NewMessage, ToolReturn, ToolReturns
+from shared.domain.runs import Run
 from shared.domain.settling import RunEnd, unfinished_return
 from shared.domain.tool_runs import asked_call
 from shared.sql.engine import Database
-from shared.sql.run_tables import tool_intents
+from shared.sql.run_tables import runs, tool_intents
 from shared.sql.runs.rows import input_of
 from shared.sql.runs.tool_intents import finish_intent, intents_of
 from shared.sql.tables import from_json
@@ -24,10 +25,11 @@ class ToolRunStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def result(self, run_id: RunId) -> ToolReturn | None:
+    async def result(self, run: Run) -> ToolReturn | None:
         """What the call of a run that has ended came to; None when retention has deleted it."""
+        is_ours = sa.exists().where(runs.c.id == tool_intents.c.run_id, runs.c.project_id == run.project_id)
         query = sa.select(tool_intents.c.result).where(
-            tool_intents.c.run_id == run_id, tool_intents.c.result.is_not(None)
+            tool_intents.c.run_id == run.id, tool_intents.c.result.is_not(None), is_ours
         )
         async with self._database.read() as connection:
             text = (await connection.execute(query)).scalar_one_or_none()

@@ -1,0 +1,79 @@
+"""Why a database does not serve: from what it says itself to one sentence that says whose move it is.
+
+The sentences reach clients as well, so none of them names an address, a role or a value. The command line adds those.
+"""
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from shared.domain.errors import Unavailable, Unusable
+
+_SILENT = "the database does not answer; try again"
+_FULL = "the disk of the database is full"
+
+_SQLSTATES: Mapping[str, Unavailable] = {
+    "28": Unusable("the database refuses the role or its password"),
+    "3D": Unusable("the server of the database has no database of this name; `createdb` makes one"),
+    "53100": Unavailable(_FULL),
+    "53300": Unavailable(
+        "the database has no connection left: give it a larger `max_connections`, or every process a smaller "
+        "HOLDFAST_DATABASE_CONNECTIONS"
+    ),
+}
+"""By a whole SQLSTATE or its class, the first two characters."""
+
+_SQLITE: Mapping[str, Unavailable] = {
+    "SQLITE_FULL": Unavailable(_FULL),
+    "SQLITE_CANTOPEN": Unusable(
+        "the database's file cannot be opened; it must be a file in a folder that may be written"
+    ),
+    "SQLITE_READONLY": Unusable("the database's file or its folder may not be written"),
+    "SQLITE_NOTADB": Unusable("the database's file is something else than a SQLite database; name another file"),
+    "SQLITE_CORRUPT": Unusable("the database's file is damaged; restore a back-up (docs/operations/back-up.md)"),
+}
+"""By the name of a primary error; `SQLITE_CANTOPEN_ISDIR` is one of `SQLITE_CANTOPEN`."""
+
+
+def unavailable(error: BaseException) -> Unavailable:
+    """The sentence for an error that means that no statement can be executed now."""
+    if isinstance(error, PoolTimeout):
+        return Unavailable("every connection to the database is in use (HOLDFAST_DATABASE_CONNECTIONS); try again")
+    known = _known(error.orig) if isinstance(error, DBAPIError) else None
+    # A new one each time: a raised error collects a traceback.
+    return type(known)(known.message) if known else Unavailable(_SILENT)
+
+
+def check_file(file: Path) -> None:
+    """Raises `Unusable` for what cannot be the file of a SQLite database. The driver works on a thread of its own, and
+    would still be saying so when the process has ended."""
+    if not file.exists():
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise Unusable(_SQLITE["SQLITE_CANTOPEN"].message)
+        return
+    try:
+        with closing(sqlite3.connect(file, timeout=0)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error as error:
+        known = _known(error)
+        if isinstance(known, Unusable):
+            raise Unusable(known.message) from error
+
+
+def is_damaged(error: DBAPIError) -> bool:
+    """Whether a file is no database, or no longer one. SQLite's driver has no class of its own for that."""
+    return isinstance(_known(error.orig), Unusable)
+
+
+def _known(said: BaseException | None) -> Unavailable | None:
+    if isinstance(said, sqlite3.Error):
+        name = str(getattr(said, "sqlite_errorname", ""))
+        return _SQLITE.get("_".join(name.split("_")[:2]))
+    # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
+    state = str(getattr(said, "sqlstate", None))
+    return _SQLSTATES.get(state) or _SQLSTATES.get(state[:2])

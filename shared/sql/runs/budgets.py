@@ -1,0 +1,156 @@
+"""Budgets: what is set aside for a call before it is made, and what a run's usage takes out of its accounts.
+
+A run has one reservation at most, in its own row. Whatever writes the run's usage counts it in the same transaction,
+and frees what was set aside. So a worker that dies in a call leaves a reservation that the next owner's takes the place
+of, or that the run's end frees; what was used is counted once.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.budgets import NOTHING, Account, Amount, Reservation, amount_of, day_of, next_day
+from shared.domain.errors import BudgetExceeded
+from shared.domain.ids import ProjectId, RunId
+from shared.domain.runs import Run, Usage
+from shared.sql.engine import Database
+from shared.sql.run_tables import budget_totals, runs
+from shared.sql.runs.rows import LockedRun, lock_owned, update_owned
+from shared.sql.tables import to_json
+
+
+class AccountTotal(NamedTuple):
+    """What an account has used on a day, and what is set aside."""
+
+    account: str
+    project_id: ProjectId
+    used: Amount
+    reserved: Amount
+
+
+class BudgetStore:
+    """The accounts that calls of models are paid from."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def reserve(self, run: Run, accounts: Sequence[Account], amount: Amount, now: datetime) -> None:
+        """Sets the amount aside in each of the accounts, in place of what was set aside for the run's call before. A
+        repetition changes nothing.
+
+        Raises `BudgetExceeded` when one of the accounts has too little left, `StaleFence` when the run has a new owner.
+        Nothing is changed then.
+        """
+        day = day_of(now)
+        async with self._database.write() as connection:
+            locked = await lock_owned(connection, run.id, run.fence)
+            if locked.reservation is not None:
+                await _change(connection, locked.reservation, used=NOTHING)
+            for account in accounts:
+                await _ensure_row(connection, account, day, run.project_id)
+                await _set_aside(connection, account, day, amount, now)
+            reservation = Reservation(day, [account.name for account in accounts], amount)
+            await update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
+
+    async def totals(self, day: str, project_id: ProjectId | None = None) -> list[AccountTotal]:
+        """The accounts that were used on a day, of one project or of all; by their names."""
+        query = sa.select(budget_totals).where(budget_totals.c.day == day).order_by(budget_totals.c.account)
+        if project_id is not None:
+            query = query.where(budget_totals.c.project_id == project_id)
+        async with self._database.read() as connection:
+            found = await connection.execute(query)
+            return [
+                AccountTotal(
+                    row.account,
+                    row.project_id,
+                    Amount(row.used_tokens, row.used_nano_usd),
+                    Amount(row.reserved_tokens, row.reserved_nano_usd),
+                )
+                for row in found
+            ]
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        """Deletes up to `limit` accounts of days that ended before a moment; how many. An account in which something
+        is set aside stays: the run that has it is not over."""
+        totals = budget_totals.c
+        is_idle = (totals.reserved_tokens == 0, totals.reserved_nano_usd == 0)
+        old = sa.select(totals.account, totals.day).where(totals.day < day_of(before), *is_idle).limit(limit)
+        async with self._database.write() as connection:
+            found = [tuple(row) for row in await connection.execute(old)]
+            if found:
+                is_one = sa.tuple_(totals.account, totals.day).in_(found)
+                await connection.execute(sa.delete(budget_totals).where(is_one, *is_idle))
+            return len(found)
+
+
+async def count_usage(connection: AsyncConnection, run_id: RunId, locked: LockedRun, usage: Usage) -> None:
+    """Counts what the run has used since its usage was written last, and frees what was set aside. The caller has
+    locked the run's row, and writes this usage to it."""
+    if locked.reservation is None:
+        return
+    used = amount_of(usage).since(amount_of(locked.usage))
+    await _change(connection, locked.reservation, used=used)
+    await connection.execute(sa.update(runs).where(runs.c.id == run_id).values(reservation=None))
+
+
+async def _change(connection: AsyncConnection, reservation: Reservation, *, used: Amount) -> None:
+    freed, totals = reservation.amount, budget_totals.c
+    for name in sorted(reservation.accounts):
+        await connection.execute(
+            sa.update(budget_totals)
+            .where(totals.account == name, totals.day == reservation.day)
+            .values(
+                used_tokens=totals.used_tokens + used.tokens,
+                used_nano_usd=totals.used_nano_usd + used.nano_usd,
+                reserved_tokens=totals.reserved_tokens - freed.tokens,
+                reserved_nano_usd=totals.reserved_nano_usd - freed.nano_usd,
+            )
+        )
+
+
+async def _ensure_row(connection: AsyncConnection, account: Account, day: str, project_id: ProjectId) -> None:
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    nothing = dict.fromkeys(("used_tokens", "used_nano_usd", "reserved_tokens", "reserved_nano_usd"), 0)
+    await connection.execute(
+        insert(budget_totals)
+        .values(account=account.name, day=day, project_id=project_id, **nothing)
+        .on_conflict_do_nothing(index_elements=[budget_totals.c.account, budget_totals.c.day])
+    )
+
+
+async def _set_aside(connection: AsyncConnection, account: Account, day: str, amount: Amount, now: datetime) -> None:
+    totals = budget_totals.c
+    is_there = (totals.account == account.name, totals.day == day)
+    limit = account.limit
+    fits = list[sa.ColumnElement[bool]]()
+    if limit.tokens is not None:
+        fits.append(totals.used_tokens + totals.reserved_tokens + amount.tokens <= limit.tokens)
+    if limit.nano_usd is not None:
+        fits.append(totals.used_nano_usd + totals.reserved_nano_usd + amount.nano_usd <= limit.nano_usd)
+    updated = await connection.execute(
+        sa.update(budget_totals)
+        .where(*is_there, *fits)
+        .values(
+            reserved_tokens=totals.reserved_tokens + amount.tokens,
+            reserved_nano_usd=totals.reserved_nano_usd + amount.nano_usd,
+        )
+    )
+    if updated.rowcount:
+        return
+    row = (await connection.execute(sa.select(budget_totals).where(*is_there))).one()
+    used, reserved = Amount(row.used_tokens, row.used_nano_usd), Amount(row.reserved_tokens, row.reserved_nano_usd)
+    over = limit.exceeded_by(used.plus(reserved).plus(amount))
+    if limit.exceeded_by(amount):
+        raise BudgetExceeded(
+            f"the next call alone may need {limit.exceeded_by(amount)} that the {account.kind} has a day"
+        )
+    is_for_now = limit.exceeded_by(used.plus(amount)) is None
+    raise BudgetExceeded(
+        f"the next call would bring the {account.kind}'s budget of this day to {over}"
+        + (", with the calls that are under way" if is_for_now else ""),
+        room_at=next_day(now),
+    )
