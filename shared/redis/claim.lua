@@ -1,38 +1,96 @@
--- Leases jobs that wait, oldest first, to one worker.
+-- Leases jobs that wait to one worker, one project's after the other's. `turns.lua` says whose turn it is.
 --
--- KEYS[1]  holdfast:runs  sorted set  job id → score; scores of the leased jobs are moved to the end of their lease
--- ARGV[1]  arq:in-progress:  prefix of the leases: string, the worker's name; one is set for each claimed job
--- ARGV[2]  the worker's name
--- ARGV[3]  length of a lease, ms
--- ARGV[4]  how many jobs at most
--- ARGV[5]  slack, ms: a job is due when its score is at most that far in the future. A waiting job's score may come
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- ARGV[4]  arq:in-progress:  prefix of the leases: string, the worker's name; one is set for each claimed job
+-- ARGV[5]  the worker's name
+-- ARGV[6]  length of a lease, ms
+-- ARGV[7]  how many jobs at most
+-- ARGV[8]  how many jobs beyond these, of projects that have none in flight
+-- ARGV[9]  slack, ms: a job is due when its score is at most that far in the future. A waiting job's score may come
 --          from another clock, which ran ahead; the score of a leased job has the slack added, so for it "due" means
 --          exactly that the lease is over. A dead worker's jobs come back by themselves.
+-- ARGV[10] how many runs a project may have in flight; 0: no limit
+-- ARGV[11…] a project and its own limit, for each that has one
 --
--- Returns {ms until the next lease in the queue ends, or -1 when the queue is empty; id of each claimed job}
+-- Returns {0 when there is more that this worker could claim, else ms until the next lease in the queue ends, or -1
+-- when nothing is leased; id of each claimed job}
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local lease, slack = tonumber(ARGV[3]), tonumber(ARGV[5])
+local SORTED_AT_ONCE = 200
+local LOOKS = 1000
 
-local function set_visible(id, moment)
-  redis.call('ZADD', KEYS[1], 'XX', string.format('%d', moment + slack), id)
+local lease, most, spare, slack = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local limits = {}
+for position = 11, #ARGV, 2 do
+  limits[ARGV[position]] = tonumber(ARGV[position + 1])
 end
 
-local answer = {-1}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%d', now + slack), 'LIMIT', 0, ARGV[4])) do
-  local key = ARGV[1] .. id
-  if redis.call('SET', key, ARGV[2], 'NX', 'PX', ARGV[3]) then
-    set_visible(id, now + lease)
-    answer[#answer + 1] = id
-  else
-    -- Somebody's lease goes on although the score says otherwise: the queue was written anew. The lease decides.
-    set_visible(id, now + redis.call('PTTL', key) + 1)
+local function set_visible(id, moment)
+  redis.call('ZADD', QUEUE, 'XX', whole(moment + slack), id)
+end
+
+-- What is due and stands in no project's queue: its lease has ended, or a release that knows of no projects put it there.
+local function sort_in()
+  local due = redis.call('ZRANGEBYSCORE', QUEUE, '0', whole(now + slack), 'WITHSCORES', 'LIMIT', 0, SORTED_AT_ONCE)
+  for position = 1, #due, 2 do
+    local id, score = due[position], tonumber(due[position + 1])
+    local left = redis.call('PTTL', ARGV[4] .. id)
+    if left > 0 then
+      -- Somebody's lease goes on although the score says otherwise: the queue was written anew. The lease decides.
+      set_visible(id, now + left + 1)
+    else
+      local project, priority = described(id)
+      local was_had = land(id, project)
+      wait_for_turn(id, project, priority, math.min(score, now), was_had)
+    end
   end
 end
 
-local nearest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-if nearest[2] then
+local function take(id, project)
+  if not redis.call('ZSCORE', QUEUE, id) then
+    return false
+  end
+  local key = ARGV[4] .. id
+  if not redis.call('SET', key, ARGV[5], 'NX', 'PX', ARGV[6]) then
+    set_visible(id, now + redis.call('PTTL', key) + 1)
+    return false
+  end
+  set_visible(id, now + lease)
+  redis.call('SADD', IN_FLIGHT .. project, id)
+  return true
+end
+
+sort_in()
+local answer, is_cut = {-1}, false
+for look = 1, LOOKS do
+  local first = redis.call('ZRANGE', TURNS, 0, 0, 'WITHSCORES')
+  local project, score = first[1], tonumber(first[2])
+  local claimed = #answer - 1
+  if not project or score >= RESTING or (claimed >= most and score >= TURN_NUMBERS) then
+    break
+  end
+  if claimed >= most + spare or look == LOOKS then
+    is_cut = true
+    break
+  end
+  local limit = limits[project] or tonumber(ARGV[10])
+  if limit > 0 and score >= limit * TURN_NUMBERS then
+    redis.call('ZADD', TURNS, whole(score + RESTING), project)
+  else
+    local id = redis.call('ZPOPMIN', WAITING .. project)[1]
+    if id and take(id, project) then
+      answer[#answer + 1] = id
+      rank(project, next_turn())
+    end
+    if redis.call('EXISTS', WAITING .. project) == 0 then
+      redis.call('ZREM', TURNS, project)
+    end
+  end
+end
+
+local nearest = redis.call('ZRANGEBYSCORE', QUEUE, '0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+if is_cut then
+  answer[1] = 0
+elseif nearest[2] then
   answer[1] = math.max(0, tonumber(nearest[2]) - slack - now)
 end
 return answer

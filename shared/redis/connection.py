@@ -11,16 +11,17 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 from arq.connections import ArqRedis
 from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.domain.errors import Unavailable
+from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 
 Redis = ArqRedis
 """The client that the rest of the product is handed. Only this module knows what is behind it."""
@@ -45,8 +46,8 @@ class Connection(Protocol):
 
 
 def connect(url: str) -> Redis:
-    """A client of the Redis server at `url`."""
-    pool = cast("Any", BlockingConnectionPool).from_url(
+    """A client of the Redis server at `url`. Raises `InvalidRequest` for what is no address of one."""
+    pool = _pool(
         url,
         max_connections=MAX_CONNECTIONS,
         timeout=ANSWER_S,
@@ -61,6 +62,21 @@ def connect(url: str) -> Redis:
         retry_on_error=[RedisConnectionError, RedisTimeoutError, OSError],
     )
     return client_of(pool)
+
+
+def _pool(url: str, **settings: Any) -> ConnectionPool:
+    try:
+        # redis-py passes over a database that is no number, and would use another one.
+        int(urlsplit(url).path.strip("/") or 0)
+        pool = cast("Any", BlockingConnectionPool).from_url(url, **settings)
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError):
+        # A TypeError is a parameter behind the `?` that no connection has. The URL's text may hold a password anywhere,
+        # and so may the error's.
+        raise InvalidRequest(
+            "HOLDFAST_REDIS_URL is not the address of a Redis: use redis://:password@host:6379/0, or rediss:// for TLS"
+        ) from None
+    return pool
 
 
 @asynccontextmanager
@@ -89,6 +105,12 @@ async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
     try:
         async with asyncio.timeout(within):
             yield
+    except (AuthenticationError, NoPermissionError, InvalidResponse) as error:
+        raise Unusable(f"Redis refuses this process: {error}") from error
+    except ResponseError as error:
+        # Others pass: a Redis that is full, that loads its data, that became a replica.
+        kind = Unusable if str(error).startswith("DB index") else Unavailable
+        raise kind(f"Redis does not answer: {error}") from error
     except (RedisError, OSError) as error:
         raise Unavailable(f"Redis does not answer: {error or type(error).__name__}") from error
 
@@ -106,25 +128,31 @@ def _keepalive_options() -> dict[int, int]:
     return {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
+async def greet(redis: Redis) -> None:
+    """Returns when Redis has answered. Raises `Unavailable`."""
+    async with redis_answers():
+        await cast("Any", redis).ping()
+
+
 async def is_reachable(redis: Redis) -> bool:
     """Whether Redis answers."""
     try:
-        async with redis_answers():
-            await cast("Any", redis).ping()
+        await greet(redis)
     except Unavailable:
         return False
     return True
 
 
 class LuaScript:
-    """A Lua script of this package. Each `.lua` file begins with its keys, its arguments and its answer.
+    """A Lua script of this package. Each `.lua` file begins with its keys, its arguments and its answer. A script may
+    stand on functions of other files, which are named first.
 
     The client sends the script's hash, and its text only to a server that does not know it yet.
     """
 
-    def __init__(self, redis: Redis, name: str) -> None:
-        text = files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8")
-        self._script = redis.register_script(text)
+    def __init__(self, redis: Redis, *names: str) -> None:
+        texts = [files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names]
+        self._script = redis.register_script("\n".join(texts))
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
         return cast("Any", await self._script(keys=keys, args=args))

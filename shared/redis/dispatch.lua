@@ -1,20 +1,20 @@
 -- Puts jobs into the queue and wakes the workers. A job that is there already, waiting or at work, is left as it is.
 --
--- KEYS[1]  holdfast:runs  sorted set  job id → score; now, for a job that is added
--- ARGV[1]  arq:job:       prefix of arq's descriptions of jobs: string, set for each job that has none
--- ARGV[2]  lifetime of a description, ms
--- ARGV[3]  holdfast:wake  channel, published
--- ARGV[4…] job id and description, for each job
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- ARGV[4]  lifetime of a job's description, ms
+-- ARGV[5]  holdfast:wake  channel, published
+-- ARGV[6…] job id, description, project and priority, for each job
 --
 -- Returns how many jobs were added.
 
-local time = redis.call('TIME')
-local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
-
 local added = 0
-for position = 4, #ARGV, 2 do
-  redis.call('SET', ARGV[1] .. ARGV[position], ARGV[position + 1], 'NX', 'PX', ARGV[2])
-  added = added + redis.call('ZADD', KEYS[1], 'NX', now, ARGV[position])
+for position = 6, #ARGV, 4 do
+  local id, project = ARGV[position], ARGV[position + 2]
+  redis.call('SET', JOB .. id, ARGV[position + 1], 'NX', 'PX', ARGV[4])
+  if redis.call('ZADD', QUEUE, 'NX', whole(now), id) == 1 then
+    wait_for_turn(id, project, tonumber(ARGV[position + 3]), now)
+    added = added + 1
+  end
 end
-redis.call('PUBLISH', ARGV[3], '')
+redis.call('PUBLISH', ARGV[5], '')
 return added

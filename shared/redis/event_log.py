@@ -18,18 +18,20 @@ from uuid import uuid4
 
 from shared.crash_points import CrashPoint, crash_point
 from shared.domain.errors import HoldfastError, LeaseLost
+from shared.domain.events import is_end
 from shared.domain.ids import Fence, RunId, Seq
-from shared.domain.log_writer import Entries, LogTail
+from shared.domain.log_writer import Entries, LogTail, of_bytes
 from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import LuaScript, Redis, redis_answers
 
 MAX_ENTRIES = 1000
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 17
 """What a reader that is slower than its run may leave in this process before it has to read the log."""
 
-PAGE = 1000
-"""Entries that a reader which is behind gets from the log at once."""
+PAGE = 500
+"""Entries that a reader which is behind gets from the log at once, of `MAX_BYTES` at most. It keeps them for as long as
+its client takes none."""
 
 
 class RedisLostData(HoldfastError):
@@ -82,7 +84,14 @@ class EventLog:
             with crash_point(CrashPoint.APPEND):
                 outcome, last = await self._append(
                     keys=[keys.events(run_id), keys.fence(run_id)],
-                    args=[self._holder(fence), tail.first, needs, self._live_ms, keys.feed(run_id), *tail.entries],
+                    args=[
+                        self._holder(fence),
+                        tail.first,
+                        needs,
+                        self._lifetime(tail),
+                        keys.feed(run_id),
+                        *tail.entries,
+                    ],
                 )
         if outcome == b"taken":
             raise LeaseLost
@@ -108,13 +117,17 @@ class EventLog:
             await self._redis.delete(keys.events(run_id))
 
     async def expire(self, run_id: RunId) -> None:
-        """Lets the log expire, `ttl_s` from now, and takes the run's cancel flag down. To be called after the end was
-        appended."""
+        """Lets the log expire, `ttl_s` from now, and takes the run's cancel flag down. To be called when the run has
+        ended, also when its end could not be appended: a Redis that is full still takes this."""
         async with redis_answers(), self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.events(run_id), self._ended_ms)
             pipe.pexpire(keys.fence(run_id), self._ended_ms)
             pipe.delete(keys.cancel_flag(run_id))
             await pipe.execute()
+
+    def _lifetime(self, tail: LogTail) -> int:
+        """Of the log with these entries, ms. An end that is sent late, behind `expire`, takes nothing of that back."""
+        return self._ended_ms if tail.entries and is_end(tail.entries[-1]) else self._live_ms
 
     def _holder(self, fence: Fence) -> str:
         return f"{fence} {self._owner}"
@@ -163,8 +176,9 @@ class Subscription:
         self._catch_up()
         complete = False
         try:
-            entries = await log.read(self.run_id, after, limit)
-            complete = len(entries) < limit
+            found = await log.read(self.run_id, after, limit)
+            entries = of_bytes(found, self._max_bytes)
+            complete = len(found) < limit and len(entries) == len(found)
             return entries
         finally:
             if not complete:

@@ -1,18 +1,26 @@
 -- Removes a job that is done.
 --
--- KEYS[1]  holdfast:runs          sorted set  job id → score; the job is removed
--- KEYS[2]  arq:in-progress:<job>  string, the worker's name; deleted
--- KEYS[3]  arq:job:<job>          string, what arq was to run; deleted
--- KEYS[4]  arq:retry:<job>        string, arq's counter of starts; deleted
--- ARGV[1]  job id
--- ARGV[2]  the worker's name
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[4]  arq:in-progress:<job>  string, the worker's name; deleted
+-- KEYS[5]  arq:job:<job>          string, what arq was to run; deleted
+-- KEYS[6]  arq:retry:<job>        string, arq's counter of starts; deleted
+-- ARGV[4]  job id
+-- ARGV[5]  the worker's name
 --
 -- Returns 1, or 0 when somebody else has the lease and nothing was done: it is for them to finish the job.
 
-local holder = redis.call('GET', KEYS[2])
-if holder and holder ~= ARGV[2] then
+local id = ARGV[4]
+local holder = redis.call('GET', KEYS[4])
+if holder and holder ~= ARGV[5] then
   return 0
 end
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+local project = described(id)
+redis.call('ZREM', QUEUE, id)
+redis.call('ZREM', WAITING .. project, id)
+land(id, project)
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
+if redis.call('EXISTS', QUEUE) == 0 then
+  -- Nobody waits, so no turn is before another.
+  redis.call('DEL', TURN)
+end
 return 1

@@ -19,10 +19,28 @@ JOB_TTL_S = 30 * _DAY_S
 """How long a run may wait in the queue before arq forgets what to run."""
 
 QUEUE = "holdfast:runs"
-"""Sorted set, job id → score. Written by `dispatch.lua` and the lease scripts, by Redis' own clock. No expiry.
+"""Sorted set, job id → score: every job there is. Written by `dispatch.lua` and the lease scripts, by Redis' own clock.
+No expiry.
 
-A job that waits has the millisecond of its dispatch as score; one that is leased has the end of its lease, moved into
-the future by `SCORE_SLACK_MS`, so that leased jobs are out of the claim's sight."""
+A job that waits for its project's turn has a score below 0 (`turns.lua`), which a worker of an earlier release takes
+for one that has waited long; one that is leased has the end of its lease, moved into the future by `SCORE_SLACK_MS`.
+What is due above 0 has lost its lease, or comes from an earlier release: the next claim sorts it in."""
+
+TURNS = "holdfast:turns"
+"""Sorted set, project that has waiting jobs → rank; the first one's job is claimed next. Written by the scripts of the
+queue. No expiry."""
+
+TURN = "holdfast:turn"
+"""String, the number of the newest turn. Counted by the scripts of the queue. No expiry: it is gone with the last
+job."""
+
+WAITING_PREFIX = "holdfast:waiting:"
+"""With a project: sorted set, job id → ms of its dispatch minus the head start of its priority. Written by the scripts
+of the queue. No expiry: it is gone with its last job."""
+
+IN_FLIGHT_PREFIX = "holdfast:in-flight:"
+"""With a project: set of the ids of its leased jobs. Written by the scripts of the queue. No expiry: it is gone with
+its last job, and the sweep removes what is left of a loss."""
 
 SCORE_SLACK_MS = 60_000
 """By how many ms the clock that scored a waiting job may run ahead before workers find the job late. It is the clock of
@@ -47,6 +65,18 @@ def interval(name: str) -> str:
     """String, empty: some process does this work in the present interval. Written by the first process that comes.
     Lives for the interval."""
     return f"holdfast:interval:{name}"
+
+
+def sandbox_alive(tier: str) -> str:
+    """String, empty: some worker lives that runs tools behind walls of this tier. Written by every worker, again and
+    again. Lives for a lease."""
+    return f"holdfast:sandbox-alive:{tier}"
+
+
+def javascript_alive(answer: bool) -> str:
+    """String, empty: some worker lives that runs tools in JavaScript, or one that does not. Written by every worker,
+    again and again. Lives for a lease."""
+    return f"holdfast:javascript-alive:{'yes' if answer else 'no'}"
 
 
 def events(run_id: RunId) -> str:
@@ -95,3 +125,14 @@ def lease(job_id: str) -> str:
 def attempts(job_id: str) -> str:
     """String, arq's counter of starts. Written by arq, deleted with the job. About a day (arq's choice)."""
     return retry_key_prefix + job_id
+
+
+def bucket(owner: str) -> str:
+    """String, the µs at which the owner's bucket of requests is full again. Written by `take.lua`. Lives until then."""
+    return f"holdfast:bucket:{owner}"
+
+
+def readers(owner: str) -> str:
+    """Sorted set, open stream → ms until which it is taken for open. Written by `enter.lua` and `stay.lua`.
+    Lives as long as its newest reader."""
+    return f"holdfast:readers:{owner}"

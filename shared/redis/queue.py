@@ -1,12 +1,13 @@
-"""The queue through which workers find runs: a sorted set of jobs, each of which one worker leases for a while.
+"""The queue through which workers find runs: a set of jobs, each of which one worker leases for a while. Projects take
+turns (`turns.lua`), and inside a project what has waited longest comes first.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
 worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches unowned runs again.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from shared.crash_points import CrashPoint, crash_point
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
-from shared.domain.runs import Run
+from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.connection import LuaScript, Redis, redis_answers
 
@@ -40,24 +41,28 @@ def decode_job(data: bytes) -> dict[str, Any]:
     return msgspec.json.decode(data, type=dict[str, Any])
 
 
+_QUEUE = [keys.QUEUE, keys.TURNS, keys.TURN]
+_PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
+"""The keys and the first arguments of every script that stands on `turns.lua`."""
+
+
 class RunQueue:
     """Dispatches runs to the workers. Raises `Unavailable` when Redis does not answer: the run may or may not have been
     dispatched then."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._dispatch = LuaScript(redis, "dispatch")
+        self._dispatch = LuaScript(redis, "turns", "dispatch")
+        self._recount = LuaScript(redis, "turns", "recount")
 
-    async def dispatch(self, *dispatches: tuple[RunId, int]) -> None:
-        """Puts runs into the queue, each with the number of its dispatch, and wakes the workers. A number that is in
-        the queue already, or at work, is left as it is."""
-        jobs = [keys.job_id(run_id, number) for run_id, number in dispatches]
-        described = [part for job_id in jobs for part in (job_id, _described(job_id))]
+    async def dispatch(self, *dispatches: Dispatch) -> None:
+        """Puts runs into the queue, and wakes the workers. A dispatch that is in the queue already, or at work, is left
+        as it is."""
+        described = [part for dispatch in dispatches for part in _job_of(dispatch)]
         async with redis_answers():
             with crash_point(CrashPoint.DISPATCH):
                 await self._dispatch(
-                    keys=[keys.QUEUE],
-                    args=[keys.JOB_PREFIX, keys.JOB_TTL_S * 1000, keys.WAKE_CHANNEL, *described],
+                    keys=_QUEUE, args=[*_PREFIXES, keys.JOB_TTL_S * 1000, keys.WAKE_CHANNEL, *described]
                 )
 
     async def dispatch_stored(self, run: Run) -> None:
@@ -66,7 +71,7 @@ class RunQueue:
         if run.status is not RunStatus.CREATED:
             return
         try:
-            await self.dispatch((run.id, run.dispatch))
+            await self.dispatch(Dispatch(run.id, run.dispatch, run.project_id, run.priority))
         except Unavailable as error:
             log.warning("dispatch_left_to_sweeper", run_id=run.id, reason=str(error))
 
@@ -80,15 +85,32 @@ class RunQueue:
             )
         return {one for one, score in zip(dispatches, scores, strict=True) if score is not None}
 
+    async def recount(self) -> None:
+        """Puts right what a loss of data may have left between the keys of the queue."""
+        async with redis_answers():
+            mended = await self._recount(keys=_QUEUE, args=[*_PREFIXES, keys.LEASE_PREFIX])
+        if mended:
+            log.info("queue_put_right", jobs=mended)
+
     async def is_leased(self, run_id: RunId, number: int) -> bool:
         """Whether a worker has a lease on this dispatch of the run."""
         async with redis_answers():
             return bool(await self._redis.exists(keys.lease(keys.job_id(run_id, number))))
 
 
-def _described(job_id: str) -> bytes:
-    """arq's description of the job."""
-    return serialize_job(EXECUTE_RUN, keys.parse_job_id(job_id), {}, None, timestamp_ms(), serializer=encode_job)
+def _job_of(dispatch: Dispatch) -> tuple[str, bytes, str, int]:
+    """The job as `dispatch.lua` takes it."""
+    job_id = keys.job_id(dispatch.run_id, dispatch.number)
+    described = _described(job_id, project=dispatch.project_id, priority=dispatch.priority)
+    return job_id, described, dispatch.project_id, dispatch.priority
+
+
+def _described(job_id: str, **also: str | int) -> bytes:
+    """arq's description of the job, with fields of ours that arq passes over."""
+    call = keys.parse_job_id(job_id)
+    return serialize_job(
+        EXECUTE_RUN, call, {}, None, timestamp_ms(), serializer=lambda job: encode_job({**job, **also})
+    )
 
 
 class Renewal(Enum):
@@ -107,7 +129,20 @@ class Claimed:
 
     job_ids: list[str]
     next_in_s: float | None
-    """Seconds until the next lease in the queue ends; 0 when more jobs wait; None when the queue is empty."""
+    """Seconds until the next lease in the queue ends; 0 when more jobs wait that this worker could claim; None when no
+    job is leased."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightLimits:
+    """How many runs a project may have in flight, in the whole fleet; 0: no limit."""
+
+    each: int = 0
+    of_project: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The limits of those projects that have one of their own."""
+
+
+NO_LIMITS = InFlightLimits()
 
 
 class JobLeases:
@@ -120,21 +155,24 @@ class JobLeases:
     Every method raises `Unavailable` when Redis does not answer.
     """
 
-    def __init__(self, redis: Redis, *, worker: str, lease_s: float) -> None:
+    def __init__(self, redis: Redis, *, worker: str, lease_s: float, in_flight: InFlightLimits = NO_LIMITS) -> None:
+        limits = [part for project, limit in in_flight.of_project.items() for part in (project, limit)]
+        self._limits = [in_flight.each, *limits]
         self._worker = worker
         self._lease_ms = round(lease_s * 1000)
-        self._claim = LuaScript(redis, "claim")
+        self._claim = LuaScript(redis, "turns", "claim")
         self._renew = LuaScript(redis, "renew")
-        self._retake = LuaScript(redis, "retake")
-        self._release = LuaScript(redis, "release")
-        self._finish = LuaScript(redis, "finish")
+        self._retake = LuaScript(redis, "turns", "retake")
+        self._release = LuaScript(redis, "turns", "release")
+        self._finish = LuaScript(redis, "turns", "finish")
 
-    async def claim(self, most: int) -> Claimed:
-        """Leases up to `most` jobs that wait. A job whose id is no text is nobody's, and is passed over."""
+    async def claim(self, most: int, *, spare: int = 0) -> Claimed:
+        """Leases up to `most` jobs that wait, and up to `spare` beyond them of projects that have none in flight. A job
+        whose id is no text is nobody's, and is passed over."""
+        lease = [keys.LEASE_PREFIX, self._worker, self._lease_ms]
         async with redis_answers():
             wait_ms, *job_ids = await self._claim(
-                keys=[keys.QUEUE],
-                args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, most, keys.SCORE_SLACK_MS],
+                keys=_QUEUE, args=[*_PREFIXES, *lease, most, spare, keys.SCORE_SLACK_MS, *self._limits]
             )
         texts = [_text(job_id) for job_id in job_ids]
         return Claimed([text for text in texts if text], wait_ms / 1000 if wait_ms >= 0 else None)
@@ -152,8 +190,9 @@ class JobLeases:
         """Takes a forgotten lease again; False when another worker was quicker."""
         async with redis_answers():
             taken = await self._retake(
-                keys=[keys.QUEUE, keys.lease(job_id), keys.job(job_id)],
+                keys=[*_QUEUE, keys.lease(job_id), keys.job(job_id)],
                 args=[
+                    *_PREFIXES,
                     job_id,
                     self._worker,
                     self._lease_ms,
@@ -168,7 +207,7 @@ class JobLeases:
         """Releases the job and wakes the workers. False when it was no longer this worker's."""
         async with redis_answers():
             released = await self._release(
-                keys=[keys.QUEUE, keys.lease(job_id)], args=[job_id, self._worker, keys.WAKE_CHANNEL]
+                keys=[*_QUEUE, keys.lease(job_id)], args=[*_PREFIXES, job_id, self._worker, keys.WAKE_CHANNEL]
             )
         return bool(released)
 
@@ -177,8 +216,8 @@ class JobLeases:
         async with redis_answers():
             with crash_point(CrashPoint.FINISH_JOB):
                 finished = await self._finish(
-                    keys=[keys.QUEUE, keys.lease(job_id), keys.job(job_id), keys.attempts(job_id)],
-                    args=[job_id, self._worker],
+                    keys=[*_QUEUE, keys.lease(job_id), keys.job(job_id), keys.attempts(job_id)],
+                    args=[*_PREFIXES, job_id, self._worker],
                 )
         return bool(finished)
 

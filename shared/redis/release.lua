@@ -1,18 +1,22 @@
 -- Gives a job back before its lease ends, so that another worker takes it at once.
 --
--- KEYS[1]  holdfast:runs          sorted set  job id → score; set to now
--- KEYS[2]  arq:in-progress:<job>  string, the worker's name; deleted if it is the caller's
--- ARGV[1]  job id
--- ARGV[2]  the worker's name
--- ARGV[3]  holdfast:wake          channel, published
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[4]  arq:in-progress:<job>  string, the worker's name; deleted if it is the caller's
+-- ARGV[4]  job id
+-- ARGV[5]  the worker's name
+-- ARGV[6]  holdfast:wake          channel, published
 --
 -- Returns 1, or 0 when the lease was not the caller's and nothing was done.
 
-if redis.call('GET', KEYS[2]) ~= ARGV[2] then
+local id = ARGV[4]
+if redis.call('GET', KEYS[4]) ~= ARGV[5] then
   return 0
 end
-local time = redis.call('TIME')
-redis.call('DEL', KEYS[2])
-redis.call('ZADD', KEYS[1], 'XX', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)), ARGV[1])
-redis.call('PUBLISH', ARGV[3], '')
+redis.call('DEL', KEYS[4])
+local project, priority = described(id)
+land(id, project)
+if redis.call('ZSCORE', QUEUE, id) then
+  wait_for_turn(id, project, priority, now, true)
+end
+redis.call('PUBLISH', ARGV[6], '')
 return 1

@@ -1,23 +1,24 @@
 -- Takes a lease again that Redis has forgotten, and puts the job back into the queue if it is gone from there too.
 --
--- KEYS[1]  holdfast:runs          sorted set  job id → score; set to the end of the lease
--- KEYS[2]  arq:in-progress:<job>  string, the worker's name; set unless somebody has it
--- KEYS[3]  arq:job:<job>          string, what arq is to run; set if missing
--- ARGV[1]  job id
--- ARGV[2]  the worker's name
--- ARGV[3]  length of a lease, ms
--- ARGV[4]  slack of the scores, ms (see claim.lua)
--- ARGV[5]  arq's description of the job
--- ARGV[6]  its lifetime, ms
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[4]  arq:in-progress:<job>  string, the worker's name; set unless somebody has it
+-- KEYS[5]  arq:job:<job>          string, what arq is to run; set if missing
+-- ARGV[4]  job id
+-- ARGV[5]  the worker's name
+-- ARGV[6]  length of a lease, ms
+-- ARGV[7]  slack of the scores, ms (see claim.lua)
+-- ARGV[8]  arq's description of the job
+-- ARGV[9]  its lifetime, ms
 --
 -- Returns 1, or 0 when somebody else has the lease.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-
-if not redis.call('SET', KEYS[2], ARGV[2], 'NX', 'PX', ARGV[3]) and redis.call('GET', KEYS[2]) ~= ARGV[2] then
+local id = ARGV[4]
+if not redis.call('SET', KEYS[4], ARGV[5], 'NX', 'PX', ARGV[6]) and redis.call('GET', KEYS[4]) ~= ARGV[5] then
   return 0
 end
-redis.call('SET', KEYS[3], ARGV[5], 'NX', 'PX', ARGV[6])
-redis.call('ZADD', KEYS[1], string.format('%d', now + tonumber(ARGV[3]) + tonumber(ARGV[4])), ARGV[1])
+redis.call('SET', KEYS[5], ARGV[8], 'NX', 'PX', ARGV[9])
+redis.call('ZADD', QUEUE, whole(now + tonumber(ARGV[6]) + tonumber(ARGV[7])), id)
+local project = described(id)
+redis.call('ZREM', WAITING .. project, id)
+redis.call('SADD', IN_FLIGHT .. project, id)
 return 1

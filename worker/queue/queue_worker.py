@@ -16,7 +16,7 @@ from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import Redis
-from shared.redis.queue import JobLeases
+from shared.redis.queue import NO_LIMITS, InFlightLimits, JobLeases
 from worker.queue.arq_jobs import ArqJobs, ReleaseJob
 from worker.queue.leases import LeaseRenewer, LeaseState
 
@@ -38,8 +38,8 @@ UNWIND_S = 1.0
 
 
 class QueueWorker:
-    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once. It claims no more while
-    `takes_more()` says no.
+    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once, and up to `spare_runs`
+    beyond them of projects that have none in flight. It claims no more while `takes_more()` says no.
 
     How `execute` ends decides about the job:
 
@@ -63,6 +63,8 @@ class QueueWorker:
         name: str,
         execute: Execute,
         max_runs: int,
+        spare_runs: int = 0,
+        in_flight: InFlightLimits = NO_LIMITS,
         takes_more: Callable[[], bool] = lambda: True,
         lease_s: float,
         on_lease_lost: Callable[[str], None],
@@ -74,8 +76,9 @@ class QueueWorker:
         self._end_after_steps = on_drain
         self._interrupt_all = on_shutdown
         self._max_runs = max_runs
+        self._spare_runs = spare_runs
         self._takes_more = takes_more
-        self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s)
+        self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s, in_flight=in_flight)
         self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job)
         self._renewer = LeaseRenewer(
             redis,
@@ -130,12 +133,13 @@ class QueueWorker:
 
     async def _claim_free(self, group: asyncio.TaskGroup) -> float:
         """Claims jobs for the free places and starts them; the seconds until the next look."""
-        free = self._max_runs - len(self._running)
-        if free <= 0 or not self._takes_more():
+        free = max(0, self._max_runs - len(self._running))
+        spare = min(self._spare_runs, self._max_runs + self._spare_runs - len(self._running))
+        if free + spare <= 0 or not self._takes_more():
             return IDLE_S
         asked_at = time.monotonic()
         try:
-            claimed = await self._job_leases.claim(free)
+            claimed = await self._job_leases.claim(free, spare=spare)
             for job_id in claimed.job_ids:
                 if self._stopping:
                     await self._job_leases.release(job_id)

@@ -1,0 +1,14 @@
+-- Counts readers of one group longer.
+--
+-- KEYS[1]  holdfast:readers:<owner>  sorted set  reader → the moment, ms, until which it is taken for there
+-- ARGV[1]  for how many ms each is taken for there; the key lives as long
+-- ARGV[2…] the readers
+
+local time = redis.call('TIME')
+local until_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[1]))
+
+for position = 2, #ARGV do
+  redis.call('ZADD', KEYS[1], until_ms, ARGV[position])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return #ARGV - 1
