@@ -1,0 +1,1 @@
+"""Connections that leave the process: where they may lead, and whom they trust."""

@@ -1,0 +1,209 @@
+"""The HTTP clients of the product: one for addresses that callers choose, and what the others have in common with it.
+
+A caller's host is resolved once per request, and the connection made to the very address that was checked: a name that
+gives a public address to the check and a private one to the connection gains nothing. Each redirect is a request of its
+own and is checked like the first. Nothing of the operator's goes along: no proxy, no cookie, no key.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from ipaddress import ip_network
+from typing import NamedTuple, Self
+
+import httpx2
+
+from shared.network.addresses import AddressPolicy, ForbiddenAddress, flaw_of_port
+
+MOST_REDIRECTS = 5
+REQUEST_S = 15.0
+"""Seconds for one request of a caller's, its redirects and all of its answer included."""
+_STEP_TIMEOUT_S = 10.0
+_PORTS = {"http": 80, "https": 443}
+
+
+class Unreachable(Exception):
+    """A caller's URL did not answer as HTTP servers do. Another time it may."""
+
+
+class TooLarge(Exception):
+    """What is at a caller's URL has more bytes than are taken."""
+
+
+class Found(NamedTuple):
+    """What is at a URL."""
+
+    status_code: int
+    content: bytes
+    media_type: str
+    """Without parameters, in lower case; empty when the server does not say."""
+
+
+@dataclass(frozen=True)
+class NetworkRules:
+    """What the operator says of connections that leave the process."""
+
+    policy: AddressPolicy = field(default_factory=AddressPolicy)
+    ca_file: str = ""
+    """A file of certificates that are trusted beside the system's."""
+
+    @classmethod
+    def of(cls, networks: str, ca_file: str, *, allow_private: bool = False) -> Self:
+        """As the settings say it: `networks` is a comma list."""
+        listed = tuple(map(ip_network, networks.replace(",", " ").split()))
+        return cls(AddressPolicy(allow_private, listed), ca_file)
+
+    def tls(self) -> ssl.SSLContext:
+        """Whom to trust. Costs 20 ms, so clients that may never be used make it at their first use."""
+        context = httpx2.create_ssl_context()
+        if self.ca_file:
+            context.load_verify_locations(cafile=self.ca_file)
+        return context
+
+
+PUBLIC_ONLY = NetworkRules()
+"""As an operator has it who says nothing."""
+
+
+def operators_client(network: NetworkRules, *, timeout_s: float) -> httpx2.AsyncClient:
+    """A client for addresses that the operator chose, with the operator's keys: what answers with a redirect to
+    somewhere else does not get them there."""
+    return httpx2.AsyncClient(timeout=timeout_s, verify=network.tls(), follow_redirects=False, trust_env=False)
+
+
+class CallersHttp:
+    """Asks addresses that callers chose. Closed once, by whoever made it."""
+
+    def __init__(self, network: NetworkRules) -> None:
+        self._network = network
+        self._client: httpx2.AsyncClient | None = None
+
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> int:
+        """The status that is answered. The answer is not read, and a redirect is not followed.
+
+        Raises `ForbiddenAddress` and `Unreachable`.
+        """
+        async with self._answer(self._request("POST", url, headers, content)) as response:
+            return response.status_code
+
+    async def get(self, url: str, *, max_bytes: int) -> Found:
+        """What is at the URL, behind redirects. Raises `ForbiddenAddress`, `Unreachable` and `TooLarge`."""
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                return await self._behind_redirects(url, max_bytes)
+        except TimeoutError as error:
+            raise Unreachable(f"no whole answer within {REQUEST_S:.0f} s") from error
+
+    async def _behind_redirects(self, url: str, max_bytes: int) -> Found:
+        # A compressed answer would become larger than what was counted.
+        request: httpx2.Request | None = self._request("GET", url, {"Accept-Encoding": "identity"})
+        for _ in range(1 + MOST_REDIRECTS):
+            async with self._answer(request) as response:
+                request = response.next_request
+                if request is None:
+                    return await _read(response, max_bytes)
+        raise Unreachable(f"more than {MOST_REDIRECTS} redirects")
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    @asynccontextmanager
+    async def _answer(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Response]:
+        if self._client is None:
+            self._client = httpx2.AsyncClient(
+                transport=_CheckedTransport(self._network),
+                timeout=_STEP_TIMEOUT_S,
+                # What one receiver sets is not kept, for this caller or another.
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                follow_redirects=False,
+                trust_env=False,
+            )
+        try:
+            response = await self._client.send(request, stream=True)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise ForbiddenAddress(_told(error)) from error
+        except (httpx2.HTTPError, OSError, UnicodeError) as error:
+            raise Unreachable(_told(error)) from error
+
+    @staticmethod
+    def _request(method: str, url: str, headers: Mapping[str, str], content: bytes | None = None) -> httpx2.Request:
+        try:
+            return httpx2.Request(method, url, headers=headers, content=content)
+        except (httpx2.InvalidURL, UnicodeError) as error:
+            raise ForbiddenAddress(_told(error)) from error
+
+
+class _CheckedTransport(httpx2.AsyncBaseTransport):
+    """Resolves the host of each request, checks all of its addresses, and sends the request to one of them."""
+
+    def __init__(self, network: NetworkRules) -> None:
+        self._policy = network.policy
+        # No connection is kept: the pool knows them by their address, and a certificate was checked for one name only.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        self._transport = httpx2.AsyncHTTPTransport(verify=network.tls(), trust_env=False, limits=limits)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        host = request.url.raw_host.decode("ascii").rstrip(".")
+        addresses = await self._addresses(host, request.url)
+        for number, address in enumerate(addresses, start=1):
+            to_address = httpx2.Request(
+                request.method,
+                request.url.copy_with(host=address),
+                headers=request.headers,
+                stream=request.stream,
+                # The certificate must be the name's, although the connection goes to the address.
+                extensions={**request.extensions, "sni_hostname": host},
+            )
+            try:
+                return await self._transport.handle_async_request(to_address)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                if number == len(addresses):
+                    raise
+        raise Unreachable(f"{host} has no address")
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def _addresses(self, host: str, url: httpx2.URL) -> list[str]:
+        """The addresses of a host, in the order in which they should be tried."""
+        port = url.port or _PORTS.get(url.scheme)
+        if port is None:
+            raise httpx2.UnsupportedProtocol("a caller's URL is http:// or https://")
+        flaw = flaw_of_port(port)
+        if flaw is not None:
+            raise ForbiddenAddress(f"the URL {flaw}")
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not all(map(self._policy.allows, addresses)):
+            # Which address it is would tell a caller about the operator's network.
+            raise ForbiddenAddress(
+                f"{host} is not at a public address; an operator can allow its network in HOLDFAST_REACHABLE_NETWORKS"
+            )
+        return addresses
+
+
+async def _read(response: httpx2.Response, max_bytes: int) -> Found:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise Unreachable("the answer is compressed, which was not asked for")
+    content = bytearray()
+    async for chunk in response.aiter_raw():
+        content += chunk
+        if len(content) > max_bytes:
+            raise TooLarge(f"it has more than {max_bytes} bytes")
+    media_type = str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+    return Found(response.status_code, bytes(content), media_type)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
