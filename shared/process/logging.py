@@ -1,11 +1,30 @@
-"""Structured logs on standard error: one line per event. A worker binds the id of the run that it works on."""
+"""Structured logs on standard error: one line per event. A worker binds the id of the run that it works on.
+
+A log is kept longer and read by more people than the database. So it has ids, types of errors and places in the code,
+and nothing that users wrote: no texts of unexpected errors and no tracebacks, unless the operator asks for them, and
+nothing of what libraries say about the statements and requests that pass through them.
+"""
 
 import logging
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any, cast
 
 import structlog
 
 from shared.process.settings import Settings
+
+OURS = frozenset({"api", "shared", "worker", "holdfast"})
+"""The packages whose loggers follow the setting."""
+
+FRAMES = 3
+"""So many of our innermost functions show where an error came from."""
+
+ERRORS = 5
+"""So many of the errors that led to one another."""
 
 
 def configure_logging(settings: Settings) -> None:
@@ -15,11 +34,18 @@ def configure_logging(settings: Settings) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        first_line_of_others,
     ]
-    last: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    if not settings.log_tracebacks:
+        shared_steps.append(places_of_errors)
+    # Chosen by hand: if `rich` is installed, structlog shows the values of local variables.
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+    last: list[structlog.typing.Processor] = [without_control_characters, console]
     if settings.log_json:
         shared_steps.append(structlog.processors.format_exc_info)
-        last = structlog.processors.JSONRenderer()
+        last = [structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*shared_steps, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -27,15 +53,90 @@ def configure_logging(settings: Settings) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(is_shown)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared_steps,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(settings.log_level.upper())
-    # Every request of the model clients at INFO would drown the rest.
-    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2", "arq", "alembic"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for package in OURS:
+        logging.getLogger(package).setLevel(settings.log_level.upper())
+    # At DEBUG, drivers and model clients log the values of statements and the bodies of requests.
+    root.setLevel(logging.WARNING)
+
+
+def is_shown(record: logging.LogRecord) -> bool:
+    """Whether a line is logged: a library's only from WARNING on, also where a variable of its own asks for more."""
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in OURS
+
+
+def first_line_of_others(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Keeps the first line of what a library says: asyncio puts the error's own text into the lines behind it."""
+    is_foreign = str(event.get("logger", "")).partition(".")[0] not in OURS
+    if is_foreign and isinstance(event.get("event"), str):
+        event["event"] = event["event"].partition("\n")[0]
+    return event
+
+
+def places_of_errors(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Says of an error what it is and where it was raised, and of those that led to it: no texts, no values."""
+    given: Any = event.pop("exc_info", None)
+    event.pop("stack_info", None)
+    error: BaseException | None = sys.exc_info()[1]
+    if isinstance(given, BaseException):
+        error = given
+    elif isinstance(given, tuple):
+        error = cast("tuple[Any, BaseException | None, Any]", given)[1]
+    if given and error is not None:
+        event["error"] = "; from ".join(_described(one) for one in _chain(error))
+    return event
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    for _ in range(ERRORS):
+        if current is None:
+            return
+        yield current
+        if isinstance(current, BaseExceptionGroup):
+            current = cast("BaseExceptionGroup[BaseException]", current).exceptions[0]
+        else:
+            current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _described(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    # asyncpg has the code of the database's own error; it is no value of anybody's.
+    state = getattr(error, "sqlstate", None)
+    places = " < ".join(_places(error.__traceback__))
+    return name + (f" ({state})" if isinstance(state, str) else "") + (f" at {places}" if places else "")
+
+
+def _places(traceback: TracebackType | None) -> list[str]:
+    """Our innermost functions, the innermost one first; with the innermost of all, if that is not ours."""
+    found = [
+        (frame.f_globals.get("__name__", ""), Path(frame.f_code.co_filename).name, line, frame.f_code.co_name)
+        for frame, line in walk_tb(traceback)
+    ]
+    ours = [place for place in found if place[0].partition(".")[0] in OURS][-FRAMES:]
+    chosen = ours if not found or (ours and found[-1] == ours[-1]) else [*ours, found[-1]]
+    return [f"{module or file}:{line} {function}" for module, file, line, function in reversed(chosen)]
+
+
+def without_control_characters(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Writes what is no printable character as an escape. Else a path or a name could move the cursor of whoever reads
+    the log, or look like another line of it."""
+    for name, value in event.items():
+        if isinstance(value, str) and name != "exception" and not value.isprintable():
+            event[name] = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
+    return event

@@ -4,15 +4,27 @@ Read once, in `main.py` and the command line; everything else receives what it n
 from the providers' usual variables and are read by `worker/models`.
 """
 
+import re
+import ssl
+from ipaddress import ip_network
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from shared.domain.budgets import NANO, Budgets, Limit
+from shared.domain.limits import Limits, ProjectLimits, parse_own_limits
 from shared.domain.model_providers import split_handle
+from shared.process.tool_settings import ToolSettings
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
+_HOST = re.compile(r"[^/?#@\s:]+|\[?[0-9a-f:]+\]?", re.IGNORECASE)
 
 
-class Settings(BaseSettings):
+class Settings(ToolSettings):
     """The settings of one process."""
 
     model_config = SettingsConfigDict(env_prefix="HOLDFAST_", env_file=None, extra="ignore")
@@ -26,6 +38,16 @@ class Settings(BaseSettings):
         default=SecretStr(""),
         description="Comma list of `project=key`. Empty: one project, no key asked, loopback only.",
     )
+    api_keys_file: str = Field(
+        default="", description="A file with one `project=key` per line, beside `HOLDFAST_API_KEYS`."
+    )
+    trusted_proxies: str = Field(
+        default="", description="Comma list of addresses and networks whose `X-Forwarded-For` is believed."
+    )
+    row_level_security: bool = Field(
+        default=True, description="Tell Postgres for each request whose rows it may see, so that its policies hold."
+    )
+
     allowed_hosts: str = Field(
         default="", description="Comma list of names by which a server without keys may be reached, beside loopback's."
     )
@@ -36,6 +58,21 @@ class Settings(BaseSettings):
     request_timeout: float = Field(
         default=30.0, gt=0, description="Seconds for a request's head to arrive, and of silence inside its body."
     )
+    reader_timeout: float = Field(
+        default=300.0, gt=0, description="Seconds that a stream waits for a client that takes nothing of it."
+    )
+    max_connections: int = Field(
+        default=10_000, ge=10, description="Connections that the API has open at once; others get a 503."
+    )
+    docs: Literal["auto", "on", "off"] = Field(
+        default="auto", description="Serve `/docs`, `/redoc`, `/openapi.json`. `auto`: where no key is asked for."
+    )
+
+    encryption_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="Comma list of `id:key` that agents' secrets are encrypted with: the first one writes, all read.",
+    )
+    encryption_key_file: str = Field(default="", description="The path of a file with those keys, instead.")
 
     max_runs: int = Field(default=100, ge=1, description="Runs that one worker executes at once.")
     lease_s: float = Field(default=6.0, gt=0.2, description="Seconds for which a claim holds without renewal.")
@@ -55,16 +92,41 @@ class Settings(BaseSettings):
         le=36_500,
         description="Days that the log and the steps of a run are kept after its end; 0: for ever.",
     )
+    retain_audit_days: int = Field(
+        default=0, ge=0, le=36_500, description="Days that the audit log keeps an event; 0: for ever."
+    )
+    retain_budget_days: int = Field(
+        default=0, ge=0, le=36_500, description="Days that the accounts of budgets are kept; 0: for ever."
+    )
     drain_s: float = Field(
         default=5.0,
         ge=0,
         description="Seconds that SIGTERM lets steps finish before runs are handed over. `holdfast dev` takes 0.",
     )
 
+    spare_runs: int = Field(
+        default=10, ge=0, description="Runs beyond those that one worker begins for projects that have none in flight."
+    )
+    requests_per_s: float = Field(default=2000.0, ge=0, description="Requests that a project may send per second.")
+    key_requests_per_s: float = Field(default=2000.0, ge=0, description="Requests that one key may send per second.")
+    runs_in_flight: int = Field(default=1000, ge=0, description="Runs of one project that workers execute at once.")
+    queued_runs: int = Field(default=20_000, ge=0, description="Runs of one project that may wait to be executed.")
+    readers: int = Field(default=5000, ge=0, description="Streams that a project may have open at once.")
+    key_readers: int = Field(default=5000, ge=0, description="Streams that one key may have open at once.")
+    project_limits: str = Field(
+        default="", description='The limits of some projects that differ: `{"project": {"readers": 10}}`.'
+    )
+    max_message_chars: int = Field(
+        default=4_000_000, ge=100, description="Characters of all texts of one message that is sent."
+    )
+    max_tool_source_chars: int = Field(
+        default=131_072, ge=100, le=131_072, description="Characters of the source of a tool."
+    )
+    max_steps: int = Field(default=1000, ge=1, description="The highest `max_steps` that a submission may ask for.")
+
     first_event_timeout: float = Field(default=120.0, gt=0, description="Seconds for a model to begin its answer.")
     idle_timeout: float = Field(default=120.0, gt=0, description="Seconds of silence inside a model's answer.")
     run_timeout: float = Field(default=3600.0, gt=0, description="Seconds of work that one run may take.")
-    run_token_budget: int = Field(default=0, ge=0, description="Tokens that one run may use, in and out; 0: no limit.")
     model_retries: int = Field(default=3, ge=0, description="Retries of a failed model call before its first event.")
     default_model: str = Field(
         default="", description="The model of an agent that is made without one, or with `letta/auto`."
@@ -73,19 +135,88 @@ class Settings(BaseSettings):
         default=False, description="Offer the `builtin/…` models. `holdfast dev` does unless this says no."
     )
 
-    tool_timeout: float = Field(default=180.0, gt=0, description="Seconds that one tool call may take.")
-    tool_grace: float = Field(default=2.0, ge=0, description="Seconds for a cancelled tool to clean up before SIGKILL.")
-    tool_memory_mb: int = Field(default=512, ge=64, description="Address space of one tool call, MiB.")
+    run_token_budget: int = Field(default=0, ge=0, description="Tokens that one run may use, in and out; 0: no limit.")
+    run_cost_budget: float = Field(default=0, ge=0, description="US dollars that one run may cost; 0: no limit.")
+    agent_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one agent may use a day; 0: no limit.")
+    agent_daily_cost: float = Field(default=0, ge=0, description="US dollars that one agent may cost a day.")
+    key_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one API key's runs may use a day.")
+    key_daily_cost: float = Field(default=0, ge=0, description="US dollars that one API key's runs may cost a day.")
+    project_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one project may use a day.")
+    project_daily_cost: float = Field(default=0, ge=0, description="US dollars that one project may cost a day.")
+    budget_action: Literal["fail", "wait"] = Field(
+        default="fail", description="What a run does whose next call would exceed a day's budget."
+    )
+    prices_file: Path | None = Field(
+        default=None, description="JSON file of what models cost, before published prices."
+    )
 
     cancel_wait_s: float = Field(default=5.0, ge=0, description="Seconds that a cancel waits for the run to stop.")
     keepalive_s: float = Field(default=20.0, gt=0, description="Seconds of silence before a stream gets a ping.")
     callback_allow_private: bool = Field(default=False, description="Allow callbacks to private addresses.")
     callback_secret: SecretStr = Field(default=SecretStr(""), description="Signs callbacks (Standard Webhooks).")
 
+    reachable_networks: str = Field(
+        default="",
+        description="Comma list of networks (`10.2.0.0/16`) where callers' URLs may lead although they are not public.",
+    )
+    ca_file: str = Field(
+        default="", description="PEM file of certificate authorities that are trusted beside the system's."
+    )
+
     crash_at: str = Field(default="", description="For tests of recovery: `shared/crash_points.py`.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
     log_json: bool = Field(default=False, description="Log as JSON lines.")
+    log_tracebacks: bool = Field(
+        default=False, description="Log errors with their texts and tracebacks, which may hold what users wrote."
+    )
     data_dir: Path = Field(default=Path(".holdfast"), description="Where `holdfast dev` keeps its database.")
+
+    @property
+    def budgets(self) -> Budgets:
+        """What runs may spend."""
+        return Budgets(
+            run=_limit(self.run_token_budget, self.run_cost_budget),
+            agent=_limit(self.agent_daily_tokens, self.agent_daily_cost),
+            key=_limit(self.key_daily_tokens, self.key_daily_cost),
+            project=_limit(self.project_daily_tokens, self.project_daily_cost),
+            waits=self.budget_action == "wait",
+        )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, text: str) -> str:
+        for part in text.replace(",", " ").split():
+            ip_network(part, strict=False)
+        return text
+
+    @field_validator("reachable_networks")
+    @classmethod
+    def _are_whole_networks(cls, text: str) -> str:
+        for part in text.replace(",", " ").split():
+            ip_network(part)
+        return text
+
+    @field_validator("project_limits")
+    @classmethod
+    def _has_limits(cls, text: str) -> str:
+        parse_own_limits(text)
+        return text
+
+    @property
+    def limits(self) -> ProjectLimits:
+        """The limits of every project."""
+        each = Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+        return ProjectLimits(each, parse_own_limits(self.project_limits))
+
+    @field_validator("ca_file")
+    @classmethod
+    def _holds_certificates(cls, path: str) -> str:
+        if path:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+            except OSError as error:
+                raise ValueError(f"no certificates can be read from {path!r}: {error}") from error
+        return path
 
     @field_validator("default_model")
     @classmethod
@@ -93,3 +224,35 @@ class Settings(BaseSettings):
         if handle:
             split_handle(handle)
         return handle
+
+    @field_validator("log_level")
+    @classmethod
+    def _is_a_level(cls, level: str) -> str:
+        if level.upper() not in LOG_LEVELS:
+            raise ValueError(f"it should be one of {', '.join(LOG_LEVELS)}")
+        return level
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        for origin in listed(text):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin: write it as https://app.example.org, without a path")
+        return text
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, text: str) -> str:
+        for name in listed(text):
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"{name!r} is no host's name: write it as app.example.org, without scheme and port")
+        return text
+
+
+def listed(text: str) -> list[str]:
+    """The entries of a comma list."""
+    return text.replace(",", " ").split()
+
+
+def _limit(tokens: int, dollars: float) -> Limit:
+    return Limit(tokens or None, round(dollars * NANO) or None)
