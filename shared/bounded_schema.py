@@ -26,6 +26,8 @@ MAX_COST = 100_000
 CHECKED_SCHEMAS = 128
 """The number of schemas that the process remembers as valid or not."""
 
+MAX_COMPLAINT_CHARS = 300
+
 _PER_STEP = 64
 """Plain steps of a loop that cost a unit."""
 _COMPARISONS = 8
@@ -48,11 +50,17 @@ def schema_flaw(schema: dict[str, Any]) -> str | None:
     """Why a schema is too large to be checked against. None: it is not. It may still be invalid."""
     flaw = flaw_of(schema, max_values=MAX_SCHEMA_VALUES)
     if flaw is not None:
-        where = ".".join(map(str, flaw.place))
+        where = shortened(".".join(map(str, flaw.place)))
         said = flaw.text.replace("Document", "Schema")
         return f"{where}: {said}" if where else said
     characters = _characters(schema)
     return f"Schema has more than {MAX_SCHEMA_CHARS} characters" if characters > MAX_SCHEMA_CHARS else None
+
+
+def shortened(message: object) -> str:
+    """So much of what is wrong as a model needs: names and values in it may be of any length."""
+    text = str(message)
+    return text if len(text) <= MAX_COMPLAINT_CHARS else f"{text[:MAX_COMPLAINT_CHARS]}..."
 
 
 def schema_errors(value: object, schema: dict[str, Any]) -> Iterator[ValidationError]:

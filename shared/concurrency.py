@@ -68,6 +68,8 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
     while not stop.is_set():
         try:
             await action()
+        except Unavailable as error:
+            log.warning("background_round_put_off", loop=name, reason=error.message)
         except Exception:
             # The background-loop boundary: the next round may find things better, and nobody else would do this work.
             log.exception("background_round_failed", loop=name)

@@ -13,12 +13,11 @@ import msgspec
 from jsonschema.exceptions import SchemaError
 from referencing.exceptions import Unresolvable
 
-from shared.bounded_schema import TooCostly, schema_errors, schema_flaw
+from shared.bounded_schema import TooCostly, schema_errors, schema_flaw, shortened
 from shared.json_limits import flaw_of
 
 MAX_ARGUMENTS_CHARS = 1_000_000
 MAX_COMPLAINTS = 5
-MAX_COMPLAINT_CHARS = 300
 
 
 class RefusedArguments(msgspec.Struct, frozen=True):
@@ -56,9 +55,9 @@ def _checked(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
     try:
         complaints = _complaints(arguments, schema)
     except SchemaError as error:
-        return RefusedArguments(f"Error: the tool's parameter schema is not valid: {_shortened(error.message)}")
+        return RefusedArguments(f"Error: the tool's parameter schema is not valid: {shortened(error.message)}")
     except Unresolvable as error:
-        return RefusedArguments(f"Error: the tool's parameter schema refers to nothing known: {_shortened(error)}")
+        return RefusedArguments(f"Error: the tool's parameter schema refers to nothing known: {shortened(error)}")
     except RecursionError:
         return RefusedArguments("Error: the tool's parameter schema refers to itself without end")
     except TooCostly:
@@ -71,14 +70,9 @@ def _checked(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 def _complaints(arguments: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     found: list[str] = []
     for error in islice(schema_errors(arguments, schema), MAX_COMPLAINTS):
-        where = error.json_path.removeprefix("$").removeprefix(".")
-        found.append(f"{where}: {_shortened(error.message)}" if where else _shortened(error.message))
+        where = shortened(error.json_path.removeprefix("$").removeprefix("."))
+        found.append(f"{where}: {shortened(error.message)}" if where else shortened(error.message))
     return found
-
-
-def _shortened(message: object) -> str:
-    text = str(message)
-    return text if len(text) <= MAX_COMPLAINT_CHARS else f"{text[:MAX_COMPLAINT_CHARS]}..."
 
 
 def _no_constant(name: str) -> None:

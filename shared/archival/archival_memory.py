@@ -93,15 +93,17 @@ class ArchivalMemory:
         for model, vector in (await self._query_vectors(models, query.text)).items():
             ranking = await self.finder.by_vector(project_id, query, model, vector, DEPTH)
             by_vector.update(_places(ranking))
-        return await self._fused(_places(by_words), by_vector, query.limit)
+        return await self._fused(project_id, _places(by_words), by_vector, query.limit)
 
-    async def _fused(self, by_words: Mapping[int, int], by_vector: Mapping[int, int], limit: int) -> list[FoundPassage]:
+    async def _fused(
+        self, project_id: ProjectId, by_words: Mapping[int, int], by_vector: Mapping[int, int], limit: int
+    ) -> list[FoundPassage]:
         scores: defaultdict[int, float] = defaultdict(float)
         for places in (by_words, by_vector):
             for number, place in places.items():
                 scores[number] += 1 / (RANK_CONSTANT + place)
         best = sorted(scores, key=lambda number: (-scores[number], -number))[:limit]
-        loaded = await self.finder.load(best)
+        loaded = await self.finder.load(project_id, best)
         return [
             FoundPassage(loaded[number], scores[number], by_words.get(number), by_vector.get(number))
             for number in best
@@ -117,7 +119,7 @@ class ArchivalMemory:
         try:
             [vector] = await self.client.embed(model, [text])
         except ModelError as error:
-            log.warning("archival_search_by_words_only", model=model, error=error.message)
+            log.warning("archival_search_by_words_only", model=model, error=error.facts)
             return None
         return vector
 
@@ -133,7 +135,8 @@ class ArchivalMemory:
                     answered = await self.client.embed(model, [one.text for one in some])
                     vectors.update(zip([one.id for one in some], answered, strict=True))
         except (ModelError, TimeoutError) as error:
-            log.warning("passages_embedded_later", model=model, passages=len(waiting) - len(vectors), error=str(error))
+            why = error.facts if isinstance(error, ModelError) else "it took too long"
+            log.warning("passages_embedded_later", model=model, passages=len(waiting) - len(vectors), error=why)
         if vectors:
             await self.vectors.record(model, [(PassageId(one), vector) for one, vector in vectors.items()])
         return [replace(one, vector=vectors[one.id]) if one.id in vectors else one for one in stored.passages]

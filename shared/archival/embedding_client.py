@@ -16,6 +16,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_providers import PROVIDERS, can_embed, split_handle
 from shared.domain.model_servers import without_credentials
 from shared.domain.vectors import Vector, unit_vector
+from shared.network.checked_http import PUBLIC_ONLY, NetworkRules, operators_client
 
 ANSWER_S = 10.0
 """Seconds for one answer. A client waits for it, so it is shorter than a chat model's."""
@@ -60,8 +61,11 @@ class _Server(NamedTuple):
 class EmbeddingClient:
     """The embedding models that a process can ask."""
 
-    def __init__(self, environment: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], network: NetworkRules = PUBLIC_ONLY, *, answer_s: float = ANSWER_S
+    ) -> None:
         self._environment = environment
+        self._network = network
         self._answer_s = answer_s
         self._http: httpx2.AsyncClient | None = None
 
@@ -70,7 +74,7 @@ class EmbeddingClient:
         server = self._server(handle)
         if self._http is None:
             # Made at the first use: its TLS context costs 20 ms, and most deployments embed nothing.
-            self._http = httpx2.AsyncClient(timeout=self._answer_s, follow_redirects=False, trust_env=False)
+            self._http = operators_client(self._network, timeout_s=self._answer_s)
         body = {"model": server.model, "input": [text[:LONGEST_INPUT] for text in texts]}
         headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
         try:

@@ -49,7 +49,7 @@ class EmbeddingUpkeep:
             answered = await self.client.embed(model, [waiting.text for waiting in some])
         except ModelError as error:
             if error.error_type is not ModelErrorType.BAD_REQUEST:
-                log.warning("passages_embedded_later", model=model, passages=len(some), error=error.message)
+                log.warning("passages_embedded_later", model=model, passages=len(some), error=error.facts)
                 return 0
             return await self._one_by_one(model, some, error)
         await self.vectors.record(model, [(waiting.id, vector) for waiting, vector in zip(some, answered, strict=True)])
@@ -59,6 +59,6 @@ class EmbeddingUpkeep:
         """One text that the model refuses must not keep the others from their vectors."""
         if len(some) > 1:
             return sum([await self._embed(model, [waiting]) for waiting in some])
-        log.warning("passage_not_embedded", model=model, passage_id=some[0].id, error=refusal.message)
+        log.warning("passage_not_embedded", model=model, passage_id=some[0].id, error=refusal.facts)
         await self.vectors.give_up(some[0].id)
         return 1

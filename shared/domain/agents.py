@@ -66,7 +66,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     tags: list[str] = []
     metadata: dict[str, Any] | None = None
     tool_environment: dict[str, str] = {}
-    """Variables that the agent's tools see; never logged."""
+    """Variables that the agent's tools see, as they are stored: encrypted where there is a key (`SecretKeys`)."""
     timezone: str = "UTC"
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None

@@ -13,6 +13,9 @@ DENIAL = "Error: request to call tool denied. User reason: {reason}"
 DENIED_BY_CANCEL = "The user cancelled the request, so the tool call was denied."
 DENIED_BY_EXPIRY = "Nobody decided in time, so the tool call was denied."
 
+EXPIRY = "expiry"
+"""The name under which the clock decides."""
+
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A tool call that waits, or how it was decided."""

@@ -21,6 +21,8 @@ MEMORY_TOOLS = frozenset(
 
 SPEAKS = "send_message"
 SEARCHES_MESSAGES = "conversation_search"
+RUNS_CODE = "run_code"
+RUNS_CODE_WITH_TOOLS = "run_code_with_tools"
 
 REWRITING = frozenset({"memory_rethink"})
 """Those of them that write a whole block anew: what somebody else has written meanwhile would be lost."""
@@ -39,6 +41,16 @@ _BY_NAME: Mapping[str, BaseTool] = {tool.name: tool for tool in BASE_TOOLS}
 def base_tool_arguments(tool: Tool) -> JsonObject:
     """The JSON Schema of the arguments of a base tool."""
     return _BY_NAME[tool.name].arguments if tool.name in _BY_NAME else tool.parameters
+
+
+def runs_code(tool: Tool) -> bool:
+    """Whether it is a base tool that runs a program of the model's."""
+    return is_base_tool(tool) and tool.name in (RUNS_CODE, RUNS_CODE_WITH_TOOLS)
+
+
+def runs_in_sandbox(tool: Tool) -> bool:
+    """Whether a call of the tool runs code that is not the product's."""
+    return not is_base_tool(tool) or runs_code(tool)
 
 
 def is_base_tool(tool: Tool) -> bool:

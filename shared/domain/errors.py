@@ -13,6 +13,7 @@ HoldfastError
 │   ├── NameTaken                a submission comes under the name of another one
 │   ├── PendingApproval         a person must decide before this history can go on
 │   └── Busy                    another run of this conversation is active
+├── LimitReached                a limit is used up for now (`limits.py`)
 ├── MoreInput                   a run that has taken in a message cannot end without answering it
 ├── LogClosed                   nothing may be emitted behind the end of a log
 ├── LifecycleError
@@ -25,10 +26,13 @@ HoldfastError
 │   ├── BudgetExceeded
 │   └── ShutdownRequested
 ├── ModelError                  a model call that failed; carries the error type of the wire
+├── UnreadableSecret            an agent's secret is encrypted, and its key is not here
 └── Unavailable                 a service that we need does not answer
+    └── Unusable                it is there, and does not serve us as it is set up: waiting does not help
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -212,7 +216,12 @@ class RunTimeout(RunInterrupted):
 
 
 class BudgetExceeded(RunInterrupted):
-    """The run has used up its budget."""
+    """The run has used up its budget, or a share that it has with others. `room_at` is when the share is renewed; None
+    for the run's own, which is not."""
+
+    def __init__(self, message: str, *, room_at: datetime | None = None) -> None:
+        super().__init__(message)
+        self.room_at = room_at
 
 
 class ShutdownRequested(RunInterrupted):
@@ -264,6 +273,18 @@ class ModelError(HoldfastError):
         self.retry_after = retry_after
         self.status = status
 
+    @property
+    def facts(self) -> str:
+        """What a log may say of it. The provider's text may quote the conversation."""
+        return self.error_type if self.status is None else f"{self.error_type} (HTTP {self.status})"
+
+
+class UnreadableSecret(HoldfastError):
+    """A secret of an agent is encrypted and cannot be read."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"the secret {name!r} cannot be read: {reason}")
+
 
 class Unavailable(HoldfastError):
     """A service that Holdfast needs does not answer."""
@@ -271,3 +292,7 @@ class Unavailable(HoldfastError):
     def __init__(self, message: str | None = None, **context: Any) -> None:
         super().__init__(message)
         self.context = context
+
+
+class Unusable(Unavailable):
+    """A service that Holdfast needs is there, but does not serve it as it is set up."""

@@ -8,8 +8,10 @@ from uuid import UUID, uuid4
 AgentId = NewType("AgentId", str)
 ApprovalId = NewType("ApprovalId", str)
 ArchiveId = NewType("ArchiveId", str)
+AuditEventId = NewType("AuditEventId", str)
 BlockId = NewType("BlockId", str)
 ConversationId = NewType("ConversationId", str)
+KeyId = NewType("KeyId", str)
 MessageId = NewType("MessageId", str)
 PassageId = NewType("PassageId", str)
 ProjectId = NewType("ProjectId", str)
@@ -53,6 +55,9 @@ class IdMaker:
     def archive(self) -> ArchiveId:
         return ArchiveId(self._make("archive"))
 
+    def audit_event(self) -> AuditEventId:
+        return AuditEventId(self._make("audit"))
+
     def block(self) -> BlockId:
         return BlockId(self._make("block"))
 
@@ -62,6 +67,9 @@ class IdMaker:
 
     def conversation(self) -> ConversationId:
         return ConversationId(self._make("conv"))
+
+    def key(self) -> KeyId:
+        return KeyId(self._make("key"))
 
     def message(self) -> MessageId:
         return MessageId(self._make("message"))

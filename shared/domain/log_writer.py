@@ -68,6 +68,16 @@ def unbroken(last: Seq, entries: Entries) -> Entries:
     return entries
 
 
+def of_bytes(entries: Entries, most: int) -> Entries:
+    """The first entries that have `most` bytes together; the first one in any case."""
+    left = most
+    for position, (_, entry) in enumerate(entries):
+        left -= len(entry)
+        if left < 0:
+            return entries[: max(1, position)]
+    return entries
+
+
 def consecutive(entries: Entries) -> Iterator[LogTail]:
     """The entries in pieces without a jump."""
     start = 0

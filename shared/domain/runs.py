@@ -1,7 +1,7 @@
 """Runs and their steps, as stored."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_tokens: int = 0
     context_tokens: int = 0
     """Tokens of the last call, in and out: what the context holds now."""
+    cost_nano_usd: int = 0
+    """In thousand-millionths of a US dollar; 0 where no budget asks for prices."""
     estimated: bool = False
 
     def plus(self, call: "Usage") -> "Usage":
@@ -38,6 +40,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             cache_write_tokens=self.cache_write_tokens + call.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens + call.reasoning_tokens,
             context_tokens=call.context_tokens or call.prompt_tokens + call.completion_tokens,
+            cost_nano_usd=self.cost_nano_usd + call.cost_nano_usd,
             estimated=self.estimated or call.estimated,
         )
 
@@ -90,9 +93,25 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the context is compacted when it is full in the middle of the run."""
     compaction_messages: bool = False
     """The client knows the wire's own messages of a compaction. Others are shown the summary as a user's message."""
+    submitted_by: str | None = None
+    """The id of the API key that sent the submission, whose budget pays for the run."""
     include_return_message_types: list[str] | None = None
     request_config: dict[str, Any] = {}
     """What the wire shows again as `request_config`."""
+
+
+PRIORITIES = range(-10, 11)
+"""What a submission may say of its run's priority: a higher one goes before the project's other runs, by as many head
+starts of ten minutes."""
+
+
+class Dispatch(NamedTuple):
+    """A run to be dispatched, with the number of the dispatch, and what decides when it is its turn."""
+
+    run_id: RunId
+    number: int
+    project_id: ProjectId = ProjectId("")
+    priority: int = 0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +136,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     the run that asked."""
     dispatch: int = 0
     """Number of the newest dispatch; an older one can no longer claim the run."""
+    priority: int = 0
+    """Its place among the project's waiting runs: one of `PRIORITIES`."""
     fence: Fence = Fence(0)
     owner: str | None = None
     """The run's last owner: the worker's name and a part that no other claim has."""
@@ -129,6 +150,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The last event that SQL holds."""
     checkpoint_seq: Seq = Seq(1)
     """The last event whose messages are stored. What came after belongs to a step that is not finished."""
+    waits_until: datetime | None = None
+    """The run waits for room in a budget, in no worker's hands, and is tried again then."""
     callback_url: str | None = None
     callback_sent_at: datetime | None = None
     callback_status_code: int | None = None

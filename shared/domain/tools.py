@@ -1,19 +1,48 @@
 """Tools, as stored. A tool's source is text: the API parses it, and only the worker's sandbox runs it."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
 
 from shared.domain.ids import ProjectId, ToolId
+from shared.domain.packages import ToolPackages
 
 DEFAULT_RETURN_CHAR_LIMIT = 50_000
+LEAST_TOOL_MEMORY_MB = 64
+"""With less, an interpreter does not start."""
 
 CUSTOM = "custom"
 """The type of a tool that a client made."""
 
+PYTHON, TYPESCRIPT = LANGUAGES = ("python", "typescript")
+"""What tools are written in: the wire's source types for them."""
+
 BASE_TYPES = "letta_"
 """How the types of the product's own tools begin."""
+
+
+class SandboxTier(StrEnum):
+    """How strong the walls around a tool's code are, the strongest first."""
+
+    ONE = "tier 1"
+    """Namespaces, landlock and seccomp."""
+    TWO = "tier 2"
+    """Landlock and seccomp."""
+    PROCESS = "process"
+    """A process with limits, which is no wall."""
+
+
+class ToolLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one call of a tool may use. None: as much as the worker gives, which is also the most."""
+
+    timeout_s: float | None = None
+    """Seconds from start to end."""
+    cpu_s: int | None = None
+    """Seconds of processor time."""
+    memory_mb: int | None = None
+    """Address space, MiB."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +63,18 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool = False
     """The tool may be started again after a crash. False: the model is told of such a call that its outcome is
     unknown."""
+    network: Literal["none", "host"] = "none"
+    """`host`: it may connect to the hosts that the operator allows."""
+    scratch: Literal["call", "run"] = "call"
+    """`run`: beside its own scratch directory, a call shares a folder with other such calls of its run."""
     return_char_limit: int = DEFAULT_RETURN_CHAR_LIMIT
-    source_type: str = "python"
+    limits: ToolLimits | None = None
+    source_type: str = PYTHON
     tool_type: str = CUSTOM
     pip_requirements: list[dict[str, Any]] | None = None
     npm_requirements: list[dict[str, Any]] | None = None
+    packages: ToolPackages | None = None
+    """What `pip_requirements` came to; None where nothing is asked for, or the server installed nothing."""
     approval_expires_s: float | None = None
     """How long an approval of this tool may wait; None: for ever."""
     on_approval_expiry: Literal["keep", "deny", "cancel"] = "keep"

@@ -9,21 +9,19 @@ import structlog
 
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
-from shared.domain.approvals import DENIED_BY_EXPIRY, Approval
+from shared.domain.approvals import DENIED_BY_EXPIRY, EXPIRY, Approval
 from shared.domain.errors import CancelMode, Conflict, LifecycleError, NotFound
 from shared.domain.messages import Decision, NewMessage
 from shared.domain.runs import Run
 from shared.domain.submission_keys import SubmissionKeys
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import UnownedRuns
+from shared.sql.access.audit import Asker, asked_by
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.decisions import Decided, DecisionStore
 from shared.sql.runs.run_store import RunStore, Submitted
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-EXPIRY = "expiry"
-"""The name under which the clock decides."""
 
 Result = TypeVar("Result")
 
@@ -59,7 +57,8 @@ class ApprovalService:
         waits. When a person decides at the same time, one of the two decisions is stored, and the other is refused."""
         for asked in await self.approvals.expired(self.clock.now()):
             try:
-                await self._expire(asked)
+                with asked_by(self._clock_as_asker()):
+                    await self._expire(asked)
             except (Conflict, LifecycleError, NotFound) as error:
                 log.info("expiry_came_late", approval_id=asked.id, reason=str(error))
 
@@ -75,6 +74,10 @@ class ApprovalService:
                 run, cause="approval_expired", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_EXPIRY
             )
         log.info("approval_expired", approval_id=asked.id, run_id=asked.run_id, on_expiry=asked.on_expiry)
+
+    def _clock_as_asker(self) -> Asker:
+        """Nobody's key decides, and the audit log says so."""
+        return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.unowned.ids)
 
     async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
         return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)

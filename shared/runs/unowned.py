@@ -108,10 +108,12 @@ class UnownedRuns:
                 log.warning("dispatch_left_to_sweeper", next_run=settled.next.run_id, reason=str(error))
 
     async def _send_end(self, run: Run, tail: LogTail) -> None:
-        if tail.entries:
-            await self.event_log.open(run.id, run.fence)
-            await self.event_log.append(run.id, run.fence, tail, needs=Seq(0))
-        await self.event_log.expire(run.id)
+        try:
+            if tail.entries:
+                await self.event_log.open(run.id, run.fence)
+                await self.event_log.append(run.id, run.fence, tail, needs=Seq(0))
+        finally:
+            await self.event_log.expire(run.id)
 
     async def _persist(self, write: Callable[[], Awaitable[Result]]) -> Result:
         return await retry_while_unavailable(lambda _: write(), for_s=PATIENCE_S, clock=self.clock)

@@ -1,0 +1,149 @@
+"""Encrypts agents' secrets where they are stored: AES-256-GCM, bound to the agent and the name.
+
+A value that is copied to another agent, or to another name, cannot be read there. A stored text names its key, so that
+several keys can be in use while they are changed. Whoever has only the database, or a dump of it, reads no secret;
+the names, and how long a value is, are not hidden.
+"""
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from shared.domain.agent_secrets import SEALED, is_sealed
+from shared.domain.errors import InvalidRequest, UnreadableSecret
+from shared.domain.ids import AgentId
+
+PLAIN = ""
+"""Stands for the id of a key where a value is not encrypted."""
+
+_FORMAT = "1"
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class SecretKeys:
+    """The keys by their ids, each of 32 bytes. The first one encrypts, all of them decrypt. Without any, values are
+    stored as they are."""
+
+    def __init__(self, keys: Mapping[str, bytes], random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+        self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
+        self._random_bytes = random_bytes
+        self.current = next(iter(keys), PLAIN)
+        """The id of the key that encrypts."""
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> "SecretKeys":
+        """Reads `id:base64,id:base64`; lines do as well as commas. Raises `InvalidRequest`, which names `source`, the
+        place of the entry in it, and no key."""
+        keys: dict[str, bytes] = {}
+        entries = [entry for entry in re.split(r"[,\s]+", text) if entry]
+        if text and not entries:
+            raise InvalidRequest(f"{source} is set, but no key is in it: `holdfast secrets generate-key` prints one")
+        for position, entry in enumerate(entries, start=1):
+            key_id, _, encoded = entry.partition(":")
+            key = _decoded(encoded)
+            if _KEY_ID.fullmatch(key_id) is None or len(key) != _KEY_BYTES:
+                raise InvalidRequest(
+                    f"{source}, entry {position}: write it as id:key, with base64 of 32 bytes as the key; "
+                    "`holdfast secrets generate-key` prints one"
+                )
+            if key_id in keys:
+                raise InvalidRequest(f"{source}, entry {position}: the key id {key_id!r} is there twice")
+            keys[key_id] = key
+        return cls(keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._ciphers)
+
+    def has(self, key_id: str) -> bool:
+        """Whether there is a key with this id."""
+        return key_id in self._ciphers
+
+    def seal(self, agent_id: AgentId, name: str, value: str) -> str:
+        """What is stored for a value. One that is encrypted already, or empty, stays as it is."""
+        if not self or not value or is_sealed(value):
+            return value
+        nonce = self._random_bytes(_NONCE_BYTES)
+        bound = _bound_to(self.current, agent_id, name)
+        sealed = self._ciphers[self.current].encrypt(nonce, value.encode(), bound)
+        return f"{SEALED}{_FORMAT}:{self.current}:{base64.b64encode(nonce + sealed).decode()}"
+
+    def open(self, agent_id: AgentId, name: str, stored: str) -> str:
+        """The value of what is stored. Raises `UnreadableSecret`."""
+        if not is_sealed(stored):
+            return stored
+        key_id = key_id_of(stored)
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            raise UnreadableSecret(name, f"it is encrypted with the key {key_id!r}, which is not configured")
+        content = _decoded(stored.removeprefix(f"{SEALED}{_FORMAT}:{key_id}:"))
+        try:
+            return cipher.decrypt(
+                content[:_NONCE_BYTES], content[_NONCE_BYTES:], _bound_to(key_id, agent_id, name)
+            ).decode()
+        except (InvalidTag, ValueError) as error:
+            said = f"the key {key_id!r} is not the one that it was encrypted with, or what is stored was changed"
+            raise UnreadableSecret(name, said) from error
+
+    def open_all(self, agent_id: AgentId, stored: Mapping[str, str]) -> dict[str, str]:
+        """The values of all secrets of an agent. Raises `UnreadableSecret`."""
+        return {name: self.open(agent_id, name, value) for name, value in stored.items()}
+
+    def seal_all(self, agent_id: AgentId, values: Mapping[str, str]) -> dict[str, str]:
+        """What is stored for all secrets of an agent."""
+        return {name: self.seal(agent_id, name, value) for name, value in values.items()}
+
+    def sealed_anew(self, agent_id: AgentId, stored: Mapping[str, str]) -> "SealedAnew":
+        """The same secrets, encrypted with the first key as far as they can be read."""
+        after: dict[str, str] = {}
+        unreadable: list[UnreadableSecret] = []
+        for name, value in stored.items():
+            after[name] = value
+            if not value or key_id_of(value) == self.current:
+                continue
+            try:
+                after[name] = self.seal(agent_id, name, self.open(agent_id, name, value))
+            except UnreadableSecret as error:
+                unreadable.append(error)
+        return SealedAnew(after, unreadable)
+
+
+class SealedAnew(NamedTuple):
+    """What became of an agent's secrets."""
+
+    after: dict[str, str]
+    unreadable: list[UnreadableSecret]
+
+
+NO_KEYS = SecretKeys({})
+
+
+def key_id_of(stored: str) -> str:
+    """The id of the key with which a stored value is encrypted; `PLAIN` if it is not."""
+    if not is_sealed(stored):
+        return PLAIN
+    return stored.removeprefix(SEALED).partition(":")[2].partition(":")[0]
+
+
+def new_key(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
+    """A key with an id of its own, as the setting takes it."""
+    return f"k{random_bytes(4).hex()}:{base64.b64encode(random_bytes(_KEY_BYTES)).decode()}"
+
+
+def _bound_to(key_id: str, agent_id: AgentId, name: str) -> bytes:
+    # NUL can be in none of the three: ids have none, and names with one are refused before they are stored.
+    return "\0".join(("holdfast agent secret", _FORMAT, key_id, agent_id, name)).encode()
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.replace("-", "+").replace("_", "/") + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
