@@ -4,21 +4,20 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
 from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
-from shared.archival.embedding_upkeep import EmbeddingUpkeep
-from shared.concurrency import background
+from shared.concurrency import background, repeating
+from shared.network.checked_http import NetworkRules
 from shared.process.context import ProcessContext
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
-from shared.redis.queue import IntervalLock, RunQueue
+from shared.redis.queue import InFlightLimits, RunQueue
+from shared.redis.tool_presence import ToolPresence
 from shared.runs.approvals import ApprovalService
-from shared.runs.retention import Retention
 from shared.runs.unowned import UnownedRuns
 from shared.sql.archival.passages import PassageStore
 from shared.sql.archival.search import PassageSearchStore
@@ -28,26 +27,27 @@ from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.retention import RetentionStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
+from worker.models.prices import Prices
 from worker.models.registry import Models
 from worker.queue.queue_worker import QueueWorker
 from worker.run.active_runs import ActiveRuns
+from worker.run.budgets import BudgetService
 from worker.run.context import RunServices
 from worker.run.execute_run import RunExecutor
 from worker.run.settle import RunFinisher
-from worker.tools.process_sandbox import ProcessSandbox
+from worker.tool_parts import ToolParts, tool_parts
 from worker.upkeep.sweeper import Sweeper
+from worker.upkeep_parts import upkeep
 
 STARTS_AT_ONCE = 4
-
-PRUNE_EVERY_S = 60.0
 
 HAND_OVER_S = 10.0
 """Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
@@ -61,6 +61,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
     """
     settings = process.settings
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+    network = NetworkRules.of(settings.reachable_networks, settings.ca_file)
     async with AsyncExitStack() as stack:
         models = Models(
             process.environment,
@@ -68,13 +69,13 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             idle_timeout=settings.idle_timeout,
             retries=settings.model_retries,
             builtin_models=settings.builtin_models,
+            network=network,
         )
         stack.push_async_callback(models.aclose)
-        embeddings = EmbeddingClient(process.environment)
+        embeddings = EmbeddingClient(process.environment, network)
         stack.push_async_callback(embeddings.aclose)
-        sandbox = ProcessSandbox(memory_mb=settings.tool_memory_mb, grace_s=settings.tool_grace)
-        stack.push_async_callback(sandbox.aclose)
-        services = _run_services(process, models, sandbox, embeddings)
+        tools = await stack.enter_async_context(tool_parts(process, network))
+        services = _run_services(process, models, tools, embeddings)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -88,6 +89,8 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             name=name,
             execute=executor.execute_run,
             max_runs=settings.max_runs,
+            spare_runs=settings.spare_runs,
+            in_flight=InFlightLimits(settings.runs_in_flight, settings.limits.own_in_flight()),
             takes_more=active_runs.takes_more,
             lease_s=settings.lease_s,
             on_lease_lost=lambda job_id: active_runs.lease_lost(*parse_job_id(job_id)),
@@ -101,7 +104,9 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await sweeper.restart()
         await stack.enter_async_context(background(models.warm(), name="import model clients"))
         await stack.enter_async_context(active_runs.listening())
-        await stack.enter_async_context(_upkeep(process, sweeper, _approvals(process, services, unowned), embeddings))
+        await stack.enter_async_context(_showing_tools(process, tools))
+        await stack.enter_async_context(tools.packages.tidied())
+        await stack.enter_async_context(upkeep(process, sweeper, _approvals(process, services, unowned), embeddings))
         await stack.enter_async_context(background(queue_worker.serve(), name="queue worker"))
         try:
             yield queue_worker
@@ -109,40 +114,24 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await queue_worker.drain(settings.drain_s, hand_over_s=HAND_OVER_S)
 
 
-@asynccontextmanager
-async def _upkeep(
-    process: ProcessContext, sweeper: Sweeper, approvals: ApprovalService, embeddings: EmbeddingClient
-) -> AsyncGenerator[None]:
-    """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
-    intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
-    embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(intervals.repeating(sweeper.sweep, every_s=every_s, name="sweep"))
-        await stack.enter_async_context(
-            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
-        )
-        await stack.enter_async_context(
-            intervals.repeating(embedding.embed_due, every_s=every_s, name="embed passages")
-        )
-        if process.settings.retain_days:
-            retention = Retention(
-                store=RetentionStore(process.database),
-                clock=process.clock,
-                keep=timedelta(days=process.settings.retain_days),
-            )
-            await stack.enter_async_context(
-                intervals.repeating(retention.prune_some, every_s=PRUNE_EVERY_S, name="prune")
-            )
-        yield
+def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncContextManager[None]:
+    """Says for as long as the block lasts which walls this worker's tools have, and in which languages they are."""
+    presence, lease_s = ToolPresence(process.redis), process.settings.lease_s
+    return repeating(
+        lambda: presence.show(tools.tier, runs_javascript=tools.runs_javascript, for_s=lease_s),
+        every_s=lease_s / 3,
+        name="show the tools' walls",
+    )
 
 
 def _run_services(
-    process: ProcessContext, models: Models, sandbox: ProcessSandbox, embeddings: EmbeddingClient
+    process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient
 ) -> RunServices:
     database, settings = process.database, process.settings
     return RunServices(
         models=models,
-        sandbox=sandbox,
+        sandbox=tools.sandbox,
+        packages=tools.packages,
         memory=MemoryStore(database),
         archival=ArchivalMemory(
             passages=PassageStore(database),
@@ -154,6 +143,7 @@ def _run_services(
         ),
         message_lists=MessageLists(database),
         agents=AgentStore(database),
+        secret_keys=process.secret_keys,
         messages=MessageStore(database),
         runs=RunStore(database),
         checkpoints=CheckpointStore(database),
@@ -167,7 +157,17 @@ def _run_services(
         stores_first=process.is_embedded,
         tool_timeout_s=settings.tool_timeout,
         patience_s=settings.database_patience,
-        token_budget=settings.run_token_budget,
+        budgets=_budgets(process),
+    )
+
+
+def _budgets(process: ProcessContext) -> BudgetService:
+    settings = process.settings
+    return BudgetService(
+        budgets=settings.budgets,
+        prices=Prices.read(settings.prices_file),
+        store=BudgetStore(process.database),
+        clock=process.clock,
     )
 
 

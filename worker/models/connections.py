@@ -8,11 +8,14 @@ A call is known by a header that it puts on its requests and that never leaves t
 """
 
 import itertools
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx2
 import msgspec
+
+from shared.network.checked_http import CallersHttp, NetworkRules
 
 CALL_HEADER = "x-holdfast-call"
 
@@ -44,14 +47,16 @@ class OpenCall:
 
 
 class Connections:
-    """Owner of the shared client. Closed once, by whoever made it."""
+    """Owner of the shared client, and of that for callers' addresses. Closed once, by whoever made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: NetworkRules) -> None:
+        self.images = CallersHttp(network)
+        """For images that a message names by their address, which is a caller's."""
         self._numbers = itertools.count(1)
         self._calls: dict[str, OpenCall] = {}
         self.client = httpx2.AsyncClient(
             timeout=_TIMEOUT,
-            transport=_WatchingTransport(self._calls),
+            transport=_WatchingTransport(self._calls, network.tls()),
             # Events come one by one; compressing each is slower, and a compressed stream could not be checked.
             headers={"accept-encoding": "identity"},
         )
@@ -69,14 +74,15 @@ class Connections:
 
     async def aclose(self) -> None:
         await self.client.aclose()
+        await self.images.aclose()
 
 
 class _WatchingTransport(httpx2.AsyncBaseTransport):
     """Takes the call's header off a request and hands the response to the call."""
 
-    def __init__(self, calls: dict[str, OpenCall]) -> None:
+    def __init__(self, calls: dict[str, OpenCall], tls: ssl.SSLContext) -> None:
         self._calls = calls
-        self._transport = httpx2.AsyncHTTPTransport(limits=_LIMITS)
+        self._transport = httpx2.AsyncHTTPTransport(verify=tls, limits=_LIMITS)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         call = self._calls.get(request.headers.pop(CALL_HEADER, ""))
@@ -128,7 +134,7 @@ def _is_plain_event_stream(response: httpx2.Response) -> bool:
 def _is_json(data: bytes) -> bool:
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return True
 

@@ -23,6 +23,7 @@ SDK_ERRORS: tuple[type[Exception], ...] = (
     LookupError,
     AttributeError,
     AssertionError,
+    RecursionError,
     OSError,
 )
 """Each of these, out of an SDK, means that the call failed. Cancellation is none of them."""

@@ -121,6 +121,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     attempt: int
     wait: float
     error: str
+    """As `ModelError.facts` says it."""
 
 
 ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finished | AttemptFailed

@@ -21,6 +21,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_catalog import MODELS, family_of
 from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
 from shared.domain.model_servers import Wire
+from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.builtin import BuiltinModel
 from worker.models.connections import Connections
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
@@ -90,7 +91,7 @@ async def stream_with_retries(
         wait = None if attempt.has_answered else policy.wait_before(number, attempt.failure)
         if wait is None:
             raise attempt.failure
-        yield AttemptFailed(number, wait, attempt.failure.message)
+        yield AttemptFailed(number, wait, attempt.failure.facts)
         await policy.sleep(wait)
 
 
@@ -136,6 +137,7 @@ class Models:
         idle_timeout: float,
         retries: int,
         builtin_models: bool = False,
+        network: NetworkRules = PUBLIC_ONLY,
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -147,6 +149,7 @@ class Models:
         self._builtin_models = builtin_models
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
+        self._network = network
         self._sleep = clock_sleep
         self._policy = RetryPolicy(retries, clock_sleep, jitter)
         self._connections: Connections | None = None
@@ -207,7 +210,7 @@ class Models:
         if route.wire == "builtin":
             return BuiltinModel(route.model, self._sleep, self._first_event_timeout, self._idle_timeout)
         if self._connections is None:
-            self._connections = Connections()
+            self._connections = Connections(self._network)
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:

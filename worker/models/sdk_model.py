@@ -4,13 +4,14 @@ Imported with the first SDK, never before. What differs from wire to wire is in 
 and `google_wire.py`.
 """
 
+import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 
-from pydantic_ai import direct
+from pydantic_ai import UsageExtractionFailedWarning, direct
 from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
@@ -54,6 +55,8 @@ class SdkModel:
         self, wire: WireModel, asked: str, connections: Connections, first_event_timeout: float, idle_timeout: float
     ) -> None:
         """`asked` is the provider and the server's address: every error names them."""
+        # What an answer leaves out of its usage is estimated. The SDK would say so past the logs, in foreign words.
+        warnings.filterwarnings("ignore", category=UsageExtractionFailedWarning)
         self._wire = wire
         self._asked = asked
         self._connections = connections
@@ -66,7 +69,7 @@ class SdkModel:
         messages = self._messages(call)
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         if self._wire.takes_images_as_data:
-            messages = await limit.wait(with_fetched_images(messages))
+            messages = await limit.wait(with_fetched_images(messages, self._connections.images))
         async with (
             self._connections.call(limit.bytes_seen) as connection,
             aclosing(self._answer(call, messages, connection, limit)) as events,

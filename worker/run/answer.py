@@ -30,7 +30,7 @@ from worker.models.provider import (
 )
 from worker.run.answer_text import ContinuedText, Speech, said_so_far
 from worker.run.context import RunContext
-from worker.run.progress import StepInHand
+from worker.run.progress import StepInHand, lost_usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -52,7 +52,8 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
     publisher's `shown` then has what was shown."""
     asked = context.system + _as_text(history)
     shown = context.publisher.shown
-    context.progress.count_lost(shown.lost_calls, asked, shown.lost_text)
+    lost = lost_usage(shown.lost_calls, asked, shown.lost_text)
+    context.progress.count_lost(context.services.budgets.priced(context.model, lost))
     shown.forget_lost()
     beginning = _beginning(context)
     if beginning is not None:
@@ -61,7 +62,7 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
         except ModelError as error:
             if error.error_type not in _REFUSALS or shown.text:
                 raise
-            log.info("answer_begins_again", reason=error.message)
+            log.info("answer_begins_again", reason=error.facts)
             context.publisher.begin_again()
     return await _ask(context, history, asked, None)
 
@@ -80,20 +81,22 @@ def _beginning(context: RunContext) -> BegunAnswer | None:
 
 
 async def _ask(context: RunContext, history: Sequence[Message], asked: str, beginning: BegunAnswer | None) -> Answer:
-    in_hand = context.progress.begin_step(context.new_step(beginning), asked)
-    context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
-    draft = _Draft(context, in_hand, beginning)
+    continued = None if beginning is None else ContinuedText(beginning.text)
     may_call = context.next_calls()
     call = ModelCall(
         handle=context.model,
         system=context.system,
         history=history,
         tools=tool_specs(context, may_call),
-        beginning=draft.beginning,
+        beginning="" if continued is None else continued.asked,
         must_call=may_call.forced,
         thread_id=context.run.thread_id,
         options=context.options,
     )
+    await context.pay_for(call)
+    in_hand = context.progress.begin_step(context.new_step(beginning), asked)
+    context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
+    draft = _Draft(context, in_hand, beginning, continued)
     async with aclosing(context.services.models.stream(call)) as events:
         async for event in events:
             draft.take(event)
@@ -136,7 +139,13 @@ class _Draft:
     comes second gets an id of its own, because the wire shows it as a message of its own.
     """
 
-    def __init__(self, context: RunContext, in_hand: StepInHand, beginning: BegunAnswer | None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        in_hand: StepInHand,
+        beginning: BegunAnswer | None,
+        continued: ContinuedText | None,
+    ) -> None:
         self._context = context
         self._in_hand = in_hand
         self._step_id = in_hand.step.id
@@ -146,18 +155,13 @@ class _Draft:
         self._first_kind: bool | None = None
         self._parts: dict[str, int] = {} if beginning is None else {"text": 0}
         self._text: list[str] = [] if beginning is None else [beginning.text]
-        self._continued = None if beginning is None else ContinuedText(beginning.text)
+        self._continued = continued
         self._thought: list[str] = []
         self._signature: str | None = None
         self._open: dict[int, tuple[str, str]] = {}
         self._finished_calls: dict[int, ToolCall] = {}
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
-
-    @property
-    def beginning(self) -> str:
-        """What the model is given as the beginning of its answer."""
-        return "" if self._continued is None else self._continued.asked
 
     def take(self, event: ModelEvent) -> None:
         """Takes the next piece; shows it at once when the run was made for tokens."""
@@ -218,9 +222,8 @@ class _Draft:
         if not self._by_tokens:
             self._show_whole()
         context, calls = self._context, self._calls
-        context.progress.count(finished.usage)
         rewrites = any(call.name in REWRITING for call in calls)
-        self._in_hand.finish(finished.usage)
+        self._in_hand.finish(context.count(context.model, finished.usage))
         body = AssistantMessage(
             text="".join(self._text),
             reasoning=Reasoning("".join(self._thought), self._signature) if self._thought else None,

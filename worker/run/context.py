@@ -1,7 +1,7 @@
 """The step loop's surroundings: one claimed run, the services that it needs, and its progress."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ from shared.clock import Clock, unix_ms
 from shared.concurrency import retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions, render_system
 from shared.domain.approvals import Approval
-from shared.domain.base_tools import SPEAKS, is_base_tool
+from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
@@ -19,13 +19,15 @@ from shared.domain.ids import IdMaker
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall
 from shared.domain.model_catalog import continues_answers
-from shared.domain.runs import Run, Step
+from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import RunEnd
 from shared.domain.shown_step import BegunAnswer
 from shared.domain.skills import with_skills
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
+from shared.packages.environments import PackageEnvironments
 from shared.redis.event_log import EventLog
+from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.message_lists import MessageLists
@@ -35,7 +37,9 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
+from worker.models.provider import ModelCall
 from worker.models.registry import Models
+from worker.run.budgets import BudgetService
 from worker.run.interruption import Interruption
 from worker.run.progress import RunProgress
 from worker.run.publisher import Publisher
@@ -69,10 +73,12 @@ class RunServices:
 
     models: Models
     sandbox: ToolSandbox
+    packages: PackageEnvironments
     memory: MemoryStore
     archival: ArchivalMemory
     message_lists: MessageLists
     agents: AgentStore
+    secret_keys: SecretKeys
     messages: MessageStore
     runs: RunStore
     checkpoints: CheckpointStore
@@ -88,7 +94,7 @@ class RunServices:
     tool_timeout_s: float
     patience_s: float
     """Seconds that a run repeats a write while the database is away."""
-    token_budget: int
+    budgets: BudgetService
 
     def publisher(self, run: Run, interruption: Interruption) -> Publisher:
         """The publisher of a run that was just claimed. It stops the run when the log has a newer owner."""
@@ -113,6 +119,8 @@ class RunContext:
     publisher: Publisher
     interruption: Interruption
     progress: RunProgress
+    secrets: Mapping[str, str] = field(repr=False)
+    """The agent's secrets, readable: what its tools get, and what is left out of their results."""
 
     @property
     def run(self) -> Run:
@@ -183,7 +191,7 @@ class RunContext:
         messages = self.services.messages
         await self.read_memory()
         return await self.retry_while_unavailable(
-            lambda: messages.context(self.run.thread_id, up_to_turn=self.run.turn)
+            lambda: messages.context(self.run.project_id, self.run.thread_id, up_to_turn=self.run.turn)
         )
 
     async def read_memory(self) -> None:
@@ -219,6 +227,22 @@ class RunContext:
         with self.interruption.shielded():
             return await retry_while_unavailable(lambda _: action(), for_s=services.patience_s, clock=services.clock)
 
+    async def pay_for(self, call: ModelCall) -> None:
+        """To be called before every call of a model. Raises `BudgetExceeded`, or `ModelError` when a budget is in money
+        and nobody knows the model's price."""
+        budgets, run = self.services.budgets, self.run
+        await self.retry_while_unavailable(lambda: budgets.reserve(run, self.progress.usage, call))
+
+    def count(self, handle: str, usage: Usage) -> Usage:
+        """A step's call has ended; what it used, with its price."""
+        priced = self.services.budgets.priced(handle, usage)
+        self.progress.count(priced)
+        return priced
+
+    def check_budget(self) -> None:
+        """To be called when tokens were used. Raises `BudgetExceeded`."""
+        self.services.budgets.check(self.progress.usage)
+
     def stop_if_asked(self) -> None:
         """To be called between steps. Raises `CancelRequested` when a cancel waits for the step to end,
         `ShutdownRequested` when another worker is to continue from here."""
@@ -240,13 +264,17 @@ class RunContext:
 
 
 async def load_context(services: RunServices, publisher: Publisher, interruption: Interruption) -> RunContext:
-    """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone."""
+    """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone, and
+    `UnreadableSecret` before anything is spent when a tool would have to run without what it was given."""
     run = publisher.run
     agent, tools = await services.agents.equipped(run.project_id, run.agent_id)
+    secrets = {}
+    if run.options.compaction is None and any(map(runs_in_sandbox, tools)):
+        secrets = services.secret_keys.open_all(agent.id, agent.tool_environment)
     progress = RunProgress(usage=run.usage, step_count=run.step_count)
     if agent.tool_rules:
         # A run that continues another one, or goes on after its worker died, has called tools before.
-        earlier = await services.messages.list_of_turn(run.thread_id, run.turn or 0)
+        earlier = await services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
     return RunContext(
         agent=agent,
@@ -255,4 +283,5 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
         publisher=publisher,
         interruption=interruption,
         progress=progress,
+        secrets=secrets,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from shared.domain.errors import BudgetExceeded, ModelError, ModelErrorType, NotFound
+from shared.domain.errors import ModelError, ModelErrorType, NotFound
 from shared.domain.events import Compacted, CompactionBegan
 from shared.domain.messages import CHARACTERS_PER_TOKEN, CompactionTrigger, Message
 from shared.domain.model_catalog import window_of
@@ -82,7 +82,7 @@ class ContextWindow:
                 if error.error_type is not ModelErrorType.CONTEXT_WINDOW or context.publisher.shown.text:
                     raise
                 refused = history_tokens(sent)
-                log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.message)
+                log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.facts)
                 self._learn(refused)
                 # The step was never begun, as far as anybody can see.
                 context.progress.in_hand = in_hand
@@ -159,14 +159,14 @@ class ContextWindow:
                 usage = context.progress.usage
                 await context.retry_while_unavailable(lambda: store(context.run, compaction, tail, usage, now))
         log.info("context_compacted", trigger=trigger, messages=len(gone), tokens_before=size, tokens_after=left)
-        check_budget(context)
+        context.check_budget()
         context.stop_if_asked()
 
     async def _summary_of(self, gone: Sequence[Message], longest: int) -> str:
         try:
             return await write_summary(self._context, gone, self._context.run.options.when_full, longest=longest)
         except ModelError as error:
-            log.warning("summary_failed", error_type=error.error_type, error=error.message)
+            log.warning("summary_failed", error=error.facts)
             note = NO_SUMMARY.format(messages=len(gone))
             return f"{note}\n\n{excerpt(gone, max(longest - len(note), 0))}"
 
@@ -174,11 +174,3 @@ class ContextWindow:
 def _count_of(step: Step, model: str) -> int | None:
     usage = step.usage
     return usage.context_tokens if step.model == model and not usage.estimated and usage.context_tokens else None
-
-
-def check_budget(context: RunContext) -> None:
-    """To be called when tokens were used. Raises `BudgetExceeded`."""
-    budget, usage = context.services.token_budget, context.progress.usage
-    used = usage.prompt_tokens + usage.completion_tokens
-    if budget and used >= budget:
-        raise BudgetExceeded(f"the run has used {used} tokens of the {budget} that HOLDFAST_RUN_TOKEN_BUDGET allows")

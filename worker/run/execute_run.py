@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -19,6 +20,7 @@ from shared.domain.errors import (
     RunTimeout,
     ShutdownRequested,
     Unavailable,
+    UnreadableSecret,
 )
 from shared.domain.events import StatusChanged
 from shared.domain.ids import RunId
@@ -36,12 +38,16 @@ from worker.run.settle import (
     failed_by_defect,
     failed_by_lost_workers,
     failed_by_model,
+    failed_by_secret,
     failed_by_timeout,
 )
 from worker.run.step_loop import run_steps
 from worker.run.tool_run import run_tool
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+BUDGET_LOOK = timedelta(minutes=1)
+"""How often a run that waits for room in a budget looks whether there is some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,8 @@ class RunExecutor:
             if run.cancel is not None:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
             active.publisher = self.services.publisher(run, active.interruption)
-            await self._execute(active.publisher, active.interruption, starting)
+            async with self.services.sandbox.of_run(run_id):
+                await self._execute(active.publisher, active.interruption, starting)
 
     async def _claim(self, run_id: RunId, dispatch: int, alone_after: range) -> Run | None:
         runs, clock = self.services.runs, self.services.clock
@@ -108,24 +115,28 @@ class RunExecutor:
         try:
             try:
                 context = await load_context(self.services, publisher, interruption)
-            except NotFound as error:
+            except (NotFound, UnreadableSecret) as error:
+                end = failed_by_secret(error) if isinstance(error, UnreadableSecret) else failed_by_defect(error)
+                log.warning("run_cannot_start", reason=error.message)
                 async with publisher.publishing():
-                    await self.finisher.fail(publisher, failed_by_defect(error))
+                    await self.finisher.fail(publisher, end)
                 return
             async with publisher.publishing(goes_on=context.continues_answers):
                 await starting.aclose()
                 await self._run(context)
         except LifecycleError as error:
             raise LeaseLost(str(error)) from error
-        except Unavailable:
+        except Unavailable as error:
             # No fault of the run, and nothing can be settled: it goes back into the queue when the database is back.
-            log.warning("run_handed_over_late", exc_info=True)
+            log.warning("run_handed_over_late", reason=error.message)
             await self.finisher.hand_over_late(publisher)
             raise
 
     async def _run(self, context: RunContext) -> None:
         try:
             await self.finisher.finish(context, await self._outcome_of(context))
+        except BudgetExceeded as error:
+            await self.finisher.let_wait(context.publisher, error.message, self._tried_again_at(error))
         except ShutdownRequested:
             await self.finisher.hand_over(context.publisher)
             raise
@@ -136,7 +147,7 @@ class RunExecutor:
 
     async def _outcome_of(self, context: RunContext) -> Outcome | Parked:
         """Runs the steps and says how they ended. Raises `ShutdownRequested`, `LeaseLost` or `Unavailable` when another
-        worker continues the run."""
+        worker continues the run, `BudgetExceeded` when it is to wait for room."""
         run = context.run
         try:
             if run.attempts_without_progress > self._alone_after.stop:
@@ -150,6 +161,8 @@ class RunExecutor:
         except RunTimeout:
             return Outcome(end=failed_by_timeout(self.run_timeout_s))
         except BudgetExceeded as error:
+            if error.room_at is not None and self.services.budgets.budgets.waits:
+                raise
             return Outcome(end=failed_by_budget(error))
         except ModelError as error:
             return Outcome(end=failed_by_model(error, run))
@@ -159,6 +172,12 @@ class RunExecutor:
             # The job boundary: a run that fails in any way ends, and its worker goes on.
             log.exception("run_failed")
             return Outcome(end=failed_by_defect(error))
+
+    def _tried_again_at(self, error: BudgetExceeded) -> datetime:
+        """Calls that are under way may use less than was set aside for them, and an operator may raise a budget. So the
+        run looks before the next day, too."""
+        soon = self.services.clock.now() + BUDGET_LOOK
+        return soon if error.room_at is None else min(error.room_at, soon)
 
 
 async def _work(context: RunContext) -> Outcome | Parked:

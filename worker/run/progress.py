@@ -63,16 +63,20 @@ class RunProgress:
         total = self.usage.plus(call)
         self.usage = msgspec.structs.replace(total, context_tokens=self.usage.context_tokens)
 
-    def count_lost(self, calls: int, asked: str, shown: str) -> None:
-        """Counts calls whose worker died. They were paid for too: each had the prompt that is about to be sent
-        again."""
-        if calls:
-            lost = Usage(
-                prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True
-            )
+    def count_lost(self, lost: Usage) -> None:
+        """Counts calls whose worker died."""
+        if lost.estimated:
             self.usage = self.usage.plus(lost)
 
     @property
     def returns(self) -> dict[str, ToolReturn]:
         """Results of the answer in hand, by tool call id."""
         return self.open_returns if self.in_hand is None else self.in_hand.returns
+
+
+def lost_usage(calls: int, asked: str, shown: str) -> Usage:
+    """About what calls have used whose worker died. They were paid for too: each had the prompt that is about to be
+    sent again."""
+    if not calls:
+        return Usage()
+    return Usage(prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True)

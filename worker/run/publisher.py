@@ -7,6 +7,7 @@ append in flight at a time, and sends what comes meanwhile with the next one. So
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 import structlog
 
@@ -157,11 +158,12 @@ class Publisher:
         self._writer.end(tail)
         self._wake()
 
-    async def hand_over(self) -> bool:
-        """Stores what SQL lacks of an unfinished step, for the run's next owner. False when SQL does not answer."""
+    async def hand_over(self, waits_until: datetime | None = None) -> bool:
+        """Stores what SQL lacks of an unfinished step, for the run's next owner, who comes after `waits_until`. False
+        when SQL does not answer."""
         try:
             async with self.storing() as tail:
-                await self._checkpoints.hand_over(self.run, tail, self._clock.now())
+                await self._checkpoints.hand_over(self.run, tail, self._clock.now(), waits_until=waits_until)
         except LifecycleError as error:
             self._stop(LeaseLost(str(error)))
         except Unavailable as error:

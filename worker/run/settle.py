@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 import structlog
@@ -19,6 +20,7 @@ from shared.domain.errors import (
     ModelErrorType,
     MoreInput,
     Unavailable,
+    UnreadableSecret,
 )
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import estimate_tokens
@@ -82,6 +84,12 @@ class RunFinisher:
         if await publisher.hand_over():
             log.info("run_handed_over")
 
+    async def let_wait(self, publisher: Publisher, reason: str, until: datetime) -> None:
+        """Leaves the run to whoever finds it after `until`; nobody has it till then. Raises `Unavailable`."""
+        if not await publisher.hand_over(waits_until=until):
+            raise Unavailable("the database does not answer; the run is tried again")
+        log.info("run_waits", reason=reason, until=until.isoformat())
+
     async def hand_over_late(self, publisher: Publisher) -> None:
         """`hand_over` after a long outage of the database: repeated until the database is back, or the worker gives
         up."""
@@ -111,11 +119,11 @@ class RunFinisher:
             await self._dispatch(settled.next)
 
     async def _finish_stream(self, publisher: Publisher) -> None:
-        if await publisher.wait_sent(FLUSH_S):
-            try:
-                await self.event_log.expire(publisher.run.id)
-            except Unavailable as error:
-                log.warning("stream_left_to_sql", reason=str(error))
+        await publisher.wait_sent(FLUSH_S)
+        try:
+            await self.event_log.expire(publisher.run.id)
+        except Unavailable as error:
+            log.warning("stream_left_to_sql", reason=str(error))
 
     async def _dispatch(self, dispatch: Dispatch) -> None:
         try:
@@ -164,6 +172,7 @@ def _cut_off(context: RunContext, end: RunEnd) -> tuple[Step | None, Usage]:
     if spoken or is_cancel:
         asked, said = estimate_tokens(progress.in_hand.asked), estimate_tokens(spoken)
         call = Usage(prompt_tokens=asked, completion_tokens=said, estimated=True)
+        call = context.services.budgets.priced(context.model, call)
     ended = msgspec.structs.replace(step, status="cancelled" if is_cancel else "failed", error=end.error, usage=call)
     return ended, progress.usage.plus(call) if call.estimated else progress.usage
 
@@ -194,7 +203,7 @@ def failed_by_timeout(timeout_s: float) -> RunEnd:
 
 
 def failed_by_budget(error: BudgetExceeded) -> RunEnd:
-    """The run used up its tokens."""
+    """The run used up its budget, or its next call would."""
     shown = RunError("budget_exceeded", "The run has used up its budget.", error.message)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="max_tokens_exceeded", cause="budget", error=shown)
 
@@ -202,6 +211,12 @@ def failed_by_budget(error: BudgetExceeded) -> RunEnd:
 def failed_by_defect(error: Exception) -> RunEnd:
     """A defect of Holdfast, or of what it runs on."""
     shown = RunError("internal_error", "An error occurred during agent execution.", f"{type(error).__name__}: {error}")
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
+
+
+def failed_by_secret(error: UnreadableSecret) -> RunEnd:
+    """A tool of the agent would have to run without a secret that it was given."""
+    shown = RunError("internal_error", "A secret of the agent cannot be read.", error.message)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
 
 

@@ -11,7 +11,7 @@ from shared.domain.tool_rules import ends_turn
 from worker.run.answer import Answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
-from worker.run.context_window import ContextWindow, check_budget
+from worker.run.context_window import ContextWindow
 from worker.run.tool_turn import finish_open_calls, run_tools
 
 STOP_REASONS = {
@@ -55,7 +55,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         context.stop_if_asked()
         if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed(_by_rule(context))
-        check_budget(context)
+        context.check_budget()
     return _completed("max_steps")
 
 

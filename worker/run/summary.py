@@ -82,7 +82,7 @@ async def write_summary(
         except ModelError as error:
             if writer is writers[-1]:
                 raise
-            log.warning("summary_model_failed", model=writer.handle, error=error.message)
+            log.warning("summary_model_failed", model=writer.handle, error=error.facts)
     raise AssertionError("a run has a model")
 
 
@@ -94,7 +94,7 @@ def _writers(context: RunContext, options: CompactionOptions) -> Iterator[Writer
             context.services.models.route(chosen)
             yield Writer(chosen, options.model_options or ModelOptions(), context_window_of(chosen))
         except ModelError as error:
-            log.info("summary_model_unknown", model=chosen, error=error.message)
+            log.info("summary_model_unknown", model=chosen, error=error.facts)
     own = options.model_options if chosen == context.model else None
     yield Writer(context.model, own or context.options, window_of(context.model, context.options.context_window))
 
@@ -156,18 +156,19 @@ class Draft:
 
 async def _ask(context: RunContext, call: ModelCall, *, is_step: bool) -> str:
     """The model's whole text."""
+    await context.pay_for(call)
     draft = Draft()
     if is_step:
         step = msgspec.structs.replace(context.new_step(), model=call.handle)
         in_hand = context.progress.begin_step(step, asked=call.system)
         await draft.take(context, call)
-        context.progress.count(draft.usage_of(call))
-        in_hand.finish(draft.usage_of(call))
+        in_hand.finish(context.count(call.handle, draft.usage_of(call)))
     else:
         try:
             await draft.take(context, call)
         finally:
-            context.progress.count_aside(draft.usage_of(call))
+            used = context.services.budgets.priced(call.handle, draft.usage_of(call))
+            context.progress.count_aside(used)
     if not draft.text:
         raise ModelError(ModelErrorType.ERROR, "The model was asked for a summary and gave no text.")
     return draft.text

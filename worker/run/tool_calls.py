@@ -1,16 +1,21 @@
 """Makes one call of a tool: checks its arguments, runs our own code for a base tool and the sandbox for any other."""
 
 import re
+from asyncio import to_thread
 from typing import Any
 
 from shared.domain.agents import agent_for_tool
-from shared.domain.base_tools import base_tool_arguments, is_base_tool
+from shared.domain.base_tools import base_tool_arguments, is_base_tool, runs_code
+from shared.domain.errors import InvalidRequest, InvalidToolSource, Unavailable
 from shared.domain.messages import ToolCall, ToolReturn
-from shared.domain.tools import Tool
+from shared.domain.tools import TYPESCRIPT, Tool, ToolLimits
 from shared.tool_arguments import RefusedArguments, check_arguments
+from shared.typescript.functions import Module, tool_module
 from worker.run.base_tools import run_base_tool
 from worker.run.context import RunContext
+from worker.run.run_code import run_code
 from worker.tools.invocation import ToolInvocation
+from worker.tools.redaction import without_secrets
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
 """What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
@@ -25,6 +30,8 @@ async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: 
     checked = await check_arguments(arguments, schema)
     if isinstance(checked, RefusedArguments):
         return error_return(call, checked.text)
+    if runs_code(tool):
+        return await run_code(context, call, tool, checked, _environment(context))
     run = run_base_tool if is_base_tool(tool) else _run_in_sandbox
     return await run(context, call, tool, checked)
 
@@ -35,18 +42,36 @@ def error_return(call: ToolCall, text: str) -> ToolReturn:
 
 
 async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
-    outcome = await context.services.sandbox.call(
-        ToolInvocation(
-            source_code=tool.source_code,
-            function=tool.name,
-            arguments=arguments,
-            argument_schema=tool.args_json_schema,
-            environment=context.agent.tool_environment | _whereabouts(context),
-            agent=agent_for_tool(context.agent, context.progress.blocks) if _ASKS.search(tool.source_code) else None,
-            timeout_s=context.services.tool_timeout_s,
-            return_char_limit=tool.return_char_limit,
-        )
-    )
+    services, module = context.services, Module(tool.source_code)
+    try:
+        if tool.source_type == TYPESCRIPT:
+            module = await to_thread(tool_module, tool.source_code, tool.name)
+        # A call's time begins behind this: a machine that lacks the packages installs them first.
+        async with services.packages.folders(tool.packages) as folders:
+            outcome = await services.sandbox.call(
+                ToolInvocation(
+                    project_id=context.run.project_id,
+                    source_code=module.source,
+                    function=tool.name,
+                    arguments=arguments,
+                    language="javascript" if tool.source_type == TYPESCRIPT else "python",
+                    parameters=module.parameters,
+                    argument_schema=tool.args_json_schema,
+                    environment=_environment(context),
+                    agent=_agent(context, tool),
+                    folders=folders,
+                    has_network=tool.network == "host",
+                    run_id=context.run.id if tool.scratch == "run" else None,
+                    timeout_s=services.tool_timeout_s,
+                    limits=tool.limits or ToolLimits(),
+                    return_char_limit=tool.return_char_limit,
+                )
+            )
+    except InvalidToolSource as error:
+        return error_return(call, f"Error: {error}")
+    except (InvalidRequest, Unavailable) as error:
+        return error_return(call, f"Error: the tool was not started, for it lacks its packages: {error.message}")
+    outcome = await without_secrets(outcome, context.secrets)
     return ToolReturn(
         tool_call_id=call.id,
         tool_name=call.name,
@@ -58,10 +83,15 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
     )
 
 
-def _whereabouts(context: RunContext) -> dict[str, str]:
-    """Variables by which a tool knows for whom it runs. The first is the wire's."""
+def _agent(context: RunContext, tool: Tool) -> dict[str, Any] | None:
+    return agent_for_tool(context.agent, context.progress.blocks) if _ASKS.search(tool.source_code) else None
+
+
+def _environment(context: RunContext) -> dict[str, str]:
+    """The agent's secrets, and variables by which a tool knows for whom it runs. The first of these is the wire's."""
     run = context.run
     return {
+        **context.secrets,
         "LETTA_AGENT_ID": run.agent_id,
         "LETTA_RUN_ID": run.id,
         "LETTA_CONVERSATION_ID": run.conversation_id or "default",

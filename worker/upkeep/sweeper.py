@@ -38,6 +38,7 @@ class Sweeper:
     async def sweep(self) -> int:
         """One look; how many runs were dispatched again. Raises `Unavailable`."""
         await self._finish_cancels()
+        await self.queue.recount()
         now = self.clock.now()
         since = now - timedelta(seconds=self.quiet_s)
         dispatched, last = 0, None
@@ -79,12 +80,14 @@ class Sweeper:
         job of the run."""
         if not unqueued:
             return 0
-        dispatches = dict(await self.runs.dispatch_again(unqueued))
+        dispatches = await self.runs.dispatch_again(unqueued)
         still = {run.run_id for run in await self._not_in_queue(unqueued)}
-        waiting = [(run_id, number) for run_id, number in dispatches.items() if run_id in still]
+        waiting = [dispatch for dispatch in dispatches if dispatch.run_id in still]
         if waiting:
             await self.queue.dispatch(*waiting)
-        log.info("runs_dispatched_again", runs=[run_id for run_id, _ in waiting], kept=len(dispatches) - len(waiting))
+        log.info(
+            "runs_dispatched_again", runs=[dispatch.run_id for dispatch in waiting], kept=len(dispatches) - len(waiting)
+        )
         return len(waiting)
 
     async def _finish_cancels(self) -> None:
