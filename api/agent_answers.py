@@ -3,37 +3,85 @@
 from collections.abc import Sequence
 from typing import Any
 
-from api.letta.agent_state import PENDING_APPROVAL, wire_agent
+from api.access.callers import Caller, may_see_secrets
+from api.letta.agent_state import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent
 from api.letta.messages import wire_approval_request
 from api.services import Services
 from shared.domain.agents import Agent
+from shared.domain.errors import UnreadableSecret
 from shared.domain.ids import AgentId, ThreadId
 
 
 async def agent_answers(
-    services: Services, agents: Sequence[Agent], include: Sequence[str] | None = None
+    services: Services, agents: Sequence[Agent], include: Sequence[str] | None = None, caller: Caller | None = None
 ) -> list[dict[str, Any]]:
-    """The wire's states of the agents. As many queries for a thousand agents as for one."""
+    """The wire's states of the agents. As many queries for a thousand agents as for one.
+
+    Secrets are shown when `include` asks for them; with their values if the caller may see those, else by name.
+    """
     wanted = include or ()
     waiting = await _waiting(services, agents) if PENDING_APPROVAL in wanted else {}
+    with_values = caller is not None and may_see_secrets(caller)
+    if with_values and SECRETS in wanted:
+        await _record_who_is_shown(services, agents)
     return [
         wire_agent(
-            details, services.environment, include=wanted, pending_approval=waiting.get(ThreadId(details.agent.id))
+            details,
+            services.environment,
+            secrets=shown_secrets(services, details.agent, with_values=with_values) if SECRETS in wanted else (),
+            pending_approval=waiting.get(ThreadId(details.agent.id)),
         )
         for details in await services.agents.details(agents)
     ]
 
 
-async def agent_answer(services: Services, agent: Agent, include: Sequence[str] | None = None) -> dict[str, Any]:
+async def agent_answer(
+    services: Services, agent: Agent, include: Sequence[str] | None = None, caller: Caller | None = None
+) -> dict[str, Any]:
     """The wire's state of one agent."""
-    [answer] = await agent_answers(services, [agent], include)
+    [answer] = await agent_answers(services, [agent], include, caller)
     return answer
+
+
+async def changed_agent_answer(
+    services: Services, agent: Agent, include: Sequence[str] | None, caller: Caller
+) -> dict[str, Any]:
+    """The wire's state of an agent that was just made or changed. The wire always shows its secrets then; the values
+    are there if `include` asks for them."""
+    with_values = SECRETS in (include or ())
+    return await agent_answer(services, agent, [SECRETS, *(include or ())], caller if with_values else None)
+
+
+async def _record_who_is_shown(services: Services, agents: Sequence[Agent]) -> None:
+    """Says in the audit log whose values are shown. Raises `Unavailable`: then they are not shown."""
+    with_secrets = [agent for agent in agents if agent.tool_environment]
+    if with_secrets:
+        shown = [agent.id for agent in with_secrets]
+        await services.access.audit.add(with_secrets[0].project_id, "secrets.shown", *shown)
+
+
+def shown_secrets(services: Services, agent: Agent, *, with_values: bool) -> list[ShownSecret]:
+    """The agent's secrets. One that cannot be read is shown without a value: the others are."""
+    stored = agent.tool_environment
+    if not with_values:
+        return [ShownSecret(name) for name in stored]
+    return [_opened(services, agent.id, name, value) for name, value in stored.items()]
+
+
+def _opened(services: Services, agent_id: AgentId, name: str, stored: str) -> ShownSecret:
+    try:
+        return ShownSecret(name, services.secret_keys.open(agent_id, name, stored))
+    except UnreadableSecret as error:
+        return ShownSecret(name, description=error.message)
 
 
 async def _waiting(services: Services, agents: Sequence[Agent]) -> dict[ThreadId, dict[str, Any] | None]:
     """The request that waits in the default history of each agent, as the wire's message. All are of one project."""
-    asked = await services.approvals.waiting_on_threads([ThreadId(agent.id) for agent in agents])
+    if not agents:
+        return {}
+    project_id = agents[0].project_id
+    asked = await services.approvals.waiting_on_threads(project_id, [ThreadId(agent.id) for agent in agents])
     if not asked:
         return {}
-    found = await services.messages.find(agents[0].project_id, [one.message_id for one in asked.values()])
+    found = await services.messages.find(project_id, [one.message_id for one in asked.values()])
     return {ThreadId(AgentId(message.agent_id)): wire_approval_request(message) for message in found}

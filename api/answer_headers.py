@@ -46,6 +46,9 @@ class FinalAnswers:
 ASKS_FOR_NOTHING = {"order_by": "created_at"}
 """Query parameters with the value that every list goes by anyway."""
 
+PIP_REQUIREMENTS = ("pip_requirements",)
+"""What is acted on where the operator has named a package index."""
+
 MAX_NAMES = 20
 MAX_LOGGED = 10_000
 LONGEST_NOTE, LONGEST_WARNING = 500, 4000
@@ -59,8 +62,10 @@ class UnusedInputWarnings:
     What belongs to no agent is logged once for each path.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, installs_packages: bool) -> None:
+        """`installs_packages`: this server acts on the `pip_requirements` of tools."""
         self._app = app
+        self._acted_on = PIP_REQUIREMENTS if installs_packages else ()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._parameters: dict[str, frozenset[str]] = {}
 
@@ -97,7 +102,8 @@ class UnusedInputWarnings:
         given: object = json.loads(body)
         if isinstance(given, dict):
             said = cast("dict[str, Any]", given)
-            yield from dict.fromkeys(unused_fields(model, said))
+            unused = dict.fromkeys(unused_fields(model, said))
+            yield from (name for name in unused if name not in self._acted_on)
             if model is ChatRequest:
                 yield from dict.fromkeys(left_out(said["messages"]))
 

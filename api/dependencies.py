@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
 
+from api.access.callers import Caller
+from api.access.stream_tokens import LONGEST
 from api.letta.message_input import IfBusy
 from api.letta.messages import MessageType
 from api.letta.submission_keys import SubmissionHeaders, try_of
@@ -23,6 +25,7 @@ from shared.domain.ids import (
     ToolId,
     is_id,
 )
+from shared.domain.runs import PRIORITIES
 from shared.sql.paging import Page
 
 
@@ -34,9 +37,17 @@ def services_of(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(services_of)]
 
 
-def project_of(services: ServicesDep, authorization: Annotated[str | None, Header()] = None) -> ProjectId:
+def caller_of(request: Request) -> Caller:
+    """Who asks, as `Authentication` has found out."""
+    return request.state.caller
+
+
+CallerDep = Annotated[Caller, Depends(caller_of)]
+
+
+def project_of(caller: CallerDep) -> ProjectId:
     """The caller's project."""
-    return services.keys.project_of(authorization)
+    return caller.project_id
 
 
 ProjectDep = Annotated[ProjectId, Depends(project_of)]
@@ -57,7 +68,7 @@ ThreadName = Annotated[str, Path(pattern=f"^(default|(conv|agent)-{UUID4_PATTERN
 """A conversation's id; `default`, with the agent's id beside it; or the agent's id, for the same history."""
 
 
-def run_id_of(run_id: Annotated[str, Path()]) -> RunId:
+def run_id_of(run_id: Annotated[str, Path(json_schema_extra={"pattern": f"^run-{UUID4_PATTERN}$"})]) -> RunId:
     """The run id of the path. The wire answers a malformed one with a 400 of its own, not with a 422."""
     if not is_id(run_id, "run"):
         raise InvalidRequest(f"Invalid run ID format: {run_id}. Expected format: 'run-<uuid4>'")
@@ -68,15 +79,11 @@ RunIdPath = Annotated[RunId, Depends(run_id_of)]
 
 
 def project_of_stream(
-    run_id: RunIdPath,
-    services: ServicesDep,
-    authorization: Annotated[str | None, Header()] = None,
-    token: Annotated[str | None, Query(max_length=500)] = None,
+    caller: CallerDep,
+    _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None,
 ) -> ProjectId:
-    """The project of a page's token for this run's stream, or the caller's."""
-    if token is None:
-        return services.keys.project_of(authorization)
-    return services.stream_tokens.project_of(token, run_id, services.clock.now())
+    """The project of a page's token for this run's stream, or of the key; `Authentication` has read either."""
+    return caller.project_id
 
 
 StreamProjectDep = Annotated[ProjectId, Depends(project_of_stream)]
@@ -114,16 +121,19 @@ Numbers = Annotated[list[Number] | None, Query(max_length=1000)]
 
 
 def submission_headers(
+    caller: CallerDep,
     idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
     if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+    priority: Annotated[int, Header(alias="X-Holdfast-Priority", ge=PRIORITIES.start, lt=PRIORITIES.stop)] = 0,
     retry_count: Annotated[str | None, Header(alias="X-Stainless-Retry-Count")] = None,
     read_timeout: Annotated[str | None, Header(alias="X-Stainless-Read-Timeout")] = None,
     timeout: Annotated[str | None, Header(alias="X-Stainless-Timeout")] = None,
 ) -> SubmissionHeaders:
     """What the headers of a submission say. The SDK for Python and the one for TypeScript name their timeout
     differently."""
-    return SubmissionHeaders(idempotency_key, if_busy, status_events, try_of(retry_count, read_timeout or timeout))
+    tried = try_of(retry_count, read_timeout or timeout)
+    return SubmissionHeaders(idempotency_key, if_busy, status_events, priority, tried, caller.key_id)
 
 
 SubmissionHeadersDep = Annotated[SubmissionHeaders, Depends(submission_headers)]

@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.routing import Match, Route
 
 from api.letta.refusals import model_error_body, validation_refusal
 from api.openai.errors import as_openai, invalid_input, speaks_openai
 from shared.domain import errors as domain
+from shared.domain.limits import LimitReached
 from shared.sql.engine import DATABASE_ERRORS, as_ours
 
 log = logging.getLogger(__name__)
@@ -99,6 +102,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.AlreadyDecided: ErrorAnswer(409, _CONFLICT),
     domain.NameTaken: ErrorAnswer(409, _other_run),
     domain.Busy: ErrorAnswer(409, _other_run, passes=True),
+    LimitReached: ErrorAnswer(429, _prefixed("RATE_LIMITED"), passes=True),
     domain.LifecycleError: ErrorAnswer(409, _CONFLICT, passes=True),
     domain.IllegalTransition: ErrorAnswer(409, _CONFLICT, passes=True),
     domain.StaleFence: ErrorAnswer(409, _CONFLICT, passes=True),
@@ -112,7 +116,9 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,
     domain.ModelError: ErrorAnswer(500, _unknown),  # `model_error_answer` decides by its type
+    domain.UnreadableSecret: _NEVER_HERE,
     domain.Unavailable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE"), passes=True),
+    domain.Unusable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE"), passes=True),
 }
 
 _MODEL_STATUS: Mapping[str, int] = {
@@ -138,25 +144,34 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
 
 def add_error_answers(app: FastAPI) -> None:
     """Teaches the application the table."""
-    app.add_exception_handler(domain.HoldfastError, _answer_domain_error)
+    app.add_exception_handler(domain.HoldfastError, answer_domain_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     for foreign in DATABASE_ERRORS:
         app.add_exception_handler(foreign, _answer_database_error)
+    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _answer_wrong_method)
     app.add_exception_handler(Exception, _answer_unknown_error)
 
 
-async def _answer_domain_error(request: Request, error: Exception) -> JSONResponse:
+async def answer_domain_error(request: Request, error: Exception) -> JSONResponse:
+    """The answer to a request that ended in a domain error."""
+    return domain_error_answer(f"{request.method} {request.url.path}", error)
+
+
+def domain_error_answer(asked: str, error: Exception) -> JSONResponse:
+    """The answer for an error of ours. `asked` is the method and the path, for the log."""
     if isinstance(error, domain.ModelError):
         return model_error_answer(error.error_type, error.message)
     kind = next(kind for kind in type(error).__mro__ if kind in ERROR_ANSWERS)
     answer = ERROR_ANSWERS[kind]
     if answer.status == 503:
-        log.warning("%s %s: %s (%s)", request.method, request.url.path, error, _cause(error))
+        log.warning("%s: %s (%s)", asked, error, _cause(error))
     elif answer.status >= 500:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        log.error("%s failed", asked, exc_info=error)
     headers = {SHOULD_RETRY: "true"} if answer.passes else {}
     if answer.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, LimitReached):
+        headers["Retry-After"] = str(error.retry_after_s)
     return JSONResponse(answer.body(error), answer.status, headers)
 
 
@@ -170,7 +185,7 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
     if ours is None:
         return await _answer_unknown_error(request, error)
     ours.__cause__ = error
-    return await _answer_domain_error(request, ours)
+    return await answer_domain_error(request, ours)
 
 
 async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
@@ -179,6 +194,14 @@ async def _answer_unknown_error(request: Request, error: Exception) -> JSONRespo
     body = as_openai(500, _unknown(error)) if speaks_openai(request.url.path) else _unknown(error)
     # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
     return JSONResponse(body, 500, {"Connection": "close"})
+
+
+async def _answer_wrong_method(request: Request, error: Exception) -> JSONResponse:
+    # A path may have several routes, and the first one knows of its own methods only.
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    allowed = sorted({method for methods in found for method in methods})
+    return JSONResponse({"detail": "Method Not Allowed"}, 405, {"Allow": ", ".join(allowed)})
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -9,6 +9,7 @@ among them) take every empty line for another event, without data, and fail on i
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from starlette.responses import Response
@@ -26,17 +27,30 @@ class EventStream(Response):
     """A response that sends batches of events until they end, the client goes away or the server is `ending`.
 
     `batches` yields the bytes of those that are ready; an empty batch becomes a comment, which keeps proxies from
-    hanging up. `cut` is what the client is told when the server ends and the run goes on.
+    hanging up. `cut` is what the client is told when the server ends and the run goes on. `entrance` is open for as
+    long as the stream is, and may refuse it.
     """
 
-    def __init__(self, batches: Callable[[], AsyncGenerator[bytes]], ending: asyncio.Event, *, cut: bytes) -> None:
+    def __init__(
+        self,
+        batches: Callable[[], AsyncGenerator[bytes]],
+        ending: asyncio.Event,
+        *,
+        cut: bytes,
+        entrance: Callable[[Scope], AbstractAsyncContextManager[None]],
+    ) -> None:
         super().__init__(headers=HEADERS)
+        self._entrance = entrance
         self._batches = batches
         self._ending = ending
         self._cut = cut
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._entrance(scope):
+            await self._show(receive, send)
+
+    async def _show(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send(send), name="send events")

@@ -6,7 +6,9 @@ a head that never ends and a body that nobody wants are the server's to end.
 
 import asyncio
 import functools
+import logging
 import signal
+from socket import socket
 from types import FrameType
 from typing import Any, cast
 
@@ -14,8 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.connection_rules import ConnectionLimit, ConnectionRules
+
+logger = logging.getLogger(__name__)
+
 MAX_HEAD_BYTES = 64 * 1024
-"""The request line and all headers. Of a head that comes in one piece, the socket's buffer is the limit."""
+"""The request line and all headers."""
+
+MAX_URL_BYTES = 16 * 1024
+MAX_HEADERS = 100
 
 MAX_UNREAD_BYTES = 1_000_000
 """So much of a body is thrown away after its answer, so that a client which is still sending can read the answer."""
@@ -28,45 +37,90 @@ after 60 s (nginx, AWS ALB). uvicorn's own limit is 5 s."""
 STREAMS_END_S = 5
 """Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
 
-HEAD_TOO_LONG = "Request Header Fields Too Large"
+HEAD_TOO_LONG = "431 Request Header Fields Too Large"
+
+EXCESS_S = 1.0
+"""How long a connection over the limit stays for its request, which is answered with a 503."""
+
+SLOWEST_READER = 1000
+"""Bytes per second. Who takes less of an answer, while it waits in this process's memory, is cut off."""
+
+
+class HeadRefused(Exception):
+    """Ends the parsing of a request's head."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. It is closed when it has begun, or begun a request, and no request is there after `timeout_s`."""
+    """One connection. It is closed when it has begun, or begun a request, and no request is there after `timeout_s`;
+    and when its client does not take what it is answered. A stream keeps no more than one buffer, and waits for its
+    client for `reader_timeout_s` at a time: who comes back goes on where it was."""
 
-    def __init__(self, *args: Any, timeout_s: float, **named: Any) -> None:
+    def __init__(
+        self, *args: Any, timeout_s: float, reader_timeout_s: float, limit: ConnectionLimit, **named: Any
+    ) -> None:
         super().__init__(*args, **named)
         self._timeout_s = timeout_s
+        self._reader_timeout_s = reader_timeout_s
+        self._limit = limit
+        self._is_excess = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._reader_watch: asyncio.TimerHandle | None = None
+        self._stream_watch: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        self._refusal = ""
         self._in_head = True
         self._in_body = False
         self._head_bytes = 0
+        self._named_bytes = 0
         self._unread_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_request()
+        self._is_excess = self._limit.is_over(len(self.connections))
+        if self._is_excess and len(self.connections) > 2 * self._limit.most:
+            transport.abort()
+            return
+        self._expect_request(EXCESS_S if self._is_excess else self._timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_is_there()
+        if self._reader_watch is not None:
+            self._reader_watch.cancel()
+        self._forget_stream()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_excess:
+            self._refuse("503 Service Unavailable", "retry-after: 2\r\n")
+            return
         super().data_received(data)
+        if self.transport.is_closing():
+            return
         if self._is_answered() and self._deadline is None:
-            self._expect_request()
+            self._expect_request(self._timeout_s)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse_head()
+                self._refuse(HEAD_TOO_LONG)
         elif self._in_body and self._is_answered():
             self._unread_bytes += len(data)
             if self._unread_bytes > MAX_UNREAD_BYTES:
-                self.transport.close()
+                self._end()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._named_bytes = True, 0, 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._refuse_head("414 URI Too Long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._named_bytes += len(name) + len(value)
+        if len(self.headers) > MAX_HEADERS or self._named_bytes > MAX_HEAD_BYTES:
+            self._refuse_head(HEAD_TOO_LONG)
 
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
@@ -77,13 +131,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_reader()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if not self._is_streaming():
+            self._watch_reader()
+        elif self._stream_watch is None:
+            self._stream_watch = self.loop.call_later(self._reader_timeout_s, self._drop_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_stream()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._end()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser has given up: of itself, or because we refuse what it has read."""
+        if not self._is_answered():
+            self._end()  # an answer is under way, and another would be taken for a part of it
+        elif self._refusal:
+            self._refuse(self._refusal)
+        else:
+            super().send_400_response(msg)
+
     def _is_answered(self) -> bool:
         """Whether nobody waits for an answer."""
         cycle = cast("Any", self.cycle)
         return cycle is None or cycle.response_complete
 
-    def _expect_request(self) -> None:
-        self._deadline = self.loop.call_later(self._timeout_s, self._give_up)
+    def _is_streaming(self) -> bool:
+        return not self._is_answered() and bool(self.cycle.chunked_encoding)
+
+    def _expect_request(self, within_s: float) -> None:
+        self._deadline = self.loop.call_later(within_s, self._give_up)
 
     def _request_is_there(self) -> None:
         if self._deadline is not None:
@@ -93,43 +178,85 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._deadline = None
         if self._is_answered():
-            self.transport.close()
+            self._end()
 
-    def _refuse_head(self) -> None:
+    def _end(self) -> None:
+        """Closes the connection, once its client has taken what is still to be sent."""
         if not self.transport.is_closing():
-            self.logger.warning("A request's head is longer than %d bytes.", MAX_HEAD_BYTES)
-            said = HEAD_TOO_LONG.encode()
-            self.transport.write(
-                b"HTTP/1.1 431 %b\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%b" % (said, len(said), said)
-            )
             self.transport.close()
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        if self._unsent_bytes and self._reader_watch is None:
+            self._reader_watch = self.loop.call_later(self._timeout_s, self._look_at_reader)
+
+    def _forget_stream(self) -> None:
+        if self._stream_watch is not None:
+            self._stream_watch.cancel()
+            self._stream_watch = None
+
+    def _drop_reader(self) -> None:
+        """Ends a stream whose client has not taken one buffer in all this time."""
+        self._stream_watch = None
+        logger.info("the client of a stream took nothing for %g s: it was cut off", self._reader_timeout_s)
+        self.transport.abort()
+
+    def _look_at_reader(self) -> None:
+        self._reader_watch = None
+        before, now = self._unsent_bytes, self.transport.get_write_buffer_size()
+        if now > before - SLOWEST_READER * self._timeout_s and now:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def _refuse_head(self, status: str) -> None:
+        """Raises `HeadRefused`, which the parser hands to `send_400_response` as a flaw of the request."""
+        self._refusal = status
+        raise HeadRefused(status)
+
+    def _refuse(self, status: str, headers: str = "") -> None:
+        if not self.transport.is_closing():
+            said = status.partition(" ")[2].encode()
+            self.transport.write(
+                f"HTTP/1.1 {status}\r\n{headers}content-type: text/plain; charset=utf-8\r\n"
+                f"content-length: {len(said)}\r\nconnection: close\r\n\r\n".encode()
+                + said
+            )
+            self._end()
 
 
-def server_config(app: FastAPI, *, timeout_s: float, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
+def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
     """How to serve the application. `given` are further fields of uvicorn's."""
-    protocol = functools.partial(BoundedHttpProtocol, timeout_s=timeout_s)
+    protocol = functools.partial(
+        BoundedHttpProtocol,
+        timeout_s=rules.timeout_s,
+        reader_timeout_s=rules.reader_timeout_s,
+        limit=ConnectionLimit(rules.max_connections),
+    )
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
         lifespan="off",
+        log_config=None,  # uvicorn's own would print every error with its traceback
         log_level="warning",
+        server_header=False,
+        # uvicorn would believe what anybody on this machine says about the address of others.
+        proxy_headers=False,
         timeout_keep_alive=idle_s,
         **given,
     )
 
 
-async def serve(app: FastAPI, *, host: str, port: int, timeout_s: float) -> None:
-    """Serves until SIGTERM or SIGINT."""
+async def serve(app: FastAPI, sockets: list[socket], rules: ConnectionRules) -> None:
+    """Serves on bound sockets until SIGTERM or SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.
         signal.signal(number, _heard_already)
-    config = server_config(
-        app, timeout_s=timeout_s, host=host, port=port, access_log=False, timeout_graceful_shutdown=STREAMS_END_S
-    )
+    config = server_config(app, rules, access_log=False, timeout_graceful_shutdown=STREAMS_END_S)
     server = _Server(config, app.state.services.streaming.ending)
-    await server.serve()
+    await server.serve(sockets=sockets)
 
 
 class _Server(uvicorn.Server):

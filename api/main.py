@@ -1,67 +1,64 @@
 """The API's composition root: the only place that constructs what it consists of."""
 
 import asyncio
+import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from random import random
+from secrets import token_bytes
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 
-from api.answer_headers import FinalAnswers, UnusedInputWarnings
+from api.access.accepted_keys import AcceptedKeys
+from api.access.agent_reach import AgentReach
+from api.access.authentication import Access
+from api.access.callers import ConfiguredKeys
+from api.access.client_address import networks_of
+from api.access.failed_keys import FailedKeys
+from api.access.issuing import KeyIssuer
+from api.access.stream_tokens import StreamTokens
+from api.access.whose_rows import project_of_request
+from api.application import create_app
 from api.approvals import ApprovalDecisions
-from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
-from api.callbacks.delivery import CallbackClient, CallbackDelivery, callback_client
+from api.callbacks.delivery import CallbackDelivery
+from api.callbacks.places import DeliveryPlaces
 from api.callbacks.signature import signing_key
-from api.errors import SHOULD_RETRY, add_error_answers
+from api.caller_quotas import CallerQuotas
 from api.letta.models import OfferedModels
-from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
-from api.routes import (
-    absent_lists,
-    agent_archives,
-    agent_blocks,
-    agent_files,
-    agent_tools,
-    agents,
-    approvals,
-    archives,
-    blocks,
-    chat,
-    conversation_contexts,
-    conversation_messages,
-    conversations,
-    health,
-    messages,
-    models,
-    passages,
-    project_messages,
-    runs,
-    steps,
-    tags,
-    tools,
+from api.run_parts import (
+    approval_service,
+    chat_service,
+    compaction_service,
+    run_canceller,
+    run_reader,
+    stream_service,
+    submission_service,
+    tool_run_service,
+    unowned_runs,
 )
-from api.runs.cancel import CancelService, RunCanceller
-from api.runs.chat import ChatService
-from api.runs.compaction import CompactionService
-from api.runs.reader import LogEnds, RunReader
-from api.runs.streaming import AnswerService, StreamService
-from api.runs.submission import SubmissionService
+from api.runs.cancel import CancelService
+from api.runs.streaming import AnswerService
 from api.runs.threads import AgentThreads
-from api.runs.tool_runs import ToolRunService
 from api.runs.waiting import RunWaiter
 from api.services import Services
-from api.stream_tokens import StreamTokens
 from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
+from shared.domain.errors import Unavailable
+from shared.network.checked_http import CallersHttp, NetworkRules
+from shared.packages.environments import PackageEnvironments
+from shared.packages.setup import package_environments
 from shared.process.context import ProcessContext
-from shared.process.version import VERSION
-from shared.redis.cancel_signal import CancelSignal
 from shared.redis.connection import is_reachable
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
-from shared.runs.approvals import ApprovalService
-from shared.runs.unowned import UnownedRuns
+from shared.redis.quotas import Quotas
+from shared.redis.tool_presence import ToolPresence
+from shared.sql.access.api_keys import ApiKeyStore
+from shared.sql.access.audit import AuditLog
+from shared.sql.access.owners import OwnerStore
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
 from shared.sql.archival.search import PassageSearchStore
@@ -77,109 +74,114 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.migrate import is_current
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
-from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.checkpoints import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
-from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
-from shared.sql.runs.tool_runs import ToolRunStore
 
-ROUTES = (
-    health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
-    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, chat, runs, steps,
-    approvals, absent_lists,
-)  # fmt: skip
+READINESS_KEPT_S = 1.0
+"""Nobody needs a key to ask for it, and it costs questions to the database and Redis."""
 
-
-def create_app(services: Services) -> FastAPI:
-    """The API over these services. Whoever made the services closes them."""
-    app = FastAPI(title="Holdfast", version=VERSION, redirect_slashes=False)
-    app.state.services = services
-    for routes in ROUTES:
-        # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
-        app.router.routes.extend(routes.router.routes)
-    add_error_answers(app)
-    settings, keys = services.settings, services.keys
-    origins = settings.cors_origins.replace(",", " ").split()
-    # The last one that is added is the first one that a request meets.
-    app.add_middleware(UnusedInputWarnings)
-    app.add_middleware(RequestBodies, keys=keys, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
-    app.add_middleware(LettaPaths, lists=absent_lists.router.routes)
-    if not keys.are_required:
-        app.add_middleware(BrowserGuard, names=settings.allowed_hosts.replace(",", " ").split(), origins=origins)
-    app.add_middleware(FinalAnswers)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["Retry-After", "Warning", SHOULD_RETRY],
-        )
-    app.add_middleware(ShutdownAnswers)
-    app.add_middleware(OpenAIErrors)
-    return app
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     """The application, with its feed running and callbacks delivered for as long as the block lasts."""
-    feed = EventFeed(process.redis)
-    async with feed.running(), callback_client() as client, _callbacks(process, client).delivering():
-        embeddings = EmbeddingClient(process.environment)
-        try:
-            yield create_app(_services(process, feed, embeddings))
-        finally:
-            await embeddings.aclose()
+    feed, settings = EventFeed(process.redis), process.settings
+    network = NetworkRules.of(
+        settings.reachable_networks, settings.ca_file, allow_private=settings.callback_allow_private
+    )
+    quotas = CallerQuotas(Quotas(process.redis), settings.limits, process.clock, process.ids)
+    async with AsyncExitStack() as stack:
+        http = CallersHttp(network)
+        stack.push_async_callback(http.aclose)
+        embeddings = EmbeddingClient(process.environment, network)
+        stack.push_async_callback(embeddings.aclose)
+        await stack.enter_async_context(feed.running())
+        await stack.enter_async_context(quotas.counting())
+        await stack.enter_async_context(_callbacks(process, http).delivering())
+        packages = await stack.enter_async_context(_packages(process))
+        services = _services(await _for_callers(process), process, feed, embeddings, quotas, packages)
+        yield create_app(services, has_keys=await _is_true(services.access.keys.are_required(), unless_away=True))
 
 
-def _callbacks(process: ProcessContext, client: CallbackClient) -> CallbackDelivery:
+@asynccontextmanager
+async def _packages(process: ProcessContext) -> AsyncGenerator[PackageEnvironments]:
+    """The packages of tools: chosen here, so that who makes a tool is told at once. Tidied for as long as the block
+    lasts."""
+    settings = process.settings
+    packages = await package_environments(process, settings.tool_python if settings.package_index else "")
+    async with packages.tidied():
+        yield packages
+
+
+async def _is_true(answer: Awaitable[bool], *, unless_away: bool) -> bool:
+    """The database's answer; what is safe to take for it when the database is away."""
+    try:
+        return await answer
+    except Unavailable:
+        return unless_away
+
+
+async def _for_callers(process: ProcessContext) -> ProcessContext:
+    """The same process, with a database that shows each request the rows of its caller's project."""
+    is_told = process.settings.row_level_security
+    can_bind = is_told and not process.database.is_sqlite
+    if can_bind and await _is_true(process.database.passes_policies(), unless_away=False):
+        log.warning("row_level_security_is_void: give Holdfast a role that is no superuser and lacks BYPASSRLS")
+    return replace(process, database=process.database.bound_to(project_of_request, policies=is_told))
+
+
+def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
     return CallbackDelivery(
         outbox=CallbackStore(process.database),
         runs=RunStore(process.database),
         messages=MessageStore(process.database),
-        client=client,
+        http=http,
         clock=process.clock,
         jitter=random,
         key=signing_key(process.settings.callback_secret.get_secret_value()),
-        allow_private=process.settings.callback_allow_private,
         intervals=IntervalLock(process.redis),
+        places=DeliveryPlaces(process.clock),
     )
 
 
-def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingClient) -> Services:
+def _services(
+    process: ProcessContext,
+    everybodys: ProcessContext,
+    feed: EventFeed,
+    embeddings: EmbeddingClient,
+    quotas: CallerQuotas,
+    packages: PackageEnvironments,
+) -> Services:
+    """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
-    agent_store, conversation_store, message_store = (
-        AgentEditor(database), ConversationStore(database), MessageStore(database)
-    )  # fmt: skip
-    tool_store = ToolStore(database)
+    agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
+    conversation_store, tool_store = ConversationStore(database), ToolStore(database)
     event_log, queue = EventLog(process.redis, ttl_s=settings.stream_ttl_s), RunQueue(process.redis)
-    unowned = _unowned(process, run_store, event_log, queue)
-    canceller = _canceller(process, unowned, feed)
-    decisions = _approval_service(process, unowned, approval_store)
-    reader = RunReader(
-        runs=run_store, events=EventStore(database), event_log=event_log, feed=feed, log_ends=LogEnds(run_store)
-    )
-    ending = asyncio.Event()
-    streaming = StreamService(reader=reader, clock=clock, keepalive_s=settings.keepalive_s, ending=ending)
+    unowned = unowned_runs(process, run_store, event_log, queue)
+    canceller, decisions = run_canceller(process, unowned, feed), approval_service(process, unowned, approval_store)
+    reader = run_reader(run_store, EventStore(database), event_log, feed, everybodys)
+    ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
+    streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
-    submissions = _submissions(process, canceller, decisions)
-    keys = ApiKeys.parse(settings.api_keys.get_secret_value())
-
     return Services(
         settings=settings,
         clock=clock,
         ids=ids,
-        keys=keys,
-        stream_tokens=StreamTokens(keys),
+        access=_access(everybodys),
+        issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
+        quotas=quotas,
         environment=process.environment,
         models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
+        secret_keys=process.secret_keys,
         agents=agent_store,
-        brought_agents=BroughtAgentStore(database),
+        brought_agents=BroughtAgentStore(database, process.secret_keys),
         tools=tool_store,
+        packages=packages,
         base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),
         tags=TagStore(database),
@@ -197,14 +199,30 @@ def _services(process: ProcessContext, feed: EventFeed, embeddings: EmbeddingCli
         inbox=InboxStore(database),
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
         sending=AnswerService(submissions=submissions, streaming=streaming, waiter=waiter, messages=message_store),
-        chat=ChatService(submissions=submissions, reader=reader, keepalive_s=settings.keepalive_s, ending=ending),
-        compacting=CompactionService(
-            submissions=submissions, waiter=waiter, messages=message_store, clock=clock, ids=ids
-        ),
-        tool_runs=_tool_runs(process, submissions, waiter, agent_store),
+        chat=chat_service(process, submissions, reader, quotas, ending),
+        compacting=compaction_service(process, submissions, waiter),
+        tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
-        readiness=_readiness(process),
+        readiness=_readiness(everybodys),
+        tool_presence=ToolPresence(process.redis),
+    )
+
+
+def _access(process: ProcessContext) -> Access:
+    configured = ConfiguredKeys.parse(process.settings.api_keys.get_secret_value(), process.settings.api_keys_file)
+    for warning in configured.warnings():
+        log.warning(warning)
+    keys = AcceptedKeys(configured, ApiKeyStore(process.database), process.clock)
+    return Access(
+        keys=keys,
+        tokens=StreamTokens(keys),
+        failed=FailedKeys(process.clock),
+        reach=AgentReach(OwnerStore(process.database)),
+        audit=AuditLog(process.database),
+        clock=process.clock,
+        ids=process.ids,
+        proxies=networks_of(process.settings.trusted_proxies),
     )
 
 
@@ -219,38 +237,21 @@ def _archival_memory(process: ProcessContext, embeddings: EmbeddingClient) -> Ar
     )
 
 
-def _submissions(process: ProcessContext, canceller: RunCanceller, decisions: ApprovalService) -> SubmissionService:
-    return SubmissionService(
-        runs=canceller.runs,
-        listing=RunListing(process.database),
-        approvals=decisions.approvals,
-        decisions=decisions,
-        inbox=InboxStore(process.database),
-        settlements=canceller.unowned.settlements,
-        queue=canceller.queue,
-        canceller=canceller,
-        clock=process.clock,
-        ids=process.ids,
-    )
-
-
-def _tool_runs(
-    process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter, agents: AgentEditor
-) -> ToolRunService:
-    return ToolRunService(
-        submissions=submissions,
-        waiter=waiter,
-        agents=agents,
-        tool_runs=ToolRunStore(process.database),
-        clock=process.clock,
-        ids=process.ids,
-    )
-
-
 def _readiness(process: ProcessContext) -> Callable[[], Awaitable[Mapping[str, bool]]]:
     presence = WorkerPresence(process.redis)
+    one_asks = asyncio.Lock()
+    kept: dict[float, Mapping[str, bool]] = {}
 
     async def readiness() -> Mapping[str, bool]:
+        async with one_asks:
+            now = process.clock.monotonic()
+            asked_at = next(iter(kept), -math.inf)
+            if now - asked_at > READINESS_KEPT_S:
+                kept.clear()
+                kept[now] = await look()
+            return next(iter(kept.values()))
+
+    async def look() -> Mapping[str, bool]:
         is_there = await process.database.is_reachable()
         return {
             "database": is_there,
@@ -260,41 +261,3 @@ def _readiness(process: ProcessContext) -> Callable[[], Awaitable[Mapping[str, b
         }
 
     return readiness
-
-
-def _canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:
-    return RunCanceller(
-        runs=unowned.runs,
-        unowned=unowned,
-        cancel_signal=CancelSignal(process.redis),
-        queue=unowned.queue,
-        feed=feed,
-        event_log=unowned.event_log,
-        clock=process.clock,
-        wait_s=process.settings.cancel_wait_s,
-        lease_s=process.settings.lease_s,
-    )
-
-
-def _approval_service(process: ProcessContext, unowned: UnownedRuns, approvals: ApprovalStore) -> ApprovalService:
-    return ApprovalService(
-        approvals=approvals,
-        decisions=DecisionStore(process.database, process.ids),
-        runs=unowned.runs,
-        unowned=unowned,
-        queue=unowned.queue,
-        clock=process.clock,
-    )
-
-
-def _unowned(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
-    return UnownedRuns(
-        runs=run_store,
-        checkpoints=CheckpointStore(process.database),
-        settlements=SettlementStore(process.database, process.ids),
-        events=EventStore(process.database),
-        event_log=event_log,
-        queue=queue,
-        clock=process.clock,
-        ids=process.ids,
-    )

@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import ApiKeys
+from api.access.accepted_keys import AcceptedKeys
 from api.errors import RETRY_AFTER_S, input_refusal
 from api.openai.errors import as_openai, speaks_openai, status_of
+from shared.domain.errors import Unavailable
 from shared.json_limits import flaw_of_document
 
 SAID = "SERVICE_UNAVAILABLE: this server is ending; send the request again"
@@ -101,17 +101,24 @@ class BrowserGuard:
     `names` are those that are allowed beside loopback's, `origins` the pages that may ask from elsewhere.
     """
 
-    def __init__(self, app: ASGIApp, *, names: Collection[str], origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, *, keys: AcceptedKeys, names: Collection[str], origins: Collection[str]) -> None:
         self._app = app
+        self._keys = keys
         self._origins = frozenset(origins)
         self._names = LOOPBACK_NAMES | {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         foreign = self._foreign(scope["headers"]) if scope["type"] == "http" else None
-        if foreign is None:
+        if foreign is None or await self._is_closed():
             await self._app(scope, receive, send)
             return
         await JSONResponse({"detail": _not_ours(*foreign)}, 403)(scope, receive, send)
+
+    async def _is_closed(self) -> bool:
+        try:
+            return await self._keys.are_required()
+        except Unavailable:
+            return False
 
     def _foreign(self, headers: list[tuple[bytes, bytes]]) -> tuple[str, str] | None:
         """The first header that names a host that is not ours, and what it says."""
@@ -157,6 +164,9 @@ _NOT_OURS = re.compile(
 )
 
 
+_LETTAS_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+
+
 class LettaPaths:
     """Lets `/v1/agents/` and `/v1/agents` be one path, without a redirect: that would lose a POST's body.
 
@@ -174,7 +184,8 @@ class LettaPaths:
             return
         path = scope["path"].rstrip("/") or "/"
         scope = {**scope, "path": path}
-        if _NOT_OURS.fullmatch(path) and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
+        is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
+        if is_letta and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
             await JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -192,40 +203,30 @@ TIMES_SLOWER = 10
 
 
 class RequestBodies:
-    """Checks every request to a path under `/v1` before its route sees it: the key first, then the counted bytes of its
-    body, then its JSON.
+    """Checks the body of every request to a path under `/v1` before its route sees it: its counted bytes, then its
+    JSON.
 
     `max_bytes` is the longest body; `timeout_s` is how long a client may be silent inside one.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
         self._app = app
-        self._keys = keys
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/") or scope["path"] == "/v1/health":
-            # Nothing there reads a body or asks for a key.
+            # Nothing there reads a body.
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = None if _has_token(scope) else self._refused_unread(headers)
-        if refusal is not None:
-            await refusal(scope, receive, send)
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and self._is_over(declared):
+            await self._too_long()(scope, receive, send)
         elif scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
         else:
             await self._with_body(scope, receive, send)
-
-    def _refused_unread(self, headers: dict[bytes, bytes]) -> Response | None:
-        """The answer to a request of which no byte of the body has to be seen."""
-        try:
-            self._keys.project_of(headers.get(b"authorization", b"").decode("latin-1") or None)
-        except HTTPException as error:
-            return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-        declared = headers.get(b"content-length", b"0")
-        return self._too_long() if declared.isdigit() and self._is_over(declared) else None
 
     def _is_over(self, declared: bytes) -> bool:
         digits = declared.lstrip(b"0")
@@ -276,15 +277,6 @@ class RequestBodies:
 
     def _too_slow(self) -> str:
         return f"The request's body did not arrive within {self._timeout_s:g} seconds (HOLDFAST_REQUEST_TIMEOUT)"
-
-
-_STREAM = re.compile(r"/v1/runs/[^/]+/stream")
-
-
-def _has_token(scope: Scope) -> bool:
-    """Whether the request asks for a stream with a token of its own, which the route reads."""
-    is_stream = scope["method"] == "GET" and _STREAM.fullmatch(scope["path"]) is not None
-    return is_stream and any(part.startswith(b"token=") for part in scope["query_string"].split(b"&"))
 
 
 def _refused_content(path: str, body: bytes) -> Response | None:

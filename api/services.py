@@ -3,9 +3,12 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from api.access.authentication import Access
+from api.access.issuing import KeyIssuer
 from api.approvals import ApprovalDecisions
-from api.auth import ApiKeys
 from api.base_tools import BaseToolShelf
+from api.caller_quotas import CallerQuotas
+from api.input_limits import InputLimits
 from api.letta.models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.chat import ChatService
@@ -13,11 +16,13 @@ from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from api.runs.tool_runs import ToolRunService
-from api.stream_tokens import StreamTokens
 from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
+from shared.packages.environments import PackageEnvironments
 from shared.process.settings import Settings
+from shared.redis.tool_presence import ToolPresence
+from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
@@ -42,14 +47,17 @@ class Services:
     settings: Settings
     clock: Clock
     ids: IdMaker
-    keys: ApiKeys
-    stream_tokens: StreamTokens
+    access: Access
+    issuer: KeyIssuer
+    quotas: CallerQuotas
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     models: OfferedModels
+    secret_keys: SecretKeys
     agents: AgentEditor
     brought_agents: BroughtAgentStore
     tools: ToolStore
+    packages: PackageEnvironments
     base_tools: BaseToolShelf
     blocks: BlockStore
     tags: TagStore
@@ -74,3 +82,10 @@ class Services:
     cancels: CancelService
     readiness: Callable[[], Awaitable[Mapping[str, bool]]]
     """Which of the services that we need answer, by name."""
+    tool_presence: ToolPresence
+    """What living workers show of themselves."""
+
+    @property
+    def input_limits(self) -> InputLimits:
+        """How long texts of requests may be."""
+        return InputLimits.of(self.settings)

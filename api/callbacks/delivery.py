@@ -10,18 +10,19 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-import httpx2
 import structlog
 
-from api.callbacks.addresses import ForbiddenAddress, addresses_of
+from api.callbacks.places import DeliveryPlaces
 from api.callbacks.signature import signed_headers
 from api.letta.runs import wire_callback
 from shared.clock import Clock
-from shared.domain.errors import NotFound
+from shared.domain.errors import NotFound, Unavailable
+from shared.network.addresses import ForbiddenAddress
+from shared.network.checked_http import CallersHttp, Unreachable
 from shared.process.version import VERSION
 from shared.redis.queue import IntervalLock
 from shared.sql.history.messages import MessageStore
@@ -31,8 +32,6 @@ from shared.sql.runs.run_store import RunStore
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 POLL_S = 1.0
-CONCURRENCY = 8
-"""Callbacks that one process delivers at once, so that a slow receiver does not hold up the others."""
 ATTEMPT_S = 10.0
 """Seconds for one attempt, name resolution included. Well under the time for which a claim holds."""
 HOUR = 3600.0
@@ -42,10 +41,6 @@ JITTER = 0.2
 """Part of a delay by which it may be longer, so that what failed together does not come back together."""
 GONE = 410
 ERROR_CHARS = 500
-
-
-CallbackClient = httpx2.AsyncClient
-"""For the composition root, which hands one in."""
 
 
 class Attempt(NamedTuple):
@@ -63,15 +58,14 @@ class CallbackDelivery:
     outbox: CallbackStore
     runs: RunStore
     messages: MessageStore
-    client: CallbackClient
+    http: CallersHttp
     clock: Clock
     jitter: Callable[[], float]
     """Gives a number from 0 to 1."""
     key: bytes | None
     """Signs what is sent; None: unsigned."""
-    allow_private: bool
     intervals: IntervalLock
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENCY))
+    places: DeliveryPlaces
 
     @asynccontextmanager
     async def delivering(self) -> AsyncGenerator[None]:
@@ -88,21 +82,36 @@ class CallbackDelivery:
 
     async def _deliver_due(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
         """Begins to deliver what is due, one callback per free place."""
+        others_at = self.clock.monotonic()
         while not stopping.is_set():
-            async with AsyncExitStack() as place:
-                await place.enter_async_context(self.places)
-                due = await self.outbox.claim_due(self.clock.now(), limit=1)
-                if not due:
-                    return
-                group.create_task(self._deliver_in(place.pop_all(), due[0]), name=f"callback of {due[0].run_id}")
+            full = self.places.full()
+            # That nobody else has one due is found out by a look at all that the full projects have.
+            if self.places.are_all_in_use or (full and self.clock.monotonic() < others_at):
+                await self.places.wait(POLL_S)
+                continue
+            due = await self.outbox.claim_due(self.clock.now(), limit=1, but_not_of=full)
+            if due:
+                self.places.enter(due[0].project_id)
+                group.create_task(self._deliver_in(due[0]), name=f"callback of {due[0].run_id}")
+            elif full:
+                others_at = self.clock.monotonic() + POLL_S
+            else:
+                return
 
-    async def _deliver_in(self, place: AsyncExitStack, callback: Callback) -> None:
-        async with place:
-            try:
+    async def _deliver_in(self, callback: Callback) -> None:
+        try:
+            rests_until = self.places.rests_until(callback.url)
+            if rests_until is None:
                 await self._deliver(callback)
-            except Exception:
-                # The background-loop boundary: the outbox still has this callback, and the others are to go on.
-                log.exception("callback_left_for_later", run_id=callback.run_id)
+            else:
+                await self.outbox.postpone(callback.run_id, rests_until)
+        except Unavailable as error:
+            log.warning("callback_left_for_later", run_id=callback.run_id, reason=error.message)
+        except Exception:
+            # The background-loop boundary: the outbox still has this callback, and the others are to go on.
+            log.exception("callback_left_for_later", run_id=callback.run_id)
+        finally:
+            self.places.leave(callback.project_id)
 
     async def _deliver(self, callback: Callback) -> None:
         attempt = await self._attempt(callback)
@@ -133,60 +142,27 @@ class CallbackDelivery:
     async def _attempt(self, callback: Callback) -> Attempt:
         try:
             run = await self.runs.look_up(callback.run_id)
-            told = wire_callback(run, await self.messages.list_of_run(run.id))
+            told = wire_callback(run, await self.messages.list_of_run(run))
             body = json.dumps(told, ensure_ascii=False).encode()
             async with asyncio.timeout(ATTEMPT_S):
                 status_code = await self._post(callback, body)
         except NotFound:
             return Attempt(error="the run was deleted", final=True)
-        except (ForbiddenAddress, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            return Attempt(error=_shortened(error), final=True)
+        except ForbiddenAddress as error:
+            return Attempt(error=str(error)[:ERROR_CHARS], final=True)
         except TimeoutError:
+            self.places.was_silent(callback.url)
             return Attempt(error=f"no answer within {ATTEMPT_S:.0f} s")
-        except (httpx2.HTTPError, OSError, UnicodeError) as error:
-            return Attempt(error=_shortened(error))
+        except Unreachable as error:
+            return Attempt(error=str(error)[:ERROR_CHARS])
         if 200 <= status_code < 300:
             return Attempt(status_code)
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
 
     async def _post(self, callback: Callback, body: bytes) -> int:
-        """Posts to the first address that can be connected to; the status of the answer, whose body is not read."""
-        url = httpx2.URL(callback.url)
-        host = url.raw_host.decode("ascii")
-        port = url.port or (443 if url.scheme == "https" else 80)
-        addresses = await addresses_of(host, port, allow_private=self.allow_private)
-        headers = {
-            "Host": url.netloc.decode("ascii").rpartition("@")[2],
-            "Content-Type": "application/json",
-            "User-Agent": f"Holdfast/{VERSION}",
-            **signed_headers(
-                self.key, message_id=callback.run_id, timestamp=int(self.clock.now().timestamp()), body=body
-            ),
-        }
-        for number, address in enumerate(addresses, start=1):
-            try:
-                async with self.client.stream(
-                    "POST",
-                    url.copy_with(host=address),
-                    content=body,
-                    headers=headers,
-                    # The certificate must be the name's, although the connection goes to the address.
-                    extensions={"sni_hostname": host},
-                ) as response:
-                    return response.status_code
-            except httpx2.ConnectError:
-                if number == len(addresses):
-                    raise
-        raise OSError(f"{host} has no address")
-
-
-@asynccontextmanager
-async def callback_client() -> AsyncGenerator[CallbackClient]:
-    """A client that goes where it is told: no redirects, no proxies of the environment, no cookies kept by a pool."""
-    limits = httpx2.Limits(max_connections=CONCURRENCY, max_keepalive_connections=0)
-    async with CallbackClient(timeout=ATTEMPT_S, limits=limits, follow_redirects=False, trust_env=False) as client:
-        yield client
-
-
-def _shortened(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        """The status of the receiver's answer."""
+        signed = signed_headers(
+            self.key, message_id=callback.run_id, timestamp=int(self.clock.now().timestamp()), body=body
+        )
+        headers = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{VERSION}", **signed}
+        return await self.http.post(callback.url, body, headers)

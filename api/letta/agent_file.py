@@ -142,6 +142,7 @@ class FileTool(FilePart):
     id: Id
     name: str = Field(min_length=1)
     tool_type: str = "custom"
+    pip_requirements: list[dict[str, Any]] | None = None
     metadata_: dict[str, Any] | None = None
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from msgspec import to_builtins
+
 from api.letta.agent_state import wire_agent
 from api.letta.blocks import wire_block
 from api.letta.compaction import SETTINGS as COMPACTION
@@ -38,7 +40,7 @@ OURS = "holdfast"
 """Key of `metadata` for what Letta's format has no field for."""
 
 OURS_OF_AGENTS = ("approval_expires_s", "on_approval_expiry")
-OURS_OF_TOOLS = ("idempotent", "approval_expires_s", "on_approval_expiry")
+OURS_OF_TOOLS = ("idempotent", "limits", "network", "scratch", "approval_expires_s", "on_approval_expiry")
 _COPIED = (
     "agent_type", "description", "hidden", "max_files_open", "message_buffer_autoclear", "name",
     "per_file_view_window_char_limit", "response_format", "system", "tags", "timezone", "tool_rules",
@@ -122,8 +124,15 @@ def _with_ours(
     metadata: Mapping[str, Any] | None, noun: Agent | Tool, names: Sequence[str], otherwise: Any
 ) -> dict[str, Any] | None:
     """The metadata, and beside it those settings of our own that are not what they would be anyway."""
-    usual = {"idempotent": False, "approval_expires_s": None, "on_approval_expiry": otherwise}
-    ours = {name: getattr(noun, name) for name in names if getattr(noun, name) != usual[name]}
+    usual = {
+        "idempotent": False,
+        "limits": None,
+        "network": "none",
+        "scratch": "call",
+        "approval_expires_s": None,
+        "on_approval_expiry": otherwise,
+    }
+    ours = {name: to_builtins(getattr(noun, name)) for name in names if getattr(noun, name) != usual[name]}
     return {**(metadata or {}), OURS: ours} if ours else None if metadata is None else dict(metadata)
 
 
@@ -133,7 +142,8 @@ def _block(block: Block, file_id: str) -> dict[str, Any]:
 
 
 def _tool(tool: Tool, file_id: str) -> dict[str, Any]:
-    wire = {name: value for name, value in wire_tool(tool).items() if name not in OURS_OF_TOOLS}
+    # Versions of packages are chosen anew where the file arrives: another server has another index and another Python.
+    wire = {name: value for name, value in wire_tool(tool).items() if name not in (*OURS_OF_TOOLS, "packages")}
     return wire | {"id": file_id, "metadata_": _with_ours(wire["metadata_"], tool, OURS_OF_TOOLS, "keep")}
 
 

@@ -1,6 +1,6 @@
 """What an agent file makes: agents, tools and memory blocks with ids of our own, and what does not come along."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from api.letta.agent_file_messages import FileHistory
 from api.letta.agents import AgentCreate, new_agent
 from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
 from api.letta.models import OfferedModels
+from api.letta.tool_limits import refuse_network
 from api.letta.tools import ToolCreate, blank_tool
 from shared.domain.agents import Block
 from shared.domain.brought_agents import BroughtAgent, BroughtAgents, BroughtTool
@@ -21,6 +22,7 @@ from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import BlockId, IdMaker, ProjectId
 from shared.domain.model_catalog import context_window_of
 from shared.domain.model_providers import leaves_choice, split_handle
+from shared.domain.packages import ToolPackages
 from shared.domain.tools import CUSTOM
 
 COPY = "_copy"
@@ -48,13 +50,26 @@ class Origin(NamedTuple):
     ids: IdMaker
     now: datetime
     models: OfferedModels
+    allowed_hosts: str
+    """Where tools may connect to, as the setting says it."""
+
+
+class FilePackages(NamedTuple):
+    """The packages of one tool, or why it cannot have them."""
+
+    packages: ToolPackages | None = None
+    flaw: str = ""
 
 
 class FileImport:
     """Turns a file into what is to be stored. `left_out` says in sentences what does not come along."""
 
-    def __init__(self, file: AgentFile, options: ImportOptions, origin: Origin) -> None:
+    def __init__(
+        self, file: AgentFile, options: ImportOptions, origin: Origin, packages: Mapping[str, FilePackages]
+    ) -> None:
+        """`packages`: of the file's tools that ask for any, by the ids that they have there."""
         self._file = file
+        self._packages = packages
         self._options = options
         self._origin = origin
         self._tool_names: dict[str, str] = {}
@@ -91,14 +106,23 @@ class FileImport:
         metadata = dict(tool.metadata_ or {})
         ours = _ours(metadata, OURS_OF_TOOLS)
         metadata.pop("tool_hash", None)
-        said = {**(tool.model_extra or {}), "metadata_": metadata, **ours}
+        said = {
+            **(tool.model_extra or {}),
+            "pip_requirements": tool.pip_requirements,
+            "metadata_": metadata,
+            **ours,
+        }
         # An empty object says nothing: the wire shows one where there is no schema.
         said = {"source_code": "", **{key: value for key, value in said.items() if value not in (None, {})}}
         body = checked(ToolCreate, said, place)
         origin = self._origin
         blank = blank_tool(origin.project_id, origin.ids, origin.now)
-        change = body.apply
+        given = self._packages.get(tool.id, FilePackages())
+        if given.flaw:
+            self.left_out.append(f"the packages of the tool {tool.name!r} are left out: {given.flaw}")
+        change = partial(body.apply, packages=given.packages)
         try:
+            refuse_network(body.network, origin.allowed_hosts)
             try:
                 made = change(blank)
             except InvalidToolSource as error:

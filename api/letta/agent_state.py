@@ -1,8 +1,8 @@
 """The state of an agent, as Letta's wire answers it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from api.letta.blocks import wire_block
 from api.letta.compaction import wire_settings
@@ -13,23 +13,33 @@ from shared.domain.agents import Agent
 from shared.sql.definitions.agents import AgentDetails
 
 SECRETS = "agent.secrets"
+"""Value of `include` that asks for the secrets, with their values for a caller who may see them."""
 PENDING_APPROVAL = "agent.pending_approval"
-"""Values of `include`. Everything else that can be included is always there."""
+"""The other one. Everything else that can be included is always there."""
 
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+class ShownSecret(NamedTuple):
+    """A secret as a client gets it: its name, and its value or an empty text."""
+
+    name: str
+    value: str = ""
+    description: str | None = None
+    """Why the value is not there."""
 
 
 def wire_agent(
     details: AgentDetails,
     environment: Mapping[str, str],
     *,
-    include: Collection[str] = (),
+    secrets: Sequence[ShownSecret] = (),
     pending_approval: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The wire's agent state. `pending_approval` is the wire's approval request message, where one waits."""
     agent, last = details.agent, details.last_run
     blocks = [wire_block(block) for block in details.blocks]
-    variables = _variables(agent) if SECRETS in include else []
+    variables = [_variable(agent, secret) for secret in secrets]
     return {
         "created_by_id": None,
         "last_updated_by_id": None,
@@ -93,20 +103,17 @@ def _echoed(extra: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _variables(agent: Agent) -> list[dict[str, Any]]:
+def _variable(agent: Agent, secret: ShownSecret) -> dict[str, Any]:
     moment = wire_time(agent.updated_at)
-    return [
-        {
-            "agent_id": agent.id,
-            "key": key,
-            "value": value,
-            "id": None,
-            "description": None,
-            "value_enc": None,
-            "created_at": moment,
-            "updated_at": moment,
-            "created_by_id": None,
-            "last_updated_by_id": None,
-        }
-        for key, value in agent.tool_environment.items()
-    ]
+    return {
+        "agent_id": agent.id,
+        "key": secret.name,
+        "value": secret.value,
+        "id": None,
+        "description": secret.description,
+        "value_enc": None,
+        "created_at": moment,
+        "updated_at": moment,
+        "created_by_id": None,
+        "last_updated_by_id": None,
+    }

@@ -24,6 +24,7 @@ from api.letta.model_settings import (
     without_defaults,
     without_shown_limit,
 )
+from shared.domain.agent_secrets import changed_secrets
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
 from shared.domain.base_tools import base_tool_rules, default_base_tools, needs_base_rules
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
@@ -116,8 +117,8 @@ class AgentFields(BaseModel):
     tool_ids: Names | None = None
     block_ids: Names | None = None
     tool_rules: list[ToolRule] | None = None
-    tool_exec_environment_variables: dict[str, str] | None = None
-    secrets: dict[str, str] | None = None
+    tool_exec_environment_variables: dict[str, str | None] | None = None
+    secrets: dict[str, str | None] | None = None
 
     model: Handle | None = None
     llm_config: LlmConfigFields | None = None
@@ -180,8 +181,11 @@ class AgentFields(BaseModel):
             given[KEPT_SETTINGS] = before.get(KEPT_SETTINGS, {}) | self.model_settings.model_extra
         return before | given
 
-    def apply(self, agent: Agent) -> Agent:
-        """The agent after what is said here. A field that is left out, or null where it cannot be, stays."""
+    def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
+        """The agent after what is said here. A field that is left out, or null where it cannot be, stays.
+
+        `sees_secrets`: whether the client may see the values of the agent's secrets (`changed_secrets`).
+        """
         changes: dict[str, Any] = {
             name: getattr(self, name)
             for name in _PLAIN
@@ -193,7 +197,7 @@ class AgentFields(BaseModel):
             changes["block_ids"] = [BlockId(block_id) for block_id in dict.fromkeys(self.block_ids)]
         variables = self.secrets if self.secrets is not None else self.tool_exec_environment_variables
         if variables is not None:
-            changes["tool_environment"] = variables
+            changes["tool_environment"] = changed_secrets(agent.tool_environment, variables, sees_values=sees_secrets)
         embedding = self.embedding or (self.embedding_config.full_handle() if self.embedding_config else None)
         changed = replace(
             agent,

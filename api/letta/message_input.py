@@ -3,7 +3,6 @@
 from collections.abc import Container
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
-from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -22,14 +21,13 @@ from shared.domain.messages import (
 from shared.domain.model_providers import split_handle
 from shared.domain.skills import ClientSkill
 from shared.domain.tools import ClientTool
+from shared.network.addresses import flaw_of_url
 
 
 def _checked(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("callback_url must be an http:// or https:// URL with a host")
-    if parts.port == 0 or any(character.isspace() or not character.isprintable() for character in url):
-        raise ValueError("callback_url is not a valid URL")
+    flaw = flaw_of_url(url)
+    if flaw is not None:
+        raise ValueError(f"callback_url {flaw}")
     return url
 
 

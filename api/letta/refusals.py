@@ -21,6 +21,7 @@ def without_stream(option: str) -> str:
 
 _PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
 _LONGEST_INPUT = 500
+_SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 
 
 def validation_refusal(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -47,7 +48,11 @@ def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
     shown = dict(error)
     if malformed := _malformed_id(error):
         shown["msg"] = f"String should match pattern '{malformed['prefix']}-{{uuid4}}'"
-    # The whole body may be the input: megabytes, or secrets, in an error that gets logged.
+    # The whole body may be the input: megabytes, or secrets, in an error that the client logs.
+    if _SECRET_FIELDS.intersection(map(str, shown.get("loc", ()))):
+        shown["input"] = "…"
+    elif isinstance(shown.get("input"), Mapping):
+        shown["input"] = {name: "…" if name in _SECRET_FIELDS else value for name, value in shown["input"].items()}
     if len(repr(shown.get("input"))) > _LONGEST_INPUT:
         shown["input"] = repr(shown["input"])[:_LONGEST_INPUT] + "…"
     return shown

@@ -191,6 +191,8 @@ def _metadata(run: Run) -> dict[str, Any]:
         metadata["cancel"] = _cancel(run.cancel)
     if run.continues is not None:
         metadata["continues_run_id"] = run.continues
+    if run.waits_until is not None:
+        metadata["waiting"] = {"for": "budget", "until": wire_time(run.waits_until)}
     if run.pruned_at is not None:
         metadata["pruned_at"] = wire_time(run.pruned_at)
     return metadata

@@ -39,8 +39,11 @@ class SubmissionHeaders(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
     if_busy: IfBusy | None = None
     status_events: bool = False
+    priority: int = 0
     tried: Try | None = None
     """None: the client does not say."""
+    key_id: str | None = None
+    """The API key that the submission came with."""
 
 
 def try_of(retry_count: str | None, timeout: str | None) -> Try | None:

@@ -1,20 +1,33 @@
 """Tools on Letta's wire. A tool's name and schema come from its source, which is read and never run here."""
 
 import hashlib
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Literal
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.letta.approvals import Waiting
+from api.letta.tool_limits import LimitsIn
 from api.tool_source.imports import refuse_missing_modules
-from api.tool_source.reader import read_tool_source
+from api.tool_source.reader import ToolDeclaration, read_tool_source
+from api.tool_source.typescript import read_typescript_source
 from shared.bounded_schema import schema_flaw
 from shared.domain.base_tools import is_base_tool
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
-from shared.domain.tools import CUSTOM, DEFAULT_RETURN_CHAR_LIMIT, Tool
+from shared.domain.packages import ToolPackages
+from shared.domain.tools import (
+    CUSTOM,
+    DEFAULT_RETURN_CHAR_LIMIT,
+    LANGUAGES,
+    PYTHON,
+    TYPESCRIPT,
+    Tool,
+    ToolLimits,
+)
 
 TOOL_TYPES = (
     "custom", "letta_core", "letta_memory_core", "letta_multi_agent_core", "letta_sleeptime_core",
@@ -33,6 +46,8 @@ _AS_IS = (
     "npm_requirements",
     "args_json_schema",
     "idempotent",
+    "network",
+    "scratch",
     "approval_expires_s",
     "on_approval_expiry",
 )
@@ -53,8 +68,20 @@ def refuse_costly(parameters: dict[str, Any], name: str) -> None:
         raise InvalidRequest(f"{name}: {flaw}")
 
 
+def read_source(
+    source: str, source_type: str, name: str | None, modules: Collection[str] | None = None
+) -> ToolDeclaration:
+    """What the source says of the function `name`. `modules`: what it may import beside the standard library; None for
+    a source that was accepted before. Raises `InvalidToolSource`."""
+    if source_type == TYPESCRIPT:
+        return read_typescript_source(source, name)
+    if modules is not None:
+        refuse_missing_modules(source, modules)
+    return read_tool_source(source, name)
+
+
 class ToolFields(BaseModel):
-    """What a client says about a tool. The last three fields are Holdfast's own."""
+    """What a client says about a tool. The last fields are Holdfast's own."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
@@ -71,16 +98,24 @@ class ToolFields(BaseModel):
     metadata: dict[str, Any] | None = Field(default=None, alias="metadata_")
 
     idempotent: bool | None = None
+    limits: LimitsIn | None = None
+    network: Literal["none", "host"] | None = None
+    scratch: Literal["call", "run"] | None = None
     approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
-    def applied(self, tool: Tool, source_code: str | None) -> Tool:
-        """The tool after what is said here, with a new source where there is one. Raises as `new_tool` does."""
-        return self._with_schema(self._with_options(tool), source_code)
+    def applied(self, tool: Tool, source_code: str | None, packages: ToolPackages | None) -> Tool:
+        """The tool after what is said here, with a new source where there is one. Raises as `apply` does."""
+        changed = self._with_schema(self._with_options(tool, packages), source_code)
+        _refuse_in_typescript(changed)
+        return changed
 
-    def _with_options(self, tool: Tool) -> Tool:
-        if self.source_type not in (None, "python", "json"):
-            raise InvalidRequest(f"source_type {self.source_type!r}: Holdfast runs tools written in Python")
+    def _with_options(self, tool: Tool, packages: ToolPackages | None) -> Tool:
+        _refuse_language(self.source_type)
+        if self.source_type in LANGUAGES and self.source_type != tool.source_type:
+            if is_base_tool(tool) or "source_code" not in self.model_fields_set:
+                raise InvalidRequest("source_type: a tool changes its language together with its source_code")
+            tool = replace(tool, source_type=self.source_type)
         changes: dict[str, Any] = {
             name: getattr(self, name)
             for name in _AS_IS
@@ -88,8 +123,12 @@ class ToolFields(BaseModel):
         }
         if "idempotent" in (self.tags or ()):
             changes.setdefault("idempotent", True)
+        if "limits" in self.model_fields_set:
+            changes["limits"] = None if self.limits is None else ToolLimits(**self.limits.model_dump())
         if self.metadata is not None:
             changes["metadata"] = self.metadata
+        if "pip_requirements" in self.model_fields_set:
+            changes["packages"] = packages
         return replace(tool, **changes)
 
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
@@ -101,9 +140,9 @@ class ToolFields(BaseModel):
         # What is said in this request wins; what an earlier one said yields to a source that comes later.
         before = tool.json_schema if source_code is None else {}
         source = tool.source_code if source_code is None else source_code
-        if source_code is not None:
-            refuse_missing_modules(source_code)
-        read = read_tool_source(source, given.get("name") or before.get("name"))
+        name = given.get("name") or before.get("name")
+        modules = tool.packages.modules if tool.packages else ()
+        read = read_source(source, tool.source_type, name, modules=modules if source_code is not None else None)
         described = self.description or given.get("description") or before.get("description") or read.description
         parameters = given.get("parameters") or self.args_json_schema or before.get("parameters") or read.parameters
         refuse_costly(parameters, "json_schema.parameters")
@@ -123,10 +162,20 @@ class ToolCreate(ToolFields):
     """A tool to make, or the tool of its name to change. A field that is left out stays then."""
 
     source_code: str
+    source_type: str | None = PYTHON
 
-    def apply(self, tool: Tool) -> Tool:
-        """The tool after the change. Raises `InvalidToolSource` or `InvalidRequest`."""
-        return self.applied(tool, self.source_code)
+    def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
+        """The tool after the change. `packages`: those for what this asks for in `pip_requirements`.
+
+        Raises `InvalidToolSource` or `InvalidRequest`.
+        """
+        return self.applied(tool, self.source_code, packages)
+
+    def named(self) -> str:
+        """The name that the tool will have. Raises `InvalidToolSource` or `InvalidRequest`."""
+        _refuse_language(self.source_type)
+        source_type = TYPESCRIPT if self.source_type == TYPESCRIPT else PYTHON
+        return read_source(self.source_code, source_type, _well_formed(self.json_schema or {}).get("name")).name
 
     def declared(self, tool: Tool, name: str) -> Tool:
         """The tool as its schema alone describes it, for a source that cannot be read here: clients run such tools.
@@ -137,7 +186,7 @@ class ToolCreate(ToolFields):
         refuse_costly(given.get("parameters") or {}, "json_schema.parameters")
         described = self.description or given.get("description") or ""
         return replace(
-            self._with_options(tool),
+            self._with_options(tool, None),
             source_code=self.source_code,
             tool_type=CUSTOM,
             name=name,
@@ -151,14 +200,12 @@ class ToolUpdate(ToolFields):
 
     source_code: str | None = None
 
-    def apply(self, tool: Tool) -> Tool:
-        """The tool after the change. Raises `InvalidToolSource` or `InvalidRequest`."""
-        return self.applied(tool, self.source_code)
+    def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
+        """The tool after the change. `packages`: those for what this asks for in `pip_requirements`.
 
-
-def new_tool(body: ToolCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
-    """The tool that the request asks for. Raises `InvalidToolSource` or `InvalidRequest`."""
-    return body.apply(blank_tool(project_id, ids, now))
+        Raises `InvalidToolSource` or `InvalidRequest`.
+        """
+        return self.applied(tool, self.source_code, packages)
 
 
 def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
@@ -176,12 +223,26 @@ def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
     )
 
 
+def _refuse_language(source_type: str | None) -> None:
+    if source_type not in (None, "json", *LANGUAGES):
+        raise InvalidRequest(f"source_type {source_type!r}: Holdfast runs tools written in {' and '.join(LANGUAGES)}")
+
+
+def _refuse_in_typescript(tool: Tool) -> None:
+    if tool.source_type != TYPESCRIPT:
+        return
+    if tool.network == "host":
+        raise InvalidRequest("network: a tool in TypeScript has none; write it in Python")
+    if tool.packages is not None:
+        raise InvalidRequest("pip_requirements: a tool in TypeScript has no packages; write it in Python")
+
+
 def refuse_tool_of_clients(tool: Tool) -> None:
     """Raises `InvalidRequest` for a tool whose source cannot be read here: clients run such tools."""
     if is_base_tool(tool):
         return
     try:
-        read_tool_source(tool.source_code, tool.name)
+        read_source(tool.source_code, tool.source_type, tool.name)
     except InvalidToolSource as error:
         raise InvalidRequest(f"the tool {tool.name!r} cannot run on this server, only at a client: {error}") from error
 
@@ -201,6 +262,7 @@ def wire_tool(tool: Tool) -> dict[str, Any]:
         "return_char_limit": tool.return_char_limit,
         "pip_requirements": tool.pip_requirements,
         "npm_requirements": tool.npm_requirements,
+        "packages": tool.packages.pins if tool.packages else None,
         "default_requires_approval": tool.default_requires_approval,
         "enable_parallel_execution": tool.enable_parallel_execution,
         "created_by_id": None,
@@ -208,6 +270,9 @@ def wire_tool(tool: Tool) -> dict[str, Any]:
         "metadata_": {**tool.metadata, "tool_hash": _hash_of(tool)},
         "project_id": None,
         "idempotent": tool.idempotent,
+        "limits": None if tool.limits is None else to_builtins(tool.limits),
+        "network": tool.network,
+        "scratch": tool.scratch,
         "approval_expires_s": tool.approval_expires_s,
         "on_approval_expiry": tool.on_approval_expiry,
     }

@@ -53,7 +53,8 @@ NOT_ACTED_ON = (
     Unused("message", (MessagesRequest,), ("enable_thinking",), "dropped; the model's settings say it"),
     Unused("message", (MessageIn,), ("batch_item_id", "group_id"), "dropped; there are no batches and groups"),
     Unused("stream", (StreamRequest,), ("batch_size", "poll_interval"), "dropped; events are sent as they come"),
-    Unused("tool", (ToolFields,), ("npm_requirements", "pip_requirements"), "given back; nothing is installed"),
+    Unused("tool", (ToolFields,), ("npm_requirements",), "given back; nothing is installed"),
+    Unused("tool", (ToolFields,), ("pip_requirements",), "given back; a server without a package index installs none"),
     Unused(
         "block",
         (BlockCreate, BlockUpdate),

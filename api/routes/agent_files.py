@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -10,9 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from api.answer_headers import warning_of
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
-from api.letta.agent_file import FileSkill, read_agent_file
+from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
-from api.letta.agent_file_import import FileImport, ImportOptions, Origin
+from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.brought_agents import Arrival, BroughtAgents
@@ -103,10 +104,14 @@ async def import_agents(
 ) -> dict[str, list[str]]:
     """Makes the agents of a file, with their tools, memory and messages, or nothing at all."""
     await services.base_tools.fill(project_id)
-    origin = Origin(project_id, services.ids, services.clock.now(), services.models)
+    origin = Origin(project_id, services.ids, services.clock.now(), services.models, services.settings.tool_network)
     options, document = form.options(x_override_embedding_model), await form.file.read()
     # A file may be megabytes, and other requests are waiting.
-    brought, notes = await asyncio.to_thread(_understood, document, options, origin)
+    file = await asyncio.to_thread(read_agent_file, document)
+    packages = await _packages(services, file)
+    brought, notes = await asyncio.to_thread(_understood, file, options, origin, packages)
+    for tool in brought.tools:
+        services.input_limits.refuse_long_source(tool.new.source_code, f"the source of the tool {tool.new.name!r}")
     arrival = await services.brought_agents.store(project_id, brought)
     if form.project_id:
         notes.append("project_id is left out: the API key says which project it is")
@@ -115,12 +120,26 @@ async def import_agents(
     notes.extend(_notes_on_tools(arrival))
     if notes:
         response.headers["Warning"] = warning_of(notes)
-        log.warning("agent file imported, but: %s", "; ".join(notes))
+        made = ", ".join(one.agent.id for one in brought.agents)
+        log.warning("agent file imported as %s, with %d notes in the answer's Warning header", made, len(notes))
     return {"agent_ids": [one.agent.id for one in brought.agents]}
 
 
-def _understood(document: bytes, options: ImportOptions, origin: Origin) -> tuple[BroughtAgents, list[str]]:
-    reading = FileImport(read_agent_file(document), options, origin)
+async def _packages(services: Services, file: AgentFile) -> dict[str, FilePackages]:
+    """The packages of the file's tools, by the tools' ids. A tool whose packages cannot be had comes without them."""
+    found: dict[str, FilePackages] = {}
+    for tool in file.tools:
+        try:
+            found[tool.id] = FilePackages(await services.packages.chosen(tool.pip_requirements, None))
+        except InvalidRequest as error:
+            found[tool.id] = FilePackages(flaw=error.message)
+    return found
+
+
+def _understood(
+    file: AgentFile, options: ImportOptions, origin: Origin, packages: Mapping[str, FilePackages]
+) -> tuple[BroughtAgents, list[str]]:
+    reading = FileImport(file, options, origin, packages)
     return reading.brought(), reading.left_out
 
 
@@ -164,11 +183,11 @@ async def _history(
     """The messages in the agent's context, or in that of one of its conversations, the instructions first."""
     agent = details.agent
     if conversation_id is None or conversation_id == "default":
-        return await services.messages.context(ThreadId(agent.id))
+        return await services.messages.context(project_id, ThreadId(agent.id))
     conversation = await services.conversations.get(project_id, ConversationId(conversation_id))
     if conversation.agent_id != agent.id:
         raise NotFound(f"Conversation with ID {conversation_id} not found: it is another agent's")
-    said = await services.messages.context(ThreadId(conversation.id))
+    said = await services.messages.context(project_id, ThreadId(conversation.id))
     if said and isinstance(said[0].body, SystemMessage):
         return said
     instructions = Message(

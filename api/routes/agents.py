@@ -1,11 +1,13 @@
 """Agents."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 
-from api.agent_answers import agent_answer, agent_answers
-from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, Texts
+from api.access.callers import may_see_secrets
+from api.agent_answers import agent_answer, agent_answers, changed_agent_answer
+from api.dependencies import AgentIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep, Texts
 from api.letta.agent_state import SECRETS
 from api.letta.agents import AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import new_block
@@ -44,12 +46,13 @@ def _agent_filter(
 
 @router.post("")
 async def create_agent(
-    body: AgentCreate, response: Response, services: ServicesDep, project_id: ProjectDep, include: Texts = None
+    body: AgentCreate, response: Response, services: ServicesDep, caller: CallerDep, include: Texts = None
 ) -> dict[str, Any]:
     """Makes an agent, and the memory blocks that come with it."""
     body = with_served_model(body, services.models, response)
     body = body.model_copy(update={"model": services.models.needed(body.handle())})
-    now = services.clock.now()
+    services.input_limits.refuse_long_messages(body.initial_message_sequence or (), "initial_message_sequence")
+    now, project_id = services.clock.now(), caller.project_id
     await services.base_tools.fill(project_id)
     named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
     names = await services.tools.names(project_id, [*named_tools, *(body.tool_ids or ())])
@@ -59,13 +62,13 @@ async def create_agent(
         new_blocks=[new_block(block, project_id, services.ids, now) for block in body.filled_blocks()],
         first_messages=first_messages(body.initial_message_sequence or (), services.ids, now),
     )
-    return await agent_answer(services, agent, [SECRETS, *(include or ())])
+    return await changed_agent_answer(services, agent, include, caller)
 
 
 @router.get("")
 async def list_agents(
     services: ServicesDep,
-    project_id: ProjectDep,
+    caller: CallerDep,
     page: NewestFirst,
     wanted: Annotated[AgentFilter, Depends(_agent_filter)],
     include: Texts = None,
@@ -73,8 +76,8 @@ async def list_agents(
     sort_by: AgentOrder | None = None,
 ) -> list[dict[str, Any]]:
     """The project's agents. `sort_by` is the older name of `order_by`."""
-    found = await services.agents.list(project_id, wanted, page, sort_by or order_by)
-    return await agent_answers(services, found, include)
+    found = await services.agents.list(caller.project_id, wanted, page, sort_by or order_by)
+    return await agent_answers(services, found, include, caller)
 
 
 @router.get("/count")
@@ -87,10 +90,10 @@ async def count_agents(
 
 @router.get("/{agent_id}")
 async def retrieve_agent(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, include: Texts = None
+    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, include: Texts = None
 ) -> dict[str, Any]:
     """One agent."""
-    return await agent_answer(services, await services.agents.get(project_id, agent_id), include)
+    return await agent_answer(services, await services.agents.get(caller.project_id, agent_id), include, caller)
 
 
 @router.patch("/{agent_id}")
@@ -99,13 +102,14 @@ async def update_agent(
     body: AgentUpdate,
     response: Response,
     services: ServicesDep,
-    project_id: ProjectDep,
+    caller: CallerDep,
     include: Texts = None,
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress goes on as it began until its next step."""
     body = with_served_model(body, services.models, response)
-    agent = await services.agents.update(project_id, agent_id, body.apply, services.clock.now())
-    return await agent_answer(services, agent, [SECRETS, *(include or ())])
+    change = partial(body.apply, sees_secrets=may_see_secrets(caller))
+    agent = await services.agents.update(caller.project_id, agent_id, change, services.clock.now())
+    return await changed_agent_answer(services, agent, include, caller)
 
 
 @router.delete("/{agent_id}")
@@ -122,9 +126,10 @@ async def retrieve_memory(agent_id: AgentIdPath, services: ServicesDep, project_
 
 
 @router.get("/{agent_id}/secrets")
-async def list_secrets(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> list[dict[str, Any]]:
+async def list_secrets(agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep) -> list[dict[str, Any]]:
     """The agent's secrets, as its state shows them with `include=agent.secrets`."""
-    return (await agent_answer(services, await services.agents.get(project_id, agent_id), [SECRETS]))["secrets"]
+    agent = await services.agents.get(caller.project_id, agent_id)
+    return (await agent_answer(services, agent, [SECRETS], caller))["secrets"]
 
 
 @router.get("/{agent_id}/context")
@@ -132,7 +137,7 @@ async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project
     """What the agent's context holds, with estimated sizes."""
     [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
     passages = await services.passages.count_of_agent(project_id, agent_id)
-    return wire_context(details, await services.messages.context(ThreadId(agent_id)), passages=passages)
+    return wire_context(details, await services.messages.context(project_id, ThreadId(agent_id)), passages=passages)
 
 
 @router.post("/{agent_id}/recompile")
@@ -143,7 +148,7 @@ async def recompile_agent(
     agent = await services.agents.get(project_id, agent_id)
     if not dry_run:
         agent = await services.agents.update(project_id, agent_id, _as_it_is, services.clock.now())
-    return render_system(agent, await services.blocks.for_agent(agent_id))
+    return render_system(agent, await services.blocks.for_agent(project_id, agent_id))
 
 
 def _as_it_is(agent: Agent) -> Agent:

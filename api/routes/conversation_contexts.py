@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict
 
-from api.dependencies import AgentIdPath, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
+from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
 from api.letta.compaction import CompactRequest
 from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
 from api.runs.threads import AgentThread
@@ -30,23 +30,23 @@ class RecompileRequest(BaseModel):
 
 @router.post("/agents/{agent_id}/summarize", response_model=None)
 async def compact_agent(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CompactRequest | None = None
+    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, request: CompactRequest | None = None
 ) -> Response:
     """Replaces the agent's messages by a summary. Waits for the active run, if there is one."""
-    thread = AgentThread(await services.agents.get(project_id, agent_id))
-    return await services.compacting.compact(thread, request or CompactRequest(), refuse_if_busy=False)
+    thread = AgentThread(await services.agents.get(caller.project_id, agent_id))
+    return await services.compacting.compact(thread, request or CompactRequest(), caller.key_id, refuse_if_busy=False)
 
 
 @router.post("/conversations/{conversation_id}/compact", response_model=None)
 async def compact_conversation(
-    conversation_id: ThreadName, services: ServicesDep, project_id: ProjectDep, request: CompactRequest | None = None
+    conversation_id: ThreadName, services: ServicesDep, caller: CallerDep, request: CompactRequest | None = None
 ) -> Response:
     """Replaces the conversation's messages by a summary. Refused while one of its runs is active."""
     request = request or CompactRequest()
-    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
-    if thread.conversation is not None and await services.messages.is_empty(thread.id):
+    thread = await services.threads.find(caller.project_id, conversation_id, request.agent_id)
+    if thread.conversation is not None and await services.messages.is_empty(caller.project_id, thread.id):
         raise InvalidRequest("this conversation has no messages to compact: send one first")
-    return await services.compacting.compact(thread, request, refuse_if_busy=True)
+    return await services.compacting.compact(thread, request, caller.key_id, refuse_if_busy=True)
 
 
 @router.post("/conversations/{conversation_id}/fork")
@@ -61,7 +61,7 @@ async def fork_conversation(
     """Begins a conversation with copies of the messages in another one's context; up to `message_id`, if that is
     given."""
     thread = await services.threads.find(project_id, conversation_id, agent_id)
-    history = await services.messages.context(thread.id)
+    history = await services.messages.context(project_id, thread.id)
     now = services.clock.now()
     begun = new_conversation(ConversationCreate(hidden=hidden), thread.agent.id, project_id, services.ids, now)
     if thread.conversation is not None:
@@ -96,4 +96,5 @@ async def recompile_conversation(
     thread = await services.threads.find(project_id, conversation_id, named)
     if thread.conversation_id is not None and not dry_run:
         await services.conversations.render_again(project_id, thread.conversation_id, services.ids.message())
-    return render_system(thread.agent, await services.blocks.for_agent(thread.agent.id), thread.conversation_id)
+    blocks = await services.blocks.for_agent(project_id, thread.agent.id)
+    return render_system(thread.agent, blocks, thread.conversation_id)

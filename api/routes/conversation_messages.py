@@ -74,7 +74,7 @@ async def list_messages(
     """The history, newest first unless `order` is `asc`. An agent's default history is listed as the agent lists it:
     oldest first, and `desc` takes the newest that fit."""
     thread = await services.threads.find(project_id, conversation_id, agent_id)
-    of = MessageFilter(thread_id=thread.id)
+    of = MessageFilter(project_id, thread_id=thread.id)
     return await message_answers(services, of, page, types, turned=thread.conversation is not None)
 
 
@@ -120,7 +120,7 @@ async def _run_to_resume(
             raise NotFound(f"Run {run.id} is not one of this conversation")
         return run
     if request.otid is not None:
-        return await services.listing.of_otid(thread.id, request.otid)
+        return await services.listing.of_otid(project_id, thread.id, request.otid)
     active = [RunStatus.CREATED, RunStatus.RUNNING, RunStatus.AWAITING_APPROVAL]
     for statuses in (active, None):
         wanted = RunFilter(thread_id=thread.id, statuses=statuses)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from api.dependencies import ServicesDep
@@ -16,12 +16,13 @@ one than it knows."""
 
 
 @router.get("/")
-async def index() -> dict[str, str]:
+async def index(request: Request) -> dict[str, str]:
     """Where to go from here, for whoever opens the address in a browser."""
+    app: FastAPI = request.app
     return {
         "name": "Holdfast",
         "version": VERSION,
-        "paths": "/docs",
+        "paths": "/docs" if app.openapi_url else "docs/api.md; HOLDFAST_DOCS=on serves them at /docs",
         "health": "/v1/health",
         "readiness": "/readyz",
         "documentation": "README.md and docs/ of Holdfast's source; begin with docs/concepts.md",
@@ -42,8 +43,14 @@ async def live() -> dict[str, str]:
 
 @router.get("/readyz", response_model=None)
 async def ready(services: ServicesDep) -> JSONResponse:
-    """Readiness: 503 while a service that the API needs is away; the body names it."""
+    """Readiness: 503 while a service that the API needs is away; the body names it. `sandbox`: the weakest walls
+    around tools among the workers that live; `javascript`: whether one of them runs tools in it."""
     answers = await services.readiness()
     is_ready = all(answers.values())
-    body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "services": dict(answers)}
+    body: dict[str, Any] = {
+        "status": "ready" if is_ready else "not ready",
+        "services": dict(answers),
+        "sandbox": await services.tool_presence.weakest_sandbox(),
+        "javascript": await services.tool_presence.runs_javascript(),
+    }
     return JSONResponse(body, 200 if is_ready else 503)

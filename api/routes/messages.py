@@ -92,11 +92,11 @@ async def list_messages(
     """
     if conversation_id is None:
         await services.agents.get(project_id, agent_id)
-        return await message_answers(services, MessageFilter(agent_id=agent_id), page, types)
+        return await message_answers(services, MessageFilter(project_id, agent_id=agent_id), page, types)
     thread = await services.threads.find(project_id, conversation_id, agent_id)
     if thread.agent.id != agent_id:
         raise NotFound(f"Conversation with ID {conversation_id} not found for agent {agent_id}")
-    return await message_answers(services, MessageFilter(thread_id=thread.id), page, types)
+    return await message_answers(services, MessageFilter(project_id, thread_id=thread.id), page, types)
 
 
 @router.post("/messages/cancel")
@@ -113,5 +113,5 @@ async def cancel_messages(
 async def reset_messages(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """Empties the agent's context, but for its system message."""
     agent = await services.agents.get(project_id, agent_id)
-    await services.messages.reset(ThreadId(agent.id))
+    await services.messages.reset(project_id, ThreadId(agent.id))
     return await agent_answer(services, agent)

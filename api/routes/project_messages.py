@@ -31,7 +31,7 @@ async def list_messages(
     `desc` (the default) takes the newest that fit.
     """
     thread_id = ThreadId(conversation_id) if conversation_id and conversation_id != DEFAULT else None
-    of = MessageFilter(project_id=project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
+    of = MessageFilter(project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
     return await message_answers(services, of, page, types)
 
 

@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from api.access.stream_tokens import end_of_token
 from api.dependencies import (
+    CallerDep,
     HundredNewestFirst,
     HundredOldestFirst,
     ProjectDep,
@@ -20,7 +22,6 @@ from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRe
 from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
 from api.message_answers import message_answers
-from api.stream_tokens import end_of_token
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
@@ -105,7 +106,7 @@ async def list_run_messages(
     """The messages that the run added, its input included: those of the types that its submission asked for."""
     run = await services.runs.get(project_id, run_id)
     types = run.options.include_return_message_types
-    shown = await message_answers(services, MessageFilter(run_id=run_id), page, types)
+    shown = await message_answers(services, MessageFilter(project_id, run_id=run_id), page, types)
     return shown if page.ascending else shown[::-1]
 
 
@@ -129,7 +130,7 @@ async def retrieve_run_usage(run_id: RunIdPath, services: ServicesDep, project_i
 async def retrieve_run_metrics(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """How long the run took, and which tools it called."""
     run = await services.runs.get(project_id, run_id)
-    messages = await services.messages.list_of_run(run_id)
+    messages = await services.messages.list_of_run(run)
     returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
     called = {one.tool_name for some in returns for one in some}
     called |= {run.options.tool_name} if run.options.tool_name else set()
@@ -171,12 +172,12 @@ async def stream_run_for_browsers(
 
 @router.post("/{run_id}/stream-token")
 async def make_stream_token(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, request: StreamTokenRequest | None = None
+    run_id: RunIdPath, services: ServicesDep, caller: CallerDep, request: StreamTokenRequest | None = None
 ) -> dict[str, Any]:
     """A token with which a web page may read this run's stream, and nothing else, for a while."""
-    await services.runs.get(project_id, run_id)
+    await services.runs.get(caller.project_id, run_id)
     expires_at = end_of_token(services.clock.now(), (request or StreamTokenRequest()).valid_for_s)
-    token = services.stream_tokens.make(project_id, run_id, expires_at)
+    token = await services.access.tokens.make(caller, run_id, expires_at)
     return {"token": token, "expires_at": wire_time(expires_at)}
 
 
@@ -205,10 +206,11 @@ async def inject_into_run(
         does = "compacts its history" if run.options.tool_name is None else "makes one call of a tool"
         raise Conflict(f"run {run_id} takes no messages: it {does} and answers nobody")
     now = services.clock.now()
+    services.input_limits.refuse_long_messages(request.given_messages())
     messages = user_messages(request.given_messages(), services.ids, now)
     if not messages:
         raise InvalidRequest("messages must hold at least one user message")
     keys = keys_of(request.given_messages(), headers, request, f"inject into {run_id}", now)
-    is_new = await services.inbox.inject(run_id, messages, request.if_ended, keys=keys)
+    is_new = await services.inbox.inject(run, messages, request.if_ended, keys=keys)
     ids = [message.id for message in messages] if is_new else []
     return {"run_id": run_id, "message_ids": ids, "if_ended": request.if_ended, "is_new": is_new}

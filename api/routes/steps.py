@@ -43,5 +43,5 @@ async def list_step_messages(
 ) -> list[dict[str, Any]]:
     """The messages that the step added."""
     await services.steps.get(project_id, step_id)
-    shown = await message_answers(services, MessageFilter(step_id=step_id), page, None)
+    shown = await message_answers(services, MessageFilter(project_id, step_id=step_id), page, None)
     return shown if page.ascending else shown[::-1]

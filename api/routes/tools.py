@@ -1,13 +1,18 @@
 """Tools of a project."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from msgspec.structs import replace
 
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
-from api.letta.tools import TOOL_TYPES, ToolCreate, ToolUpdate, new_tool, wire_tool
+from api.letta.tool_limits import refuse_network
+from api.letta.tools import TOOL_TYPES, ToolCreate, ToolUpdate, blank_tool, wire_tool
 from shared.domain.errors import InvalidRequest
+from shared.domain.tools import TYPESCRIPT, Tool
 from shared.sql.definitions.tools import ToolFilter
+from shared.sql.paging import Page
 
 
 async def _with_base_tools(services: ServicesDep, project_id: ProjectDep) -> None:
@@ -60,8 +65,28 @@ async def create_tool(body: ToolCreate, services: ServicesDep, project_id: Proje
 @router.put("")
 async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """Makes a tool, or changes the tool of this name, which keeps its id and all that is left out."""
-    tool = new_tool(body, project_id, services.ids, services.clock.now())
-    return wire_tool(await services.tools.upsert(tool, body.apply))
+    refuse_network(body.network, services.settings.tool_network)
+    services.input_limits.refuse_long_source(body.source_code)
+    page = Page(limit=1, after=None, before=None, ascending=True)
+    found = await services.tools.list(project_id, ToolFilter(name=body.named()), page)
+    before = found[0] if found else None
+    packages = await services.packages.chosen(body.pip_requirements, before)
+    blank = blank_tool(project_id, services.ids, services.clock.now())
+    if before is not None:  # what is left out stays, so the source may count on it
+        blank = replace(blank, pip_requirements=before.pip_requirements, packages=before.packages)
+    change = partial(body.apply, packages=packages)
+    tool = change(blank)
+    await _refuse_without_node(services, tool)
+    return wire_tool(await services.tools.upsert(tool, change))
+
+
+async def _refuse_without_node(services: ServicesDep, tool: Tool) -> None:
+    """Where workers live and none of them could run the tool. Where none lives, some may come."""
+    if tool.source_type == TYPESCRIPT and await services.tool_presence.runs_javascript() is False:
+        raise InvalidRequest(
+            f"the tool {tool.name!r} is written in TypeScript, and no worker has Node.js: install it beside a worker, "
+            "or write the tool in Python"
+        )
 
 
 @router.get("")
@@ -100,7 +125,14 @@ async def update_tool(
     tool_id: ToolIdPath, body: ToolUpdate, services: ServicesDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """Changes a tool."""
-    return wire_tool(await services.tools.update(project_id, tool_id, body.apply, services.clock.now()))
+    refuse_network(body.network, services.settings.tool_network)
+    services.input_limits.refuse_long_source(body.source_code)
+    packages = None
+    if body.pip_requirements:
+        before = await services.tools.get(project_id, tool_id)
+        packages = await services.packages.chosen(body.pip_requirements, before)
+    change = partial(body.apply, packages=packages)
+    return wire_tool(await services.tools.update(project_id, tool_id, change, services.clock.now()))
 
 
 @router.delete("/{tool_id}")

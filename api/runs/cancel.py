@@ -64,7 +64,7 @@ class RunCanceller:
         request = CancelRequest(requested_at=self.clock.now(), actor=actor, reason=reason, mode=mode)
         record = self.runs.request_cancel
         async with self.feed.subscribe(run.id) as subscription:
-            run = await retry_while_unavailable(lambda _: record(run.id, request), for_s=PATIENCE_S, clock=self.clock)
+            run = await retry_while_unavailable(lambda _: record(run, request), for_s=PATIENCE_S, clock=self.clock)
             try:
                 return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
             except Unavailable as error:
@@ -84,11 +84,12 @@ class RunCanceller:
             return await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
         except LifecycleError:
             # Meanwhile a worker claimed it, or another process settled it.
-            return await self.runs.look_up(run.id)
+            return await self.runs.get(run.project_id, run.id)
 
     async def _stop_running(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
         deadline = self.clock.monotonic() + wait_s
-        forgiven_until = self.clock.monotonic() + self.lease_s / 2
+        # No worker has a run that waits, so none can have lost its lease.
+        forgiven_until = self.clock.monotonic() + (self.lease_s / 2 if run.waits_until is None else 0)
         announced = False
         while run.status is RunStatus.RUNNING:
             announced = announced or await self._announce(run, mode)
@@ -99,7 +100,7 @@ class RunCanceller:
             if left <= 0:
                 return run
             await self._wait_for_end(run, subscription, min(left, LOOK_S))
-            run = await self.runs.look_up(run.id)
+            run = await self.runs.get(run.project_id, run.id)
         if run.status in (RunStatus.CREATED, RunStatus.AWAITING_APPROVAL):
             return await self._settle_unowned(run, mode)
         return run

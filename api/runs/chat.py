@@ -8,6 +8,7 @@ import msgspec
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from api.caller_quotas import CallerQuotas
 from api.errors import SHOULD_RETRY, model_error_answer
 from api.event_stream import EventStream, finishes
 from api.openai.chat_answer import ChatAnswer
@@ -41,6 +42,7 @@ class ChatService:
     submissions: SubmissionService
     reader: RunReader
     keepalive_s: float
+    quotas: CallerQuotas
     ending: asyncio.Event
     """Set when this process ends."""
 
@@ -52,7 +54,12 @@ class ChatService:
         run = await self.submissions.submit(submission)
         if request.stream:
             cut = interrupted("This server is ending, and the run goes on", "server_ending", run.id)
-            return EventStream(lambda: self._chunks(run, request), self.ending, cut=chunk_bytes(cut) + DONE)
+            return EventStream(
+                lambda: self._chunks(run, request),
+                self.ending,
+                cut=chunk_bytes(cut) + DONE,
+                entrance=lambda scope: self.quotas.reading_of(run.project_id, scope),
+            )
         answer = ChatAnswer(run, request.model)
         if not await finishes(self._read(run, answer), self.ending):
             return elsewhere(run)

@@ -30,13 +30,15 @@ class CompactionService:
     clock: Clock
     ids: IdMaker
 
-    async def compact(self, thread: AgentThread, request: CompactRequest, *, refuse_if_busy: bool) -> Response:
+    async def compact(
+        self, thread: AgentThread, request: CompactRequest, key_id: str, *, refuse_if_busy: bool
+    ) -> Response:
         """Compacts, and answers when it is done. It waits for the thread's active run, unless the request refuses that.
 
         Raises `PendingApproval`, `Busy`, or `Conflict` when the compaction was cancelled.
         """
         settings = request.settings(thread.agent.extra.get(SETTINGS))
-        run = await self.submissions.submit_run(self._run(thread, settings), refuse_if_busy=refuse_if_busy)
+        run = await self.submissions.submit_run(self._run(thread, settings, key_id), refuse_if_busy=refuse_if_busy)
         ended = await self.waiter.ended(run)
         if ended is None:
             return elsewhere(run)
@@ -47,14 +49,14 @@ class CompactionService:
         return JSONResponse(await self._result(ended))
 
     async def _result(self, run: Run) -> dict[str, Any]:
-        for message in await self.messages.list_of_run(run.id):
+        for message in await self.messages.list_of_run(run):
             body = message.body
             if isinstance(body, Summary) and body.stats is not None:
                 return wire_compaction(body.text, body.stats.messages_before, body.stats.messages_after)
         # The history had nothing but the instructions.
         return wire_compaction("", 1, 1)
 
-    def _run(self, thread: AgentThread, settings: CompactionSettings) -> Run:
+    def _run(self, thread: AgentThread, settings: CompactionSettings, key_id: str) -> Run:
         agent = thread.agent
         return Run(
             id=self.ids.run(),
@@ -67,6 +69,7 @@ class CompactionService:
                 override_model=thread.model,
                 model_options=thread.model_options,
                 compaction=settings.options(),
+                submitted_by=key_id,
             ),
             created_at=self.clock.now(),
         )

@@ -13,10 +13,10 @@ from shared.domain.errors import NotFound, Unavailable
 from shared.domain.events import FIRST_SEQ, Gap, RunCreated, decode, encode, is_end
 from shared.domain.ids import RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
-from shared.domain.log_writer import Entries, unbroken
+from shared.domain.log_writer import Entries, of_bytes, unbroken
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, RunEnd, end_events
-from shared.redis.event_log import EventFeed, EventLog, Subscription
+from shared.redis.event_log import MAX_BYTES, EventFeed, EventLog, Subscription
 from shared.sql.runs.checkpoints import EventStore
 from shared.sql.runs.run_store import RunStore
 
@@ -112,7 +112,7 @@ class RunReader:
         """The entries of a log that has ended; SQL has all of it. If it was pruned, its end is made anew."""
         while last < run.last_seq:
             try:
-                stored = await self.events.read(run.id, last)
+                stored = await self._stored_page(run.id, last)
             except Unavailable:
                 await asyncio.sleep(AWAY_S)
                 continue
@@ -157,7 +157,7 @@ class RunReader:
             return [], True
 
     async def _read(self, run: Run, subscription: Subscription, last: Seq, *, is_stored: bool) -> Entries:
-        stored = await self.events.read(run.id, last) if is_stored else []
+        stored = await self._stored_page(run.id, last) if is_stored else []
         if stored:
             return _next_of(last, stored)
         entries = await subscription.read(self.event_log, last)
@@ -165,13 +165,17 @@ class RunReader:
         if len(known) < len(entries):
             # Redis no longer has what is in between. The reader gets that from SQL, and then these entries again.
             subscription.fall_behind()
-            return known or _next_of(last, await self.events.read(run.id, last) or entries)
+            return known or _next_of(last, await self._stored_page(run.id, last) or entries)
         return known
+
+    async def _stored_page(self, run_id: RunId, last: Seq) -> Entries:
+        """No more than a reader may keep while its client takes none of it."""
+        return of_bytes(await self.events.read(run_id, last), MAX_BYTES)
 
     async def _ended(self, run: Run) -> Run | None:
         """The run as it ended; for a deleted run, every entry has been shown. None: the database does not answer."""
         try:
-            return await self.runs.look_up(run.id)
+            return await self.runs.get(run.project_id, run.id)
         except NotFound:
             return msgspec.structs.replace(run, last_seq=Seq(0))
         except Unavailable:

@@ -5,12 +5,13 @@ Only this module knows how a frame of Letta's looks on the wire.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from api.caller_quotas import CallerQuotas
 from api.errors import model_error_answer
 from api.event_stream import EventStream
 from api.letta.frames import Frame, FrameOptions, Frames
@@ -25,11 +26,18 @@ from shared.clock import Clock
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
+from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
 from shared.sql.history.messages import MessageStore
 
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
 """The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
+
+FRAMES_AT_ONCE = 64
+"""Frames that are made and sent together, in a millisecond or two."""
+
+CATCHING_UP = 4
+"""Readers that are behind and get frames made for them in one turn of the event loop."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -48,12 +56,20 @@ class StreamService:
     reader: RunReader
     clock: Clock
     keepalive_s: float
+    quotas: CallerQuotas
     ending: asyncio.Event
     """Set when this process ends: its streams end too, and their clients resume at another process."""
+    catching_up: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP))
+    """Readers of long logs take turns, so that hundreds of them keep nobody else from the event loop."""
 
     def stream(self, run: Run, after: Seq, options: FrameOptions) -> EventStream:
         """The response that shows a run from a cursor on."""
-        return EventStream(lambda: self._batches(run, after, options), self.ending, cut=COME_BACK)
+        return EventStream(
+            lambda: self._batches(run, after, options),
+            self.ending,
+            cut=COME_BACK,
+            entrance=lambda scope: self.quotas.reading_of(run.project_id, scope),
+        )
 
     def resume(
         self, run: Run, request: StreamRequest, last_event_id: str | None, *, status_events: bool
@@ -81,13 +97,27 @@ class StreamService:
                 yield event_bytes(frames.ping(last, self.clock.now())) if options.pings else b""
                 continue
             last = entries[-1][0]
-            shown = [frame for seq, entry in entries if (frame := frames.of(seq, entry)) is not None]
-            has_ended = any(frame.body is None for frame in shown)
-            if shown:
-                yield b"".join(map(event_bytes, shown))
+            for start in range(0, len(entries), FRAMES_AT_ONCE):
+                # What waits for a client is the bytes of a few frames, and their entries.
+                body, has_ended = await self._body(frames, entries[start : start + FRAMES_AT_ONCE])
+                if body:
+                    yield body
         if not has_ended:
             # The cursor was at the end already: the client still needs the mark that the stream is over.
             yield event_bytes(Frame(last, None))
+
+    async def _body(self, frames: Frames, entries: Entries) -> tuple[bytes, bool]:
+        """Some entries as the client sees them, and whether their last one is the stream's end."""
+        if len(entries) < FRAMES_AT_ONCE:
+            return _shown(frames, entries)
+        async with self.catching_up:
+            await asyncio.sleep(0)
+            return _shown(frames, entries)
+
+
+def _shown(frames: Frames, entries: Entries) -> tuple[bytes, bool]:
+    shown = [frame for seq, entry in entries if (frame := frames.of(seq, entry)) is not None]
+    return b"".join(map(event_bytes, shown)), any(frame.body is None for frame in shown)
 
 
 def _cursor(starting_after: int | None, last_event_id: str | None) -> Seq:
@@ -135,7 +165,7 @@ class AnswerService:
         if run.status is RunStatus.FAILED and run.error is not None:
             error = run.error
             return model_error_answer(error.error_type, error.detail, error.message)
-        return JSONResponse(wire_answer(run, await self.messages.list_of_run(run.id)))
+        return JSONResponse(wire_answer(run, await self.messages.list_of_run(run)))
 
 
 def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOptions:

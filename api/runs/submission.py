@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from api.input_limits import InputLimits
 from api.letta.agents import CLEARS_CONTEXT
 from api.letta.compaction import when_full
 from api.letta.message_input import (
@@ -17,12 +18,14 @@ from api.letta.message_input import (
 )
 from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.runs.cancel import RunCanceller
+from api.runs.queued_runs import QueuedRuns
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.ids import ConversationId, IdMaker, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
+from shared.domain.limits import LimitReached
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run, RunError, RunOptions
 from shared.domain.settling import RunEnd
@@ -88,6 +91,10 @@ class SubmissionService:
     inbox: InboxStore
     settlements: SettlementStore
     queue: RunQueue
+    queued_runs: QueuedRuns
+    max_steps: int
+    """The highest that a submission may ask for."""
+    input_limits: InputLimits
     canceller: RunCanceller
     decisions: ApprovalService
     clock: Clock
@@ -98,7 +105,11 @@ class SubmissionService:
 
         Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or `InvalidRequest`.
         """
+        if submission.request.max_steps > self.max_steps:
+            most = f"the most is {self.max_steps} (HOLDFAST_MAX_STEPS)"
+            raise InvalidRequest(f"max_steps is {submission.request.max_steps}: {most}")
         given = submission.request.given_messages()
+        self.input_limits.refuse_long_messages(given)
         way = f"{submission.run_type} {submission.background}"
         keys = keys_of(given, submission.headers, submission.sent or submission.request, way, self.clock.now())
         if any(message.type != "message" for message in given):
@@ -113,7 +124,13 @@ class SubmissionService:
         *,
         refuse_if_busy: bool = False,
     ) -> Run:
-        """Stores a run with its input and dispatches it. Raises `PendingApproval` or `Busy`."""
+        """Stores a run with its input and dispatches it. Raises `PendingApproval`, `Busy` or `LimitReached`."""
+        try:
+            await self.queued_runs.take_place(run.project_id)
+        except LimitReached:
+            # What was submitted before is found again, however long the queue is.
+            if await self.runs.of_keys(run.project_id, run.keys_thread_id, keys) is None:
+                raise
         submit = self.runs.submit
         submitted = await self._persist(
             lambda again: submit(run, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again)
@@ -145,7 +162,7 @@ class SubmissionService:
 
     async def _submit_decision(self, submission: Submission, given: list[MessageIn], keys: SubmissionKeys) -> Run:
         now = self.clock.now()
-        waiting = await self.approvals.waiting_on_thread(submission.thread_id)
+        waiting = await self.approvals.waiting_on_thread(submission.agent.project_id, submission.thread_id)
         decision = decision_message(
             given,
             [approval.tool_call_id for approval in waiting],
@@ -173,7 +190,7 @@ class SubmissionService:
         active = await self.listing.active_of_agent(agent.project_id, agent.id, submission.thread_id)
         # A retry must not cancel the run of the first try, nor inject its messages twice. The keys are read after the
         # active runs, so that a first try which is among those has its keys stored.
-        seen = await self.runs.of_keys(submission.thread_id, keys)
+        seen = await self.runs.of_keys(agent.project_id, submission.thread_id, keys)
         if seen is not None:
             await self.queue.dispatch_stored(seen)
             return seen
@@ -192,7 +209,7 @@ class SubmissionService:
     async def _inject(self, run: Run, messages: list[NewMessage], keys: SubmissionKeys) -> bool:
         inject = self.inbox.inject
         try:
-            await self._persist(lambda _: inject(run.id, messages, "next", keys=keys))
+            await self._persist(lambda _: inject(run, messages, "next", keys=keys))
         except Conflict:
             return False
         return True
@@ -224,6 +241,7 @@ class SubmissionService:
                 when_full=when_full(submission.agent.extra),
                 compaction_messages=request.include_compaction_messages,
                 model_options=submission.model_options,
+                submitted_by=submission.headers.key_id,
                 include_return_message_types=request.include_return_message_types,
                 request_config={
                     "use_assistant_message": request.use_assistant_message,
@@ -231,6 +249,7 @@ class SubmissionService:
                     "assistant_message_tool_kwarg": request.assistant_message_tool_kwarg,
                 },
             ),
+            priority=submission.headers.priority,
             callback_url=request.callback_url,
             created_at=self.clock.now(),
         )

@@ -64,7 +64,7 @@ class ToolRunService:
     async def _answer(self, run: Run) -> Response:
         if run.status is RunStatus.FAILED and run.error is not None:
             return model_error_answer(run.error.error_type, run.error.detail, run.error.message)
-        result = await self.tool_runs.result(run.id)
+        result = await self.tool_runs.result(run)
         if result is None:
             raise NotFound(f"the result of run {run.id} is not kept any more")
         if run.status is RunStatus.CANCELLED:

@@ -25,7 +25,7 @@ class RunWaiter:
     async def ended(self, run: Run) -> Run | None:
         """The run when its stream has ended; None when this process ends before. Raises `NotFound` when it is gone."""
         has_ended = await finishes(self.reader.wait_for_end(run), self.server_ends)
-        return await self.runs.look_up(run.id) if has_ended else None
+        return await self.runs.get(run.project_id, run.id) if has_ended else None
 
 
 def elsewhere(run: Run) -> Response:

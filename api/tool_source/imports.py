@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from api.tool_source.syntax import last_name, parse_source
 from shared.domain.errors import InvalidToolSource
@@ -11,14 +11,17 @@ CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 """What a source catches that can do without the module."""
 
 
-def refuse_missing_modules(source: str) -> None:
-    """Raises `InvalidToolSource` for a module that no tool can import: each call would fail. Tools run with Python's
-    standard library alone. An import whose failure the source catches, and one for type checkers only, may fail."""
-    missing = dict.fromkeys(name for name in _imported(parse_source(source)) if name not in sys.stdlib_module_names)
+def refuse_missing_modules(source: str, of_packages: Collection[str] = ()) -> None:
+    """Raises `InvalidToolSource` for a module that the tool cannot import: each call would fail. Tools have Python's
+    standard library and the modules of their packages. An import whose failure the source catches, and one for type
+    checkers only, may fail."""
+    present = sys.stdlib_module_names.union(of_packages)
+    missing = dict.fromkeys(name for name in _imported(parse_source(source)) if name not in present)
     if missing:
         raise InvalidToolSource(
-            f"The source imports {', '.join(missing)}, and tools have Python's standard library alone: do without "
-            "(urllib instead of requests, for example), or let the client run the tool (client_tools)."
+            f"The source imports {', '.join(missing)}, and tools have Python's standard library, with the packages of "
+            "their pip_requirements where the server installs any (HOLDFAST_PACKAGE_INDEX): name the package there, do "
+            "without (urllib instead of requests, for example), or let the client run the tool (client_tools)."
         )
 
 

@@ -37,7 +37,7 @@ def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
         declaration = _declaration(tree, tool_function(tree, name))
     except (RecursionError, MemoryError) as error:
         raise InvalidToolSource("The source is nested too deeply to be read: make it flatter.") from error
-    _refuse_unstorable(declaration)
+    refuse_unstorable(declaration)
     return declaration
 
 
@@ -46,13 +46,13 @@ def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
     documentation = read_docstring(ast.get_docstring(function) or "")
     if not documentation.text:
         state.warn("the function has no docstring: the model is told its name only")
-    _require_name(function.name, "function")
+    require_name(function.name, "function")
     reader = TypeReader(tree, state)
     fields: dict[str, Any] = {}
     for parameter, default in _parameters(function):
         if parameter.arg in RESERVED:
             continue
-        _require_name(parameter.arg, "parameter")
+        require_name(parameter.arg, "parameter")
         fields[f"p{len(fields)}"] = reader.fields.definition(
             parameter.arg, parameter.annotation, default, about=documentation.parameters.get(parameter.arg)
         )
@@ -82,14 +82,16 @@ def _parameters(function: FunctionNode) -> list[tuple[ast.arg, ast.expr | None]]
     return found
 
 
-def _require_name(name: str, kind: str) -> None:
+def require_name(name: str, kind: str) -> None:
+    """Raises `InvalidToolSource` for a name that a provider would refuse. `kind`: what has it."""
     if not NAME.fullmatch(name):
         raise InvalidToolSource(
             f"The {kind} {name[:80]!r} cannot be offered to a model: use at most 64 ASCII letters, digits and _."
         )
 
 
-def _refuse_unstorable(declaration: ToolDeclaration) -> None:
+def refuse_unstorable(declaration: ToolDeclaration) -> None:
+    """Raises `InvalidToolSource` for a text that no database takes."""
     try:
         encoded = msgspec.json.encode(declaration)
     except UnicodeEncodeError as error:

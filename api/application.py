@@ -1,0 +1,87 @@
+"""The application: the routes, and what a request passes through before and behind them."""
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from api.access.agent_reach import AgentBodies
+from api.access.authentication import Authentication
+from api.access.whose_rows import CallersRows
+from api.answer_headers import FinalAnswers, UnusedInputWarnings
+from api.caller_quotas import RequestLimits
+from api.errors import SHOULD_RETRY, add_error_answers
+from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
+from api.openapi_document import describe_truly
+from api.routes import (
+    absent_lists,
+    admin,
+    agent_archives,
+    agent_blocks,
+    agent_files,
+    agent_tools,
+    agents,
+    approvals,
+    archives,
+    blocks,
+    chat,
+    conversation_contexts,
+    conversation_messages,
+    conversations,
+    health,
+    messages,
+    models,
+    passages,
+    project_messages,
+    runs,
+    steps,
+    tags,
+    tools,
+)
+from api.security_headers import SecurityHeaders
+from api.services import Services
+from shared.process.settings import listed
+from shared.process.version import VERSION
+
+ROUTES = (
+    health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
+    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, chat, runs, steps,
+    approvals, absent_lists, admin,
+)  # fmt: skip
+
+
+def create_app(services: Services, *, has_keys: bool) -> FastAPI:
+    """The API over these services. Whoever made the services closes them. `has_keys`: requests need one, as it
+    starts."""
+    settings, access = services.settings, services.access
+    has_docs = settings.docs == "on" or (settings.docs == "auto" and not has_keys)
+    app = FastAPI(
+        title="Holdfast", version=VERSION, redirect_slashes=False, openapi_url="/openapi.json" if has_docs else None
+    )
+    app.state.services = services
+    for routes in ROUTES:
+        # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
+        app.router.routes.extend(routes.router.routes)
+    add_error_answers(app)
+    describe_truly(app, keys_are_required=has_keys)
+    origins = listed(settings.cors_origins)
+    # The last one that is added is the first one that a request meets.
+    app.add_middleware(UnusedInputWarnings, installs_packages=services.packages.are_built)
+    app.add_middleware(CallersRows)
+    app.add_middleware(AgentBodies, reach=access.reach)
+    app.add_middleware(RequestBodies, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
+    app.add_middleware(RequestLimits, quotas=services.quotas)
+    app.add_middleware(Authentication, access=access, routes=app.router.routes)
+    app.add_middleware(LettaPaths, lists=absent_lists.router.routes)
+    app.add_middleware(BrowserGuard, keys=access.keys, names=listed(settings.allowed_hosts), origins=origins)
+    app.add_middleware(FinalAnswers)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "Warning", SHOULD_RETRY],
+        )
+    app.add_middleware(ShutdownAnswers)
+    app.add_middleware(OpenAIErrors)
+    app.add_middleware(SecurityHeaders)
+    return app

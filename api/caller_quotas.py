@@ -1,0 +1,154 @@
+"""What callers may ask for at once: requests in a moment, open streams. One answer for all processes, from Redis.
+
+Limits protect callers from each other. They are not worth an outage: while Redis is away, everybody is let through.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
+
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.access.callers import Caller
+from api.errors import domain_error_answer
+from shared.clock import Clock
+from shared.concurrency import repeating
+from shared.domain.errors import Unavailable
+from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.limits import BURST_S, LimitReached, ProjectLimits
+from shared.redis.quotas import READER_S, Bucket, Group, Quotas
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+AWAY_S = 5.0
+"""Seconds without a question to a Redis that did not answer the last one."""
+
+STAY_AT_ONCE = 1000
+
+READER_RETRY_S = 10.0
+"""What a reader is told to wait: nobody knows when another one leaves."""
+
+_STOPS_OR_DECIDES = re.compile(r"/v1/.+/cancel|/v1/approvals/[^/]+")
+"""Paths whose POST stops runs or decides about them. A caller must be able to do so however much he has sent."""
+
+
+class CallerQuotas:
+    """Holds callers to their limits."""
+
+    def __init__(self, quotas: Quotas, limits: ProjectLimits, clock: Clock, ids: IdMaker) -> None:
+        self._quotas = quotas
+        self._limits = limits
+        self._clock = clock
+        self._ids = ids
+        self._away_until: float | None = None
+        self._reading = defaultdict[str, set[str]](set)
+
+    async def take_request(self, caller: Caller, kind: str) -> None:
+        """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
+        limits = self._limits.of(caller.project_id)
+        said = [
+            (f"project:{caller.project_id}", limits.requests_per_s, "HOLDFAST_REQUESTS_PER_S"),
+            (f"key:{caller.project_id}:{caller.key_id}", limits.key_requests_per_s, "HOLDFAST_KEY_REQUESTS_PER_S"),
+        ]
+        limited = [(owner, per_s, setting) for owner, per_s, setting in said if per_s]
+        buckets = [Bucket(f"{kind}:{owner}", per_s, max(1.0, per_s * BURST_S)) for owner, per_s, _ in limited]
+        if not buckets:
+            return
+        empty = await self._unless_away(lambda: self._quotas.take(buckets))
+        if empty is not None:
+            owner, per_s, setting = limited[empty.position]
+            who = _who(owner)
+            log.info("limit_reached", limit=setting, project=caller.project_id, key=caller.key_id)
+            raise LimitReached(
+                f"{who} sends more than {per_s:g} requests per second", setting=setting, retry_after_s=empty.wait_s
+            )
+
+    def reading_of(self, project_id: ProjectId, scope: Scope) -> AbstractAsyncContextManager[None]:
+        """As `reading`, for the sender of a request. One that came with a token for this stream has no key."""
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        return self.reading(project_id, None if caller is None else caller.key_id)
+
+    @asynccontextmanager
+    async def reading(self, project_id: ProjectId, key_id: str | None) -> AsyncGenerator[None]:
+        """Counts an open stream for as long as the block lasts. Raises `LimitReached`."""
+        limits = self._limits.of(project_id)
+        said = [(f"project:{project_id}", limits.readers, "HOLDFAST_READERS")]
+        if key_id is not None:
+            said.append((f"key:{project_id}:{key_id}", limits.key_readers, "HOLDFAST_KEY_READERS"))
+        limited = [(owner, most, setting) for owner, most, setting in said if most]
+        groups = [Group(owner, most) for owner, most, _ in limited]
+        reader = self._ids.claim()
+        full = await self._unless_away(lambda: self._quotas.enter(reader, groups)) if groups else None
+        if full is not None:
+            owner, most, setting = limited[full]
+            log.info("limit_reached", limit=setting, project=project_id, key=key_id)
+            raise LimitReached(f"{_who(owner)} has {most} streams open", setting=setting, retry_after_s=READER_RETRY_S)
+        for group in groups:
+            self._reading[group.owner].add(reader)
+        try:
+            yield
+        finally:
+            for group in groups:
+                self._reading[group.owner].discard(reader)
+                if not self._reading[group.owner]:
+                    del self._reading[group.owner]
+            if groups:
+                await self._unless_away(lambda: self._quotas.leave(reader, groups))
+
+    @asynccontextmanager
+    async def counting(self) -> AsyncGenerator[None]:
+        """Keeps open streams counted for as long as the block lasts."""
+        async with repeating(self._stay, every_s=READER_S / 3, name="count readers"):
+            yield
+
+    async def _stay(self) -> None:
+        for owner in list(self._reading):
+            readers = list(self._reading.get(owner, ()))
+            for start in range(0, len(readers), STAY_AT_ONCE):
+                some = readers[start : start + STAY_AT_ONCE]
+                await self._unless_away(lambda owner=owner, some=some: self._quotas.stay(owner, some))
+
+    async def _unless_away(self, ask: Callable[[], Awaitable[Result]]) -> Result | None:
+        if self._away_until is not None and self._clock.monotonic() < self._away_until:
+            return None
+        try:
+            answer = await ask()
+        except Unavailable as error:
+            if self._away_until is None:
+                log.warning("limits_not_held", reason=str(error))
+            self._away_until = self._clock.monotonic() + AWAY_S
+            return None
+        if self._away_until is not None:
+            self._away_until = None
+            log.info("limits_held_again")
+        return answer
+
+
+class RequestLimits:
+    """Counts the requests of every caller, behind `Authentication` and before a body is read."""
+
+    def __init__(self, app: ASGIApp, *, quotas: CallerQuotas) -> None:
+        self._app = app
+        self._quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Caller | None = scope.get("state", {}).get("caller") if scope["type"] == "http" else None
+        if caller is not None:
+            path: str = scope["path"]
+            stops = scope["method"] == "POST" and _STOPS_OR_DECIDES.fullmatch(path.rstrip("/")) is not None
+            try:
+                await self._quotas.take_request(caller, "stop" if stops else "any")
+            except LimitReached as error:
+                await domain_error_answer(f"{scope['method']} {path}", error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _who(owner: str) -> str:
+    kind, _, name = owner.partition(":")
+    return f"The project {name!r}" if kind == "project" else "This key"

@@ -1,0 +1,1 @@
+"""The parts of the command `holdfast` that need no worker."""

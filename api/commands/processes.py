@@ -1,0 +1,174 @@
+"""What every command of production opens: its settings' database and Redis, and the wish to end."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from shared.clock import SystemClock
+from shared.domain.errors import InvalidRequest, Unavailable, Unusable
+from shared.domain.ids import IdMaker
+from shared.process.context import ProcessContext
+from shared.process.data_directory import keys_of
+from shared.process.settings import Settings
+from shared.redis.connection import Redis, connect, greet
+from shared.secret_keys import SecretKeys
+from shared.sql.address import database_url, shown
+from shared.sql.engine import ANSWER_S, WAIT_S, Database
+from shared.sql.migrate import require_current
+
+AddCommand = Callable[..., argparse.ArgumentParser]
+"""`add_parser` of the command line: the name, `help`."""
+
+MISTAKE = 2
+"""How a process ends that somebody has to set up otherwise; starting it again does not help."""
+
+FAILURE = 1
+"""How it ends for another reason, such as a database that does not answer. Starting it again may help."""
+
+UNENCRYPTED = (
+    "holdfast: WARNING: HOLDFAST_ENCRYPTION_KEY is not set: the secrets of agents are stored as plain text. `holdfast "
+    "secrets generate-key` prints a key; give it to the workers and the API"
+)
+
+START_S = 30.0
+"""How long a process that starts waits for a database that is away."""
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def port_number(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError("must be from 1 to 65535")
+    return number
+
+
+@asynccontextmanager
+async def open_process(
+    settings: Settings, database: Database, redis: Redis, secret_keys: SecretKeys, *, is_embedded: bool = False
+) -> AsyncGenerator[ProcessContext]:
+    if not secret_keys:
+        print(UNENCRYPTED, file=sys.stderr, flush=True)
+    try:
+        yield ProcessContext(
+            settings=settings,
+            database=database,
+            redis=redis,
+            is_embedded=is_embedded,
+            clock=SystemClock(),
+            ids=IdMaker(),
+            environment=os.environ,
+            secret_keys=secret_keys,
+        )
+    finally:
+        await redis.aclose(close_connection_pool=True)
+        await database.aclose()
+
+
+def told_to_end() -> asyncio.Event:
+    """Set when the process is asked to end."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+@asynccontextmanager
+async def production_process(settings: Settings, *, wait_s: float = WAIT_S) -> AsyncGenerator[ProcessContext]:
+    """What the settings name, open for the block. Raises `InvalidRequest`; `Unavailable` with the setting's name."""
+    keys = keys_of(settings)
+    _database_place(settings)  # refused before anything is waited for
+    redis = await production_redis(settings)
+    try:
+        database = await production_database(settings, wait_s=wait_s)
+    except BaseException:
+        await redis.aclose(close_connection_pool=True)
+        raise
+    async with open_process(settings, database, redis, keys) as process:
+        yield process
+
+
+async def production_database(
+    settings: Settings, *, wait_s: float = WAIT_S, answer_s: float | None = ANSWER_S
+) -> Database:
+    async with named_database(settings) as url:
+        database = Database(url, connections=settings.database_connections, wait_s=wait_s, answer_s=answer_s)
+        await _has_our_shape(database)
+    return database
+
+
+async def _has_our_shape(database: Database) -> None:
+    """Returns when the database has our shape. Waits for one that is away: it may be starting, too."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return await require_current(database)
+        except Unavailable as error:
+            if isinstance(error, Unusable) or time.monotonic() > deadline:
+                await database.aclose()
+                raise
+            print(f"holdfast: waiting for the database: {error}", file=sys.stderr, flush=True)
+        await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def named_database(settings: Settings) -> AsyncGenerator[str]:
+    """The setting's URL, for a block whose errors then say which setting they are about, and where that leads."""
+    place = _database_place(settings)
+    try:
+        yield settings.database_url
+    except Unavailable as error:
+        raise type(error)(f"HOLDFAST_DATABASE_URL ({place}): {error}{_from_below(error)}") from error
+
+
+@asynccontextmanager
+async def named_file(file: Path) -> AsyncGenerator[None]:
+    """A block that opens the database of `holdfast dev`; its errors say which file they are about."""
+    try:
+        yield
+    except Unavailable as error:
+        raise type(error)(f"{file} (--data-dir, HOLDFAST_DATA_DIR): {error}") from error
+
+
+def _database_place(settings: Settings) -> str:
+    if not settings.database_url:
+        raise InvalidRequest("HOLDFAST_DATABASE_URL is not set: use postgresql://role:password@host/database")
+    return shown(database_url(settings.database_url))
+
+
+def _from_below(error: Unavailable) -> str:
+    """Why no connection came about."""
+    cause = error.__cause__
+    if isinstance(error, Unusable) or not isinstance(cause, OSError):
+        return ""
+    return f" ({cause.strerror or str(cause) or 'no answer in time'})"
+
+
+async def production_redis(settings: Settings) -> Redis:
+    """A client of the setting's Redis. One that does not answer may do so later: a process starts without it, as it
+    goes on when Redis is lost. One that refuses us is a mistake."""
+    if not settings.redis_url:
+        raise InvalidRequest(
+            "HOLDFAST_REDIS_URL is not set: use redis://host:6379/0. The embedded Redis lives in one process, so the "
+            "API and the workers cannot share it; `holdfast dev` runs both in one"
+        )
+    redis = connect(settings.redis_url)
+    try:
+        await greet(redis)
+    except Unusable as error:
+        await redis.aclose(close_connection_pool=True)
+        raise Unusable(f"HOLDFAST_REDIS_URL: {error}") from error
+    except Unavailable as error:
+        print(f"holdfast: HOLDFAST_REDIS_URL: {error}. Starting without it", file=sys.stderr, flush=True)
+    return redis

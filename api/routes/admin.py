@@ -1,0 +1,88 @@
+"""Administration of a project: its keys, and the record of who did what. For keys with the scope `admin`."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import AwareDatetime
+
+from api.access.issuing import DEFAULT_GRACE_S
+from api.dependencies import CallerDep, NewestFirst, ProjectDep, ServicesDep
+from api.letta.admin import KeyCreate, KeyRotate, wire_audit_event, wire_key, wire_status
+from shared.domain.ids import UUID4_PATTERN, KeyId
+from shared.process.version import VERSION
+from shared.sql.access.audit import AuditFilter
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+KeyIdPath = Annotated[KeyId, Path(pattern=f"^key-{UUID4_PATTERN}$")]
+Word = Annotated[str | None, Query(max_length=200)]
+
+
+@router.post("/keys")
+async def create_key(body: KeyCreate, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+    """Makes a key of the project. Its secret, `key`, is in this answer and nowhere else."""
+    issued = await services.issuer.create(
+        caller.project_id, body.name, body.scopes, expires_at=body.expires_at, by=caller.key_id
+    )
+    services.access.keys.forget()
+    return {**wire_key(issued.key, services.clock.now()), "key": issued.secret}
+
+
+@router.get("/keys")
+async def list_keys(services: ServicesDep, project_id: ProjectDep, page: NewestFirst) -> list[dict[str, Any]]:
+    """The project's keys, also those that have ended."""
+    now = services.clock.now()
+    return [wire_key(key, now) for key in await services.issuer.keys.list(project_id, page)]
+
+
+@router.get("/keys/{key_id}")
+async def retrieve_key(key_id: KeyIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """One key."""
+    return wire_key(await services.issuer.keys.get(project_id, key_id), services.clock.now())
+
+
+@router.delete("/keys/{key_id}")
+async def revoke_key(key_id: KeyIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Ends a key for ever, and the stream tokens that were made with it. This process refuses it at once, every other
+    one within five seconds."""
+    now = services.clock.now()
+    key = await services.issuer.keys.revoke(project_id, key_id, now)
+    services.access.keys.forget()
+    return wire_key(key, now)
+
+
+@router.post("/keys/{key_id}/rotate")
+async def rotate_key(
+    key_id: KeyIdPath, services: ServicesDep, project_id: ProjectDep, body: KeyRotate | None = None
+) -> dict[str, Any]:
+    """Gives a key a new secret, which is in this answer and nowhere else. The old one goes on for `grace_s` seconds, a
+    day unless that is said."""
+    grace_s = DEFAULT_GRACE_S if body is None or body.grace_s is None else body.grace_s
+    issued = await services.issuer.rotate(project_id, key_id, grace_s)
+    services.access.keys.forget()
+    return {**wire_key(issued.key, services.clock.now()), "key": issued.secret}
+
+
+@router.get("/status")
+async def show_status(services: ServicesDep) -> dict[str, Any]:
+    """What this deployment is and whether it works: its version, the services that it needs, and the walls that the
+    living workers put around tools. `sandbox` is the weakest of them, `javascript` whether any of them runs tools in
+    JavaScript; null when no worker has shown it."""
+    answers, sandboxes = await services.readiness(), await services.tool_presence.sandboxes()
+    return wire_status(VERSION, answers, sandboxes, await services.tool_presence.runs_javascript())
+
+
+@router.get("/audit")
+async def list_audit_events(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: NewestFirst,
+    action: Word = None,
+    key_id: Word = None,
+    object_id: Word = None,
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+) -> list[dict[str, Any]]:
+    """What callers did in the project: acts of administration, and decisions."""
+    wanted = AuditFilter(action=action, key_id=key_id, object_id=object_id, since=since, until=until)
+    return [wire_audit_event(event) for event in await services.access.audit.list(project_id, wanted, page)]

@@ -1,0 +1,158 @@
+"""The part of the composition root that makes what runs need: reading, submitting, deciding, cancelling."""
+
+import asyncio
+
+from api.caller_quotas import CallerQuotas
+from api.input_limits import InputLimits
+from api.runs.cancel import RunCanceller
+from api.runs.chat import ChatService
+from api.runs.compaction import CompactionService
+from api.runs.queued_runs import QueuedRuns
+from api.runs.reader import LogEnds, RunReader
+from api.runs.streaming import StreamService
+from api.runs.submission import SubmissionService
+from api.runs.tool_runs import ToolRunService
+from api.runs.waiting import RunWaiter
+from shared.process.context import ProcessContext
+from shared.redis.cancel_signal import CancelSignal
+from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.queue import RunQueue
+from shared.runs.approvals import ApprovalService
+from shared.runs.unowned import UnownedRuns
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
+from shared.sql.runs.tool_runs import ToolRunStore
+
+
+def run_reader(
+    runs: RunStore, events: EventStore, event_log: EventLog, feed: EventFeed, everybodys: ProcessContext
+) -> RunReader:
+    """Reads logs. `everybodys` is the process with a database that shows all projects."""
+    # Silent readers of all projects ask one question together.
+    log_ends = LogEnds(RunStore(everybodys.database))
+    return RunReader(runs=runs, events=events, event_log=event_log, feed=feed, log_ends=log_ends)
+
+
+def stream_service(
+    process: ProcessContext, reader: RunReader, quotas: CallerQuotas, ending: asyncio.Event
+) -> StreamService:
+    """Streams runs."""
+    return StreamService(
+        reader=reader,
+        clock=process.clock,
+        keepalive_s=process.settings.keepalive_s,
+        quotas=quotas,
+        ending=ending,
+    )
+
+
+def chat_service(
+    process: ProcessContext,
+    submissions: SubmissionService,
+    reader: RunReader,
+    quotas: CallerQuotas,
+    ending: asyncio.Event,
+) -> ChatService:
+    """Answers chat completions."""
+    return ChatService(
+        submissions=submissions,
+        reader=reader,
+        keepalive_s=process.settings.keepalive_s,
+        quotas=quotas,
+        ending=ending,
+    )
+
+
+def compaction_service(process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter) -> CompactionService:
+    """Compacts histories."""
+    return CompactionService(
+        submissions=submissions,
+        waiter=waiter,
+        messages=MessageStore(process.database),
+        clock=process.clock,
+        ids=process.ids,
+    )
+
+
+def submission_service(
+    process: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
+) -> SubmissionService:
+    """Takes submissions."""
+    listing = RunListing(process.database)
+    return SubmissionService(
+        runs=canceller.runs,
+        listing=listing,
+        queued_runs=QueuedRuns(listing, process.settings.limits, process.clock),
+        max_steps=process.settings.max_steps,
+        input_limits=InputLimits.of(process.settings),
+        approvals=decisions.approvals,
+        decisions=decisions,
+        inbox=InboxStore(process.database),
+        settlements=canceller.unowned.settlements,
+        queue=canceller.queue,
+        canceller=canceller,
+        clock=process.clock,
+        ids=process.ids,
+    )
+
+
+def tool_run_service(
+    process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter, agents: AgentEditor
+) -> ToolRunService:
+    """Calls single tools."""
+    return ToolRunService(
+        submissions=submissions,
+        waiter=waiter,
+        agents=agents,
+        tool_runs=ToolRunStore(process.database),
+        clock=process.clock,
+        ids=process.ids,
+    )
+
+
+def run_canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:
+    """Cancels runs."""
+    return RunCanceller(
+        runs=unowned.runs,
+        unowned=unowned,
+        cancel_signal=CancelSignal(process.redis),
+        queue=unowned.queue,
+        feed=feed,
+        event_log=unowned.event_log,
+        clock=process.clock,
+        wait_s=process.settings.cancel_wait_s,
+        lease_s=process.settings.lease_s,
+    )
+
+
+def approval_service(process: ProcessContext, unowned: UnownedRuns, approvals: ApprovalStore) -> ApprovalService:
+    """Decides what waits for a person."""
+    return ApprovalService(
+        approvals=approvals,
+        decisions=DecisionStore(process.database, process.ids),
+        runs=unowned.runs,
+        unowned=unowned,
+        queue=unowned.queue,
+        clock=process.clock,
+    )
+
+
+def unowned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
+    """Ends runs that no worker has."""
+    return UnownedRuns(
+        runs=run_store,
+        checkpoints=CheckpointStore(process.database),
+        settlements=SettlementStore(process.database, process.ids),
+        events=EventStore(process.database),
+        event_log=event_log,
+        queue=queue,
+        clock=process.clock,
+        ids=process.ids,
+    )

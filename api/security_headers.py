@@ -1,0 +1,49 @@
+"""What every answer tells a browser: to believe its type, to keep nothing, to show it in no frame of another page."""
+
+from collections.abc import Sequence
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+DOCUMENTATION = ("/docs", "/redoc")
+
+_NOTHING = "default-src 'none'; frame-ancestors 'none'"
+_SHOWN: Sequence[str] = (
+    "default-src 'none'",
+    "connect-src 'self'",
+    # FastAPI's pages load their programs from there, and start them with a script of their own.
+    "script-src 'unsafe-inline' https://cdn.jsdelivr.net",
+    "style-src 'unsafe-inline' https://cdn.jsdelivr.net https://fonts.googleapis.com",
+    "font-src https://fonts.gstatic.com",
+    "img-src 'self' data: https://fastapi.tiangolo.com https://cdn.redoc.ly",
+    "worker-src blob:",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+)
+
+
+class SecurityHeaders:
+    """Adds them to every answer. `Cache-Control` is left to whoever has set it, as streams do."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers["Content-Security-Policy"] = "; ".join(_SHOWN) if path in DOCUMENTATION else _NOTHING
+                if path.startswith("/v1/"):
+                    # Conversations are nobody's business but the caller's: no proxy and no browser keeps them.
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, guarded)
