@@ -1,0 +1,1 @@
+"""Two projects on one server, and everything that one of them could ask for that is the other's."""

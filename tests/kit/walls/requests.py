@@ -1,0 +1,375 @@
+"""Requests with somebody else's ids in them, in every place that the API's own document has for one.
+
+What the document names must be known here: a route, a parameter or a field for an id that nobody has put into the walk
+is an error, so that no new one is left out.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from typing import Any
+
+from tests.kit.walls.belongings import Belongings
+
+IN_PATHS = {
+    "agent_id": "agents",
+    "approval_id": "approvals",
+    "archive_id": "archives",
+    "block_id": "blocks",
+    "block_label": "labels",
+    "conversation_id": "threads",
+    "key_id": "api_keys",
+    "memory_id": "passages",
+    "message_id": "messages",
+    "passage_id": "passages",
+    "run_id": "runs",
+    "step_id": "steps",
+    "tool_id": "tools",
+    "tool_name": "tool_names",
+}
+CURSOR = ("",)
+"""A row of the list that is asked for: which kind of row that is, the path says."""
+LISTED = {
+    "agents": "agents",
+    "approvals": "approvals",
+    "archival-memory": "passages",
+    "archives": "archives",
+    "audit": "audit_events",
+    "blocks": "blocks",
+    "conversations": "conversations",
+    "keys": "api_keys",
+    "messages": "messages",
+    "runs": "runs",
+    "steps": "steps",
+    "tags": "tags",
+    "tools": "tools",
+}
+"""By the last part of a list's path. Other lists are always empty."""
+
+IN_QUERIES: Mapping[str, tuple[str, ...]] = {
+    "after": CURSOR,
+    "before": CURSOR,
+    "cursor": CURSOR,
+    "agent_id": ("agents",),
+    "agent_ids": ("agents",),
+    "conversation_id": ("threads",),
+    "key_id": ("api_keys",),
+    "message_id": ("messages",),
+    "object_id": ("agents", "api_keys", "approvals", "runs"),
+    "run_id": ("runs",),
+    "tool_ids": ("tools",),
+    "name": ("names", "labels", "tags"),
+    "names": ("tool_names",),
+    "label": ("labels",),
+    "tags": ("tags",),
+    "token": ("tokens",),
+    **dict.fromkeys(("description_search", "label_search", "query", "query_text", "search"), ("words",)),
+    **dict.fromkeys(("summary_search", "value_search"), ("words",)),
+    **dict.fromkeys(("base_template_id", "identifier_keys", "identity_id", "template_id"), ("words", "agents")),
+}
+SAY_NOTHING_OF_ROWS = frozenset(
+    {
+        "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
+        "connected_to_agents_count_gt", "connected_to_agents_count_lt", "dry_run", "end_datetime",
+        "exclude_letta_tools", "exclude_tool_types", "hidden", "include", "include_return_message_types", "is_open",
+        "last_stop_reason", "limit", "match_all_tags", "order", "order_by", "provider_category", "provider_name",
+        "provider_type", "requires_approval", "return_only_letta_tools", "scrub_messages", "show_hidden_agents",
+        "since", "sort_by", "start_datetime", "starting_after", "statuses", "stop_reason", "tag_match_mode",
+        "templates_only", "tool_types", "top_k", "until", "use_legacy_format",
+    }
+)  # fmt: skip
+"""Parameters that name no row."""
+
+IN_HEADERS = {"idempotency-key": "keys"}
+HEADERS_SAY_NOTHING = frozenset(
+    {
+        "last-event-id", "x-holdfast-if-busy", "x-holdfast-priority", "x-holdfast-status-events",
+        "x-override-embedding-model",
+        "x-stainless-read-timeout", "x-stainless-retry-count", "x-stainless-timeout",
+    }
+)  # fmt: skip
+
+ID_FIELDS = frozenset(
+    {
+        "agent_id", "approval_request_id", "archive_id", "block_ids", "conversation_id", "otid", "project_id", "run_id",
+        "run_ids", "tool_ids",
+    }
+)  # fmt: skip
+"""Fields of bodies that `BODIES` puts ids into."""
+KEPT_AS_TEXT = frozenset({"base_template_id", "identity_ids", "sender_id", "template_id"})
+"""Ids of nouns that are not ours; they are kept, and lead nowhere."""
+
+
+TWO = 2
+"""Of most kinds, two are enough. Of runs there is one in each state."""
+
+
+class Pick:
+    """One of each kind of somebody's things: the one of this number, round and round."""
+
+    def __init__(self, belongings: Belongings, number: int = 0) -> None:
+        self._belongings = belongings
+        self._number = number
+        self.most = 1
+        """How many there are of the kind that was asked for and has the most."""
+
+        self.named: set[str] = set()
+        """What was asked for."""
+
+    def __getitem__(self, kind: str) -> str:
+        some = self._belongings[kind]
+        self.most = max(self.most, len(some) if kind == "runs" else min(len(some), TWO))
+        value = some[self._number % len(some)]
+        self.named.add(value)
+        return value
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request, and where in the document it comes from."""
+
+    method: str
+    template: str
+    path: str
+    params: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    body: Any = None
+    form: dict[str, str] | None = None
+    file: str | None = None
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The request as httpx takes it."""
+        sent: dict[str, Any] = {"params": self.params, "headers": self.headers}
+        if self.file is not None:
+            return sent | {"files": {"file": ("agent.af", self.file)}, "data": self.form}
+        return sent if self.body is None else sent | {"json": self.body}
+
+
+Build = Callable[[Pick, Pick], Request]
+"""Makes a request out of the caller's own things and of somebody else's."""
+Body = Callable[[Pick, Pick], dict[str, Any]]
+
+HELLO = json.dumps({"turns": [{"text": "Hello."}]})
+
+
+def _said(**fields: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": HELLO, **fields}]}
+
+
+def _decided(other: Pick) -> dict[str, Any]:
+    decision = {"type": "approval", "tool_call_id": other["tool_calls"], "approve": True}
+    named = {"approval_request_id": other["approvals"]}
+    return {"messages": [{"type": "approval", "approvals": [decision], **named}]}
+
+
+_MESSAGES: list[Body] = [
+    lambda _, __: _said(),
+    lambda _, other: _said(otid=other["otids"]),
+    lambda _, other: _decided(other),
+]
+_CHAT: list[Body] = [
+    lambda own, _: {"model": own["agents"], "messages": [{"role": "user", "content": HELLO}]},
+    lambda _, other: {"model": other["threads"], "messages": [{"role": "user", "content": HELLO}]},
+]
+_TOOL: list[Body] = [
+    lambda _, other: {"source_code": f"def {other['tool_names']}(x: str) -> str:\n    '''Says.'''\n    return x\n"}
+]
+
+BODIES: Mapping[str, list[Body]] = {
+    "POST /v1/agents": [
+        lambda _, other: {"model": "builtin/echo", "tool_ids": [other["tools"]]},
+        lambda _, other: {"model": "builtin/echo", "block_ids": [other["blocks"]]},
+        lambda _, other: {"model": "builtin/echo", "tools": [other["tool_names"]]},
+    ],
+    "PATCH /v1/agents/{agent_id}": [
+        lambda _, __: {"description": "new"},
+        lambda own, other: {"tool_ids": [own["tools"], other["tools"]]},
+        lambda own, other: {"block_ids": [own["blocks"], other["blocks"]]},
+        lambda _, other: {"tool_rules": [{"type": "run_first", "tool_name": other["tool_names"]}]},
+    ],
+    "POST /v1/agents/{agent_id}/export": [lambda _, __: {}, lambda _, other: {"conversation_id": other["threads"]}],
+    "POST /v1/agents/import": [lambda own, other: {"file": own["files"], "project_id": other["projects"]}],
+    "POST /v1/agents/{agent_id}/tools/{tool_name}/run": [lambda _, __: {"args": {"target": "moon"}}],
+    "PATCH /v1/agents/{agent_id}/tools/approval/{tool_name}": [lambda _, __: {"requires_approval": True}],
+    "PATCH /v1/agents/{agent_id}/core-memory/blocks/{block_label}": [lambda _, __: {"value": "new"}],
+    "POST /v1/agents/{agent_id}/archival-memory": [lambda _, __: {"text": "one"}],
+    "POST /v1/tools": _TOOL,
+    "PUT /v1/tools": _TOOL,
+    "PATCH /v1/tools/{tool_id}": [lambda _, __: {"description": "new"}],
+    "POST /v1/blocks": [lambda _, other: {"label": other["labels"], "value": "mine"}],
+    "PATCH /v1/blocks/{block_id}": [lambda _, __: {"value": "new"}],
+    "POST /v1/archives": [lambda _, other: {"name": other["names"]}],
+    "PATCH /v1/archives/{archive_id}": [lambda _, __: {"name": "new"}],
+    "POST /v1/archives/{archive_id}/passages": [lambda _, __: {"text": "one"}],
+    "POST /v1/archives/{archive_id}/passages/batch": [lambda _, __: {"passages": [{"text": "one"}]}],
+    "POST /v1/passages/search": [
+        lambda _, other: {"query": other["words"]},
+        lambda _, other: {"tags": [other["tags"]]},
+        lambda _, other: {"agent_id": other["agents"]},
+        lambda _, other: {"query": other["words"], "archive_id": other["archives"]},
+    ],
+    "POST /v1/conversations": [lambda _, __: {}],
+    "PATCH /v1/conversations/{conversation_id}": [lambda _, __: {"summary": "new"}],
+    "POST /v1/conversations/{conversation_id}/messages": _MESSAGES,
+    "POST /v1/conversations/{conversation_id}/stream": [
+        lambda _, __: {},
+        lambda _, other: {"run_id": other["runs"]},
+        lambda _, other: {"otid": other["otids"]},
+    ],
+    "POST /v1/conversations/{conversation_id}/cancel": [lambda _, __: {}, lambda _, o: {"run_ids": [o["runs"]]}],
+    "POST /v1/agents/{agent_id}/summarize": [lambda _, __: {}],
+    "POST /v1/conversations/{conversation_id}/compact": [lambda _, __: {}],
+    "POST /v1/conversations/{conversation_id}/recompile": [lambda _, __: {}],
+    "POST /v1/agents/{agent_id}/messages": _MESSAGES,
+    "POST /v1/agents/{agent_id}/messages/stream": _MESSAGES,
+    "POST /v1/agents/{agent_id}/messages/async": _MESSAGES,
+    "POST /v1/agents/{agent_id}/messages/cancel": [lambda _, __: {}, lambda _, o: {"run_ids": [o["runs"]]}],
+    "POST /v1/messages/search": [
+        lambda _, other: {"query": other["words"]},
+        lambda own, other: {"query": own["words"], "agent_id": other["agents"]},
+        lambda own, other: {"query": own["words"], "conversation_id": other["threads"]},
+    ],
+    "POST /v1/chat/completions": _CHAT,
+    "POST /v1/chat/completions/chat/completions": _CHAT,
+    "POST /v1/runs/{run_id}/stream": [lambda _, __: {}],
+    "POST /v1/runs/{run_id}/stream-token": [lambda _, __: {}],
+    "POST /v1/runs/{run_id}/cancel": [lambda _, __: {}],
+    "POST /v1/runs/{run_id}/inject": [lambda _, __: _said(), lambda _, other: _said(otid=other["otids"])],
+    "POST /v1/admin/keys": [lambda _, other: {"name": "mine", "scopes": ["write", f"agent:{other['agents']}"]}],
+    "POST /v1/admin/keys/{key_id}/rotate": [lambda _, __: {}],
+    "POST /v1/approvals/{approval_id}": [lambda _, __: {"decision": "approve"}],
+}
+"""What each route is sent. The first of a list goes with foreign ids in the path, and each goes with own ones."""
+
+OF_DEFAULT_HISTORIES: list[tuple[str, str, Body]] = [
+    ("POST", "messages", lambda _, other: _said() | {"agent_id": other["agents"]}),
+    ("POST", "stream", lambda _, other: {"agent_id": other["agents"]}),
+    ("POST", "compact", lambda _, other: {"agent_id": other["agents"]}),
+    ("POST", "recompile", lambda _, other: {"agent_id": other["agents"]}),
+]
+"""Routes of `/v1/conversations/default`, whose agent the body names."""
+
+
+def builders(document: Mapping[str, Any]) -> Iterator[Build]:
+    """Every way to put something foreign into the routes of the document."""
+    _refuse_unknown_fields(document)
+    for template, operations in document["paths"].items():
+        for method, operation in operations.items():
+            parameters = operation.get("parameters", [])
+            kinds = _kinds_in_path(template)
+            queries = _known(template, _names(parameters, "query"), IN_QUERIES, SAY_NOTHING_OF_ROWS)
+            headers = _known(template, _names(parameters, "header"), IN_HEADERS, HEADERS_SAY_NOTHING)
+            bodies = _bodies(f"{method.upper()} {template}", operation)
+            needed = [one["name"] for one in parameters if one["in"] == "query" and one.get("required")]
+            route = _Route(method.upper(), template, kinds, needed)
+            for foreign in _some_of(kinds):
+                yield route.with_path(foreign, bodies[0])
+            if method == "get" or (not kinds and bodies[0] is None):
+                yield route.with_path((), bodies[0])
+            for name in queries:
+                yield from (route.with_query(name, kind, bodies[0]) for kind in IN_QUERIES[name])
+            for name in headers:
+                yield route.with_header(name, IN_HEADERS[name], bodies[0])
+            yield from (route.with_body(body) for body in bodies if body is not None)
+    for method, what, body in OF_DEFAULT_HISTORIES:
+        yield _Route(method, f"/v1/conversations/default/{what}", {}, []).with_body(body)
+    for method, what in (("GET", "messages"), ("POST", "cancel"), ("POST", "fork")):
+        yield _Route(method, f"/v1/conversations/default/{what}", {}, []).with_query("agent_id", "agents", None)
+
+
+@dataclass(frozen=True)
+class _Route:
+    method: str
+    template: str
+    kinds: Mapping[str, str]
+    needed: list[str]
+
+    def with_path(self, foreign: Iterable[str], body: Body | None) -> Build:
+        names = frozenset(foreign)
+        return lambda own, other: self._request(own, dict.fromkeys(names, other), body, own)
+
+    def with_query(self, name: str, kind: str, body: Body | None) -> Build:
+        def build(own: Pick, other: Pick) -> Request:
+            value = other[kind or LISTED.get(self.template.rpartition("/")[2], "agents")]
+            return self._request(own, {}, body, own, query=(name, value))
+
+        return build
+
+    def with_header(self, name: str, kind: str, body: Body | None) -> Build:
+        return lambda own, other: self._request(own, {}, body, own, headers={name: other[kind]})
+
+    def with_body(self, body: Body) -> Build:
+        return lambda own, other: self._request(own, {}, body, other)
+
+    def _request(
+        self,
+        own: Pick,
+        of_path: Mapping[str, Pick],
+        body: Body | None,
+        of_body: Pick,
+        *,
+        query: tuple[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Request:
+        named = {name: of_path.get(name, own)[kind] for name, kind in self.kinds.items()}
+        params = [(name, own[IN_QUERIES[name][0]]) for name in self.needed if query is None or name != query[0]]
+        made = None if body is None else body(own, of_body)
+        request = Request(self.method, self.template, self.template.format(**named), params, headers or {})
+        if query is not None:
+            request.params.append(query)
+        if made is not None and "file" in made:
+            form = {name: value for name, value in made.items() if name != "file"}
+            return Request(self.method, self.template, request.path, params, request.headers, None, form, made["file"])
+        return Request(self.method, self.template, request.path, params, request.headers, made)
+
+
+def _kinds_in_path(template: str) -> dict[str, str]:
+    names = re.findall(r"{(\w+)}", template)
+    unknown = [name for name in names if name not in IN_PATHS]
+    assert not unknown, f"{template} has {unknown}: say in the walk between projects what they name"
+    return {name: IN_PATHS[name] for name in names}
+
+
+def _names(parameters: Iterable[Mapping[str, Any]], place: str) -> list[str]:
+    names = [one["name"] for one in parameters if one["in"] == place]
+    return [name.lower() for name in names] if place == "header" else names
+
+
+def _known(template: str, names: Iterable[str], foreign: Mapping[str, Any], others: frozenset[str]) -> list[str]:
+    unknown = [name for name in names if name not in foreign and name not in others]
+    assert not unknown, f"{template} has {unknown}: say in the walk between projects whether they name rows"
+    return [name for name in names if name in foreign]
+
+
+def _bodies(route: str, operation: Mapping[str, Any]) -> list[Body] | list[None]:
+    if "requestBody" not in operation:
+        return [None]
+    assert route in BODIES, f"{route} takes a body: say in the walk between projects what to send"
+    return BODIES[route]
+
+
+def _refuse_unknown_fields(document: Mapping[str, Any]) -> None:
+    schemas: Mapping[str, Any] = document["components"]["schemas"]
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    to_look_at = _referred([operation.get("requestBody") for operation in operations])
+    seen: set[str] = set()
+    while to_look_at:
+        name = to_look_at.pop()
+        seen.add(name)
+        ids = {one for one in schemas[name].get("properties", {}) if re.search(r"(^|_)(id|ids|otid)$", one)}
+        unknown = ids - ID_FIELDS - KEPT_AS_TEXT
+        assert not unknown, f"{name} has {unknown}: put such ids into the bodies of the walk between projects"
+        to_look_at |= _referred(schemas[name]) - seen
+
+
+def _referred(part: object) -> set[str]:
+    """The names of the schemas that a part of the document refers to."""
+    return set(re.findall(r"#/components/schemas/(\w+)", json.dumps(part)))
+
+
+def _some_of(kinds: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    names = list(kinds)
+    return chain.from_iterable(combinations(names, size) for size in range(1, len(names) + 1))

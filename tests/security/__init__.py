@@ -1,0 +1,1 @@
+"""Hostile tools against the sandbox, in a jail."""

@@ -1,0 +1,1 @@
+"""The hostile tools, by what they attack."""
