@@ -1,7 +1,7 @@
 """The product for the stories, in both set-ups: on embedded parts, and on Postgres and a real Redis."""
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from arq.connections import ArqRedis
@@ -60,7 +60,15 @@ def redis(backends: Backends) -> ArqRedis:
 
 
 @pytest.fixture
-async def product(database: Database, redis: ArqRedis, models: ModelServer) -> AsyncIterator[Product]:
+def settings() -> dict[str, Any]:
+    """Of the running product; a module of tests may have its own."""
+    return {}
+
+
+@pytest.fixture
+async def product(
+    database: Database, redis: ArqRedis, models: ModelServer, settings: dict[str, Any]
+) -> AsyncIterator[Product]:
     """The running product."""
-    async with running_product(database, redis, models) as running:
+    async with running_product(database, redis, models, settings=settings) as running:
         yield running

@@ -22,6 +22,7 @@ from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.waiting_calls import waiting_calls
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
+from tests.kit.tools import ROLL_DICE
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -85,6 +86,22 @@ async def an_agent_with_a_past(product: Product) -> str:
     denied = await product.http.post(f"/v1/approvals/{waiting['id']}", json={"decision": "deny", "reason": "too hot"})
     await product.ended(denied.json()["run"]["id"])
     return asked.agent_id
+
+
+async def test_settings_of_a_tool_that_letta_does_not_know_come_along(product: Product) -> None:
+    ours = {"idempotent": True, "limits": {"cpu_s": 5}, "approval_expires_s": 60.0, "on_approval_expiry": "deny"}
+    tool = (await product.http.post("/v1/tools/", json={"source_code": ROLL_DICE, **ours})).json()
+    agent = await product.client.agents.create(model="openai/gpt-4o-mini", tool_ids=[tool["id"]])
+    file = await exported(product, agent.id)
+    [in_file] = [one for one in file["tools"] if one["name"] == "roll_dice"]
+    assert not ours.keys() & in_file.keys()
+
+    await product.http.delete(f"/v1/tools/{tool['id']}")
+    [new_id] = await brought(product, file)
+    [back] = [
+        one for one in (await product.http.get(f"/v1/agents/{new_id}/tools")).json() if one["name"] == "roll_dice"
+    ]
+    assert {name: back[name] for name in ours} == ours
 
 
 async def test_an_agent_comes_back_as_it_left_and_goes_on(product: Product) -> None:

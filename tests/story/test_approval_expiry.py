@@ -59,6 +59,19 @@ async def test_a_call_is_denied_when_its_time_is_over_and_the_model_goes_on(
     assert (await product.history(asked.agent_id))[-1]["content"] == "Then not."
 
 
+@pytest.mark.parametrize("on_expiry", ["deny", "cancel"])
+async def test_what_expired_was_not_in_the_audit_log(product: Product, clock: SettableClock, on_expiry: str) -> None:
+    asked = await waiting_calls(product, "moon", approval_expires_s=3600, on_approval_expiry=on_expiry)
+    product.models.say("Then not.")
+    clock.advance(hours=1)
+
+    async def events() -> list[dict[str, Any]]:
+        return (await product.http.get("/v1/admin/audit", params={"object_id": asked.ids[0]})).json()
+
+    [event] = await wait_until(events, description="the event")
+    assert (event["action"], event["key_id"], event["outcome"]) == ("approval.expired", "expiry", "done")
+
+
 async def test_a_run_is_cancelled_when_the_time_of_its_call_is_over(product: Product, clock: SettableClock) -> None:
     asked = await waiting_calls(product, "moon", approval_expires_s=3600, on_approval_expiry="cancel")
 

@@ -205,12 +205,24 @@ async def test_private_addresses_are_refused(
         run = await attempted(product, run_id)
 
     assert (run["status"], run["callback_status_code"]) == ("completed", None)
-    assert "HOLDFAST_CALLBACK_ALLOW_PRIVATE" in run["callback_error"]
+    assert run["callback_error"].startswith(f"{host} is not at a public address")
     assert receiver.received == []
 
 
+async def test_a_network_of_the_operators_can_be_called(
+    database: Database, redis: ArqRedis, models: ModelServer, receiver: CallbackReceiver
+) -> None:
+    settings = {"callback_allow_private": False, "reachable_networks": "127.0.0.1/32"}
+    async with running_product(database, redis, models, settings=settings) as product:
+        run_id = await submitted(product, receiver.url)
+
+        assert (await receiver.called()).body["run_id"] == run_id
+
+
 async def test_nobody_at_the_address_does_not_hurt_the_run(product: Product) -> None:
-    run_id = await submitted(product, "http://127.0.0.1:9/")
+    async with CallbackReceiver() as gone:
+        url = gone.url
+    run_id = await submitted(product, url)
 
     run = await attempted(product, run_id)
 
@@ -219,8 +231,9 @@ async def test_nobody_at_the_address_does_not_hurt_the_run(product: Product) -> 
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://example.com/", "example.com", "http://", "http://[::1", "http://a:99999/", "http://a b/", "/x"]
-)
+    "url", ["ftp://example.com/", "example.com", "http://", "http://[::1", "http://a:99999/", "http://a b/", "/x", "http://a:6379/",
+     "http://a:22/"],
+)  # fmt: skip
 async def test_what_is_no_url_is_refused_by_name(product: Product, url: str) -> None:
     agent = await product.agent()
     answer = await product.http.post(

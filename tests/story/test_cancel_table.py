@@ -34,7 +34,7 @@ from tests.kit.product.cancel_states import (
 )
 from tests.kit.provider_rules.request import check_request
 from tests.kit.services.tcp_proxy import blackhole_address
-from tests.kit.tools import is_alive
+from tests.kit.tools import PLAIN_TOOLS, is_alive
 from tests.kit.wait_until import wait_until
 from tests.story.conftest import Backends
 
@@ -43,9 +43,9 @@ from tests.story.conftest import Backends
 async def product(request: pytest.FixtureRequest, backends: Backends, models: ModelServer) -> AsyncIterator[Product]:
     """The product with the settings that the cell needs. Nobody answers at the address of its `ollama/` models."""
     params = request.node.callspec.params  # pyright: ignore
-    settings = STATES[params["state"]]
+    settings = {**STATES[params["state"]], **PLAIN_TOOLS}
     if params["state"] is claimed_but_no_request_sent and params["mode"] is CancelMode.AFTER_STEP:
-        settings = {"first_event_timeout": 1.0}  # the step that is waited for has nobody to answer it
+        settings = {"first_event_timeout": 1.0, **PLAIN_TOOLS}  # the step that is waited for has nobody to answer it
     database = Database(backends.database_url)
     with blackhole_address() as nowhere:
         environment = {**models.base_urls(), "OLLAMA_BASE_URL": nowhere}

@@ -1,7 +1,7 @@
 """The conversation is always valid: whatever is done to it, in whatever order, the next message is answered.
 
 Each example is one interleaving of submissions, tool turns, approvals, decisions, cancels in every mode, errors and
-lost workers. HOLDFAST_INTERLEAVINGS says how many are tried; hypothesis prints the steps of one that fails.
+lost workers. HOLDFAST_TEST_INTERLEAVINGS says how many are tried; hypothesis prints the steps of one that fails.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.conversation_driver import TOOLS, TURNS, ConversationDriver
 
-INTERLEAVINGS = int(os.environ.get("HOLDFAST_INTERLEAVINGS") or (400 if os.environ.get("CI") == "true" else 60))
+INTERLEAVINGS = int(os.environ.get("HOLDFAST_TEST_INTERLEAVINGS") or (400 if os.environ.get("CI") == "true" else 60))
 
 choices = st.lists(st.sampled_from(["approve", "deny", "tool"]), min_size=1, max_size=3)
 

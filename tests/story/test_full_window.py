@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from api.access.callers import DEFAULT_PROJECT
 from shared.sql.history.messages import MessageStore
 from tests.kit.model_server import Call, ReceivedRequest, Turn
 from tests.kit.model_server.turn import Failure
@@ -297,6 +298,6 @@ async def test_a_conversation_of_its_own_is_compacted_alone(product: Product) ->
         await product.http.post(path, json={"input": "and so on " * 150, "streaming": False})
 
     assert model.longest <= WINDOW
-    context = await MessageStore(product.context.database).context(conversation["id"])
+    context = await MessageStore(product.context.database).context(DEFAULT_PROJECT, conversation["id"])
     assert [message.body.__class__.__name__ for message in context[:2]] == ["SystemMessage", "Summary"]
     assert len((await product.client.agents.retrieve(agent_id)).message_ids or []) == 3

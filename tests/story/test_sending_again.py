@@ -11,6 +11,7 @@ from letta_client import APIStatusError, AsyncLetta
 
 from tests.kit.model_server import Failure, Turn
 from tests.kit.product import Product
+from tests.kit.tools import PLAIN_TOOLS
 
 SOURCE = 'def ping() -> str:\n    """Pings."""\n    return "pong"\n'
 
@@ -26,6 +27,12 @@ def count(log: str) -> str:
         calls.write("x")
     return str(len(open(log).read()))
 '''
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Tools here leave marks in files of the test, which no walls allow."""
+    return PLAIN_TOOLS
 
 
 class Sent:

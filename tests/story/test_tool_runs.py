@@ -12,7 +12,7 @@ from shared.concurrency import background
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
-from tests.kit.tools import ROLL_DICE, is_alive, written_pids
+from tests.kit.tools import PLAIN_TOOLS, ROLL_DICE, is_alive, written_pids
 from tests.kit.wait_until import wait_until
 
 HUMAN = {"label": "human", "value": "Name: unknown"}
@@ -82,6 +82,12 @@ def asks(url: str) -> str:
     request = urllib.request.Request(path, b'{"args": {"num_sides": 6}}', {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request, timeout=30))["func_return"]
 '''
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Tools here leave marks in files of the test, which no walls allow."""
+    return PLAIN_TOOLS
 
 
 async def runs_of(product: Product, agent_id: str) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import json
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
+from tests.kit.wait_until import wait_until
 
 WHERE = '''
 def where() -> dict:
@@ -52,6 +53,16 @@ async def result_of(product: Product, agent_id: str, call: Call) -> str:
     answer = await product.http.post(f"/v1/agents/{agent_id}/messages", json={"input": "Go."})
     [returned] = [one for one in answer.json()["messages"] if one["message_type"] == "tool_return_message"]
     return returned["tool_return"]
+
+
+async def test_readiness_says_which_walls_tools_have(product: Product) -> None:
+    async def shown() -> str | None:
+        return (await product.http.get("/readyz")).json()["sandbox"]
+
+    tier = await wait_until(shown, description="a worker to show its walls")
+    assert tier in ("tier 1", "tier 2")
+    status = (await product.http.get("/v1/admin/status")).json()
+    assert (status["status"], status["sandbox"], status["sandboxes"]) == ("ready", tier, [tier])
 
 
 async def test_a_tool_finds_its_agent_run_and_conversation_in_its_environment(product: Product) -> None:
