@@ -72,6 +72,15 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     postgres_server.release(url)
 
 
+@pytest.fixture
+def plain_owner_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A Postgres database, migrated, without rows, for its owner, whom the tables' policies bind."""
+    url = postgres_server.create_database_of_plain_owner()
+    on_another_loop(migrate_database(url))
+    yield url
+    postgres_server.drop_database(url)
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A migrated database without rows: first SQLite, then Postgres."""

@@ -9,56 +9,87 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.architecture.test_imports import imported_modules, imports
 from tests.kit.project.source_tree import PRODUCT_PACKAGES, Source, expect_none, product_sources
 
-_STATE = ("shared", "shared/archival", "shared/domain", "shared/redis", "shared/runs", "shared/sql", "shared/sql/*")
+_STATE = (
+    "shared",
+    "shared/archival",
+    "shared/domain",
+    "shared/network",
+    "shared/packages",
+    "shared/redis",
+    "shared/runs",
+    "shared/sql",
+    "shared/sql/*",
+)
 
 CORRIDORS: dict[str, tuple[str, ...]] = {
     # What both sides share. SQL and Redis do not know each other: SQL has the truth, Redis may lose all it has.
     "shared/domain": (),
     "shared": ("shared/domain",),
+    "shared/network": (),
+    # TypeScript is read by the API, for its model, and by the worker, for Node.js.
+    "shared/typescript": ("shared/domain",),
     "shared/redis": ("shared", "shared/domain"),
     "shared/sql": ("shared", "shared/domain"),
     "shared/sql/migrations": ("shared/sql",),
     "shared/sql/migrations/versions": (),
+    # Keys and the audit log. Every other room of SQL records what a caller did there, in its own transaction.
+    "shared/sql/access": ("shared", "shared/domain", "shared/sql"),
     "shared/sql/history": ("shared", "shared/domain", "shared/sql"),
-    "shared/sql/runs": ("shared", "shared/domain", "shared/sql", "shared/sql/history"),
-    "shared/sql/archival": ("shared", "shared/domain", "shared/sql"),
+    "shared/sql/runs": ("shared", "shared/domain", "shared/sql", "shared/sql/access", "shared/sql/history"),
+    "shared/sql/archival": ("shared", "shared/domain", "shared/sql", "shared/sql/access"),
     "shared/sql/definitions": (
         "shared",
         "shared/domain",
         "shared/sql",
+        "shared/sql/access",
         "shared/sql/archival",
         "shared/sql/history",
         "shared/sql/runs",
     ),
-    # A run that no worker owns: the only room where SQL and Redis meet outside of the API and the worker.
-    "shared/runs": ("shared", "shared/domain", "shared/redis", "shared/sql/runs"),
+    # A run that no worker owns: the only room where SQL and Redis meet outside of the API and the worker. The clock
+    # decides here, and says so to the audit log.
+    "shared/runs": ("shared", "shared/domain", "shared/redis", "shared/sql/access", "shared/sql/runs"),
     # Archival memory, and the only HTTP client that the API and the worker share: both embed what they store and seek.
-    "shared/archival": ("shared", "shared/domain", "shared/sql/archival"),
-    "shared/process": ("shared", "shared/domain", "shared/redis", "shared/sql"),
+    "shared/archival": ("shared", "shared/domain", "shared/network", "shared/sql/archival"),
+    # Environments for tools: the API chooses their versions when a tool is made, a worker needs them when it runs.
+    "shared/packages": ("shared", "shared/domain", "shared/process"),
+    "shared/process": ("shared", "shared/domain", "shared/network", "shared/redis", "shared/sql"),
     # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
     # run, and know nothing of it.
-    "worker/models": ("shared/domain",),
-    "worker/tools": ("shared/domain",),
+    "worker/models": ("shared/domain", "shared/network"),
+    # How a call with a network reaches the allowed hosts. It knows nothing of tools, only of a socket that they have.
+    "worker/proxy": ("shared", "shared/network"),
+    "worker/tools": ("shared/domain", "worker/proxy"),
     "worker/queue": ("shared", "shared/domain", "shared/redis"),
-    "worker/run": (*_STATE, "worker/models", "worker/tools"),
+    "worker/run": (*_STATE, "shared/typescript", "worker/models", "worker/tools"),
     "worker/upkeep": _STATE,
     "worker": (*_STATE, "shared/process", "worker/*"),
-    # The API. Routes are read by `main` alone; what happens to a run does not know the routes that ask for it.
-    "api/tool_source": ("shared/domain",),
-    "api/letta": ("shared", "shared/domain", "shared/sql/definitions", "api/tool_source"),
+    # The API. Routes are read by `application` alone; what happens to a run does not know the routes that ask for it.
+    "api/tool_source": ("shared/domain", "shared/typescript"),
+    "api/letta": (
+        "shared",
+        "shared/domain",
+        "shared/network",
+        "shared/sql/access",
+        "shared/sql/definitions",
+        "api/tool_source",
+    ),
     "api/openai": ("shared/domain", "api/letta"),
     "api/runs": (*_STATE, "api", "api/letta", "api/openai"),
     "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
-    "api/routes": (*_STATE, "shared/process", "api", "api/letta", "api/openai", "api/runs"),
+    # Who is let in, before any route.
+    "api/access": (*_STATE, "api"),
+    "api/commands": (*_STATE, "shared/process", "api/access", "api/letta"),
+    "api/routes": (*_STATE, "shared/process", "api", "api/access", "api/letta", "api/openai", "api/runs"),
     "api": (*_STATE, "shared/process", "api/*", "worker"),
 }
 """A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""
 
-MAY_IMPORT_ROUTES = ("api/main.py",)
+MAY_IMPORT_ROUTES = ("api/application.py",)
 
 SMALL = 40
 SMALL_WITH_A_REASON = {
-    "api/routes/": "a module per path of the API; `main` is the one reader of all of them",
+    "api/routes/": "a module per path of the API; `application` is the one reader of all of them",
     "shared/redis/embedded.py": "fakeredis is slow to import, and only `holdfast dev` needs it",
     "shared/sql/migrations/": "Alembic finds and runs these files itself",
 }

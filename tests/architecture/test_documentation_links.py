@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from api.main import ROUTES
+from api.application import ROUTES
 from shared.process.settings import Settings
 from tests.kit.project.documents import ROOT, anchors, documents, links
 from tests.kit.project.source_tree import functions, suite_sources
@@ -76,7 +76,7 @@ def test_settings_are_all_documented_with_their_defaults() -> None:
 
 def _shown(default: object) -> str:
     value = default.get_secret_value() if isinstance(default, SecretStr) else default
-    return str(value) or "(empty)"
+    return "(empty)" if value is None else str(value) or "(empty)"
 
 
 def test_the_paths_that_work_are_all_documented() -> None:

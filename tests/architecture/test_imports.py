@@ -30,8 +30,14 @@ LAZY_PACKAGES = ("pydantic_ai", "openai", "anthropic", "google", "genai_prices",
 CHOOSES_BY_NAME = "worker/models/registry.py"
 """Picks the module of a provider's wire from its own table."""
 
-TOOL_PROCESS = ("worker/tools/child.py", "worker/tools/child_call.py", "worker/tools/child_objects.py")
-TOOL_PROCESS_LATE = ("asyncio", "child_call", "child_objects", "linecache", "traceback", "typing")
+TOOL_PROCESS = tuple(
+    f"worker/tools/child{part}.py"
+    for part in ("", "_call", "_node", "_objects", "_seccomp", "_stdlib", "_walls", "_zygote")
+)
+TOOL_PROCESS_LATE = (
+    *("asyncio", "json", "linecache", "traceback", "typing"),
+    *("child_call", "child_network", "child_node", "child_objects", "child_seccomp", "child_stdlib", "child_walls"),
+)
 """The program inside a tool's process. Every call starts one, in a few milliseconds: it loads what is slow, and what
 runs foreign code, when a call needs it."""
 
@@ -49,7 +55,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "starlette": ("api/",),
     "uvicorn": ("api/",),
     # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
-    "httpx2": ("worker/models/", "api/callbacks/delivery.py", "shared/archival/embedding_client.py"),
+    "httpx2": ("worker/models/", "shared/network/", "shared/archival/embedding_client.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "anthropic": ("worker/models/",),

@@ -14,6 +14,7 @@ from tests.architecture.test_glossary import retired_names, retired_texts
 from tests.architecture.test_imports import cycles, late_imports, strangers, wrong_directions
 from tests.architecture.test_keys import keys_in_lua, spelled_keys
 from tests.architecture.test_names import gerunds, vague_names
+from tests.architecture.test_projects import unscoped_questions
 from tests.architecture.test_sizes import deep_blocks, long_files, long_functions
 from tests.architecture.test_status_writes import assigned_statuses, copied_statuses, updated_statuses
 from tests.architecture.test_tasks import bare_tasks, swallowed_cancellations
@@ -88,6 +89,8 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (own_transactions, "shared/sql/runs/run_store.py", "async def f(e):\n    async with e.begin() as c:\n        pass"),
     (own_transactions, "worker/x.py", "session.commit()"),
     (own_transactions, "api/x.py", "async def f(c):\n    await c.execute('COMMIT')"),
+    (unscoped_questions, "api/routes/x.py", "async def f(services):\n    await services.runs.look_up(run_id)"),
+    (unscoped_questions, "api/runs/x.py", "async def f(self):\n    await self.events.read(run_id, 1)"),
     (bare_tasks, "worker/x.py", "asyncio.create_task(work())"),
     (bare_tasks, "worker/x.py", "create_task(work(), name='work')"),
     (bare_tasks, "worker/x.py", "asyncio.get_running_loop().create_task(work())"),
@@ -138,7 +141,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (strangers, "shared/sql/runs/run_store.py", "import sqlalchemy as sa"),
     (walls_broken, "shared/sql/runs/x.py", "from shared.sql.history import messages"),
     (walls_broken, "shared/sql/history/x.py", "from shared.sql import paging"),
-    (walls_broken, "api/main.py", "from api.routes import runs"),
+    (walls_broken, "api/application.py", "from api.routes import runs"),
     (walls_broken, "worker/main.py", "from worker.queue import leases"),
     (walls_broken, "worker/run/x.py", "import asyncio"),
     (gerunds, "api/x.py", "class RunListing:\n    pass"),
@@ -160,6 +163,9 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (own_transactions, "shared/sql/engine.py", "async def f(c):\n    await c.commit()"),
     (own_transactions, "worker/x.py", "async def f(clock):\n    clock.begin()"),
     (own_transactions, "worker/x.py", "MESSAGE = 'begin with the newest message'"),
+    (unscoped_questions, "api/routes/x.py", "async def f(services):\n    await services.runs.get(project_id, run_id)"),
+    (unscoped_questions, "api/routes/x.py", "async def f(form):\n    await form.file.read()"),
+    (unscoped_questions, "worker/x.py", "async def f(services):\n    await services.runs.look_up(run_id)"),
     (bare_tasks, "worker/x.py", "group.create_task(work(), name='work')"),
     (swallowed_cancellations, "worker/x.py", "try:\n    a()\nexcept asyncio.CancelledError:\n    b()\n    raise"),
     (spelled_keys, "worker/x.py", "'''run:{id}:events is the stream.'''"),

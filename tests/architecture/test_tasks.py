@@ -18,10 +18,11 @@ from tests.kit.project.source_tree import (
 
 MAY_START_TASKS: dict[str, str] = {
     "api/runs/reader.py": "one question serves many readers; the one that came first may leave before the answer",
+    "worker/tools/zygote_pool.py": "a zygote serves many calls; the one it was started for may leave before that",
 }
 MAY_CATCH_CANCELLATION: dict[str, str] = {
     "worker/run/interruption.py": "it turns its own cancel into the typed reason, and passes any other on",
-    "worker/tools/tool_process.py": "it waits for the process's death first, and raises the cancellation then",
+    "worker/tools/running_calls.py": "it waits for the process's death first, and raises the cancellation then",
 }
 
 STARTERS = frozenset({"create_task", "ensure_future", "run_coroutine_threadsafe"})

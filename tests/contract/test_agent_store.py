@@ -41,7 +41,7 @@ async def create(store: AgentEditor, agent: Agent) -> Agent:
 
 
 async def system_text(database: Database, agent: Agent) -> str:
-    [message] = await MessageStore(database).context(ThreadId(agent.id))
+    [message] = await MessageStore(database).context(PROJECT, ThreadId(agent.id))
     assert isinstance(message.body, SystemMessage)
     return message.body.text
 

@@ -11,7 +11,7 @@ from letta_client import (
     UnprocessableEntityError,
 )
 
-from api.auth import DEFAULT_PROJECT
+from api.access.callers import DEFAULT_PROJECT
 from shared.domain.ids import ThreadId
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database

@@ -226,3 +226,15 @@ async def test_what_is_not_there_is_a_404(client: AsyncLetta) -> None:
         with pytest.raises(APIStatusError) as refused:
             await attempt
         assert refused.value.status_code == 404
+
+
+async def test_a_passage_for_another_projects_agent_told_that_the_agent_has_an_archive_and_its_id(
+    database: Database,
+) -> None:
+    async with api_client(database, api_keys="one=k1,two=k2") as http:
+        one, two = {"Authorization": "Bearer k1"}, {"Authorization": "Bearer k2"}
+        agent = (await http.post("/v1/agents", json={"model": "builtin/echo"}, headers=one)).json()["id"]
+        path = f"/v1/agents/{agent}/archival-memory"
+        assert (await http.post(path, json={"text": "x"}, headers=one)).status_code == 200
+        refused = await http.post(path, json={"text": "x"}, headers=two)
+        assert (refused.status_code, refused.json()) == (404, {"detail": f"Agent with ID {agent} not found"})

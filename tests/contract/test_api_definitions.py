@@ -68,6 +68,27 @@ async def test_a_tool_that_is_made_twice_is_changed(client: AsyncLetta) -> None:
     assert third.source_code != first.source_code
 
 
+async def test_limits_of_a_tool_stay_until_they_are_taken_off(client: AsyncLetta) -> None:
+    limits = {"timeout_s": 2.5, "memory_mb": 128}
+    made = await client.tools.create(source_code=ROLL_DICE, extra_body={"limits": limits})
+    again = await client.tools.upsert(source_code=ROLL_DICE, tags=["dice"])
+    freed = await client.tools.update(made.id, extra_body={"limits": None})
+
+    assert made.to_dict()["limits"] == again.to_dict()["limits"] == limits
+    assert freed.to_dict()["limits"] is None
+
+
+@pytest.mark.parametrize(
+    "limits", [{"timeout": 5}, {"timeout_s": 0}, {"cpu_s": 0}, {"memory_mb": 63}, {"memory_mb": "x"}]
+)
+async def test_limits_that_mean_nothing_are_refused_by_name(client: AsyncLetta, limits: dict[str, Any]) -> None:
+    """A misspelled one would have been no limit at all."""
+    [name] = limits
+    with pytest.raises(UnprocessableEntityError) as refused:
+        await client.tools.create(source_code=ROLL_DICE, extra_body={"limits": limits})
+    assert f"'limits', '{name}'" in str(refused.value)
+
+
 @pytest.mark.parametrize("way", ["upsert", "create"])
 async def test_an_upsert_keeps_what_it_leaves_out(client: AsyncLetta, way: str) -> None:
     """`tags` were lost, and an approval was switched off by the next start of a program."""

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from letta_client import AsyncLetta
 
-from api.auth import DEFAULT_PROJECT
+from api.access.callers import DEFAULT_PROJECT
 from shared.domain.ids import AgentId, ConversationId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.sql.engine import Database

@@ -53,7 +53,7 @@ async def test_a_decision_closes_the_parked_run_and_starts_the_one_that_continue
     asked = await stores.asked(parked)
     assert [(one.tool_call_id, one.decision) for one in asked] == [("a", approve("a")), ("b", denial)]
     assert {(one.decided_by, one.decided_at, one.continued_by) for one in asked} == {("ada", NOW, continuation.id)}
-    assert await stores.approvals.waiting_on_thread(THREAD) == []
+    assert await stores.approvals.waiting_on_thread(PROJECT, THREAD) == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_a_cancelled_question_cannot_be_decided(stores: Stores) -> None:
 
 async def test_a_recorded_cancel_is_before_a_decision(stores: Stores) -> None:
     parked = await stores.parked(A)
-    await stores.runs.request_cancel(parked.id, CANCEL)
+    await stores.runs.request_cancel(parked, CANCEL)
     with pytest.raises(NoPendingApproval):
         await stores.decide(approve("a"))
     assert await stores.status_of(parked) is RunStatus.AWAITING_APPROVAL
@@ -182,7 +182,7 @@ async def test_a_cancel_and_a_decision_at_the_same_instant_have_one_winner(store
                 return None
 
         async with second_process(stores) as other:
-            continuation, cancelled = await asyncio.gather(decide(), other.runs.request_cancel(parked.id, CANCEL))
+            continuation, cancelled = await asyncio.gather(decide(), other.runs.request_cancel(parked, CANCEL))
         assert (continuation is None) == (cancelled.cancel is not None)
 
 

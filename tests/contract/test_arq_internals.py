@@ -11,6 +11,7 @@ from arq.connections import ArqRedis
 from arq.worker import RetryJob, Worker, func
 
 from shared.domain.ids import RunId
+from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.queue import RunQueue, decode_job, encode_job
 from worker.queue.arq_jobs import ArqJobs, ReleaseJob
@@ -57,7 +58,7 @@ class RecordingWorker(Worker):
 
 
 async def dispatch(redis: ArqRedis) -> None:
-    await RunQueue(redis).dispatch((RunId("run-1"), 7))
+    await RunQueue(redis).dispatch(Dispatch(RunId("run-1"), 7))
 
 
 async def test_run_job_calls_the_function_with_the_jobs_arguments_and_finishes_it(redis: ArqRedis) -> None:

@@ -29,7 +29,7 @@ async def test_the_end_of_a_run_writes_its_callback(stores: Stores, trigger: Run
     run = await stores.claimed(callback_url=URL)
     assert await stores.callbacks.claim_due(NOW) == []
     await stores.settle(run, trigger)
-    assert await stores.callbacks.claim_due(NOW) == [Callback(run.id, URL, 1)]
+    assert await stores.callbacks.claim_due(NOW) == [Callback(run.id, URL, 1, run.project_id)]
 
 
 async def test_a_run_that_asked_for_none_has_none(stores: Stores) -> None:
@@ -39,10 +39,10 @@ async def test_a_run_that_asked_for_none_has_none(stores: Stores) -> None:
 
 async def test_a_parked_run_calls_back_once_whatever_becomes_of_it(stores: Stores) -> None:
     cancelled = await stores.parked(WAITS, callback_url=URL)
-    assert await stores.callbacks.claim_due(NOW) == [Callback(cancelled.id, URL, 1)]
+    assert await stores.callbacks.claim_due(NOW) == [Callback(cancelled.id, URL, 1, cancelled.project_id)]
     await stores.settle(cancelled, RunTrigger.CANCEL)
     decided = await stores.parked(WAITS, callback_url=URL, thread_id=ThreadId("conv-2"))
-    assert await stores.callbacks.claim_due(NOW) == [Callback(decided.id, URL, 1)]
+    assert await stores.callbacks.claim_due(NOW) == [Callback(decided.id, URL, 1, decided.project_id)]
     await stores.decide(approve("a"), thread_id=ThreadId("conv-2"))
     assert await stores.callbacks.claim_due(NOW) == []
 
@@ -62,7 +62,7 @@ async def test_an_old_owners_end_leaves_no_callback(stores: Stores, end: End) ->
         await end(stores, old)
     assert await stores.callbacks.claim_due(NOW) == []
     await stores.settle(new)
-    assert await stores.callbacks.claim_due(NOW) == [Callback(old.id, URL, 1)]
+    assert await stores.callbacks.claim_due(NOW) == [Callback(old.id, URL, 1, old.project_id)]
 
 
 async def test_a_callback_is_claimed_by_one_deliverer(stores: Stores) -> None:
@@ -82,7 +82,7 @@ async def test_a_deliverer_that_is_gone_is_replaced(stores: Stores) -> None:
     await stores.callbacks.claim_due(NOW)
     assert await stores.callbacks.claim_due(NOW + CLAIM_HOLDS) == []
     over = NOW + CLAIM_HOLDS + timedelta(seconds=1)
-    assert await stores.callbacks.claim_due(over) == [Callback(run.id, URL, 2)]
+    assert await stores.callbacks.claim_due(over) == [Callback(run.id, URL, 2, run.project_id)]
 
 
 async def test_a_failed_attempt_is_due_again_later(stores: Stores) -> None:
@@ -91,7 +91,7 @@ async def test_a_failed_attempt_is_due_again_later(stores: Stores) -> None:
     later = NOW + timedelta(seconds=5)
     await stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=later)
     assert await stores.callbacks.claim_due(NOW) == []
-    assert await stores.callbacks.claim_due(later) == [Callback(run.id, URL, 2)]
+    assert await stores.callbacks.claim_due(later) == [Callback(run.id, URL, 2, run.project_id)]
     shown = await stores.runs.look_up(run.id)
     assert (shown.callback_sent_at, shown.callback_status_code, shown.callback_error) == (NOW, 503, "busy")
 

@@ -60,8 +60,10 @@ async def test_a_checkpoint_keeps_messages_step_usage_and_events(stores: Stores)
     stored = await stores.runs.look_up(run.id)
     assert (stored.usage.prompt_tokens, stored.step_count, stored.attempts_without_progress) == (7, 1, 0)
     assert (stored.last_seq, stored.checkpoint_seq) == (3, 3)
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so"]
-    assert [stored.id for stored in await stores.lists.page(MessageFilter(step_id=step.id), limit=9)] == [said_so.id]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "so"]
+    assert [stored.id for stored in await stores.lists.page(MessageFilter(PROJECT, step_id=step.id), limit=9)] == [
+        said_so.id
+    ]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
     assert await stores.steps.get(PROJECT, step.id) == step
 
@@ -80,7 +82,7 @@ async def test_a_message_that_is_there_stays_as_it_is(stores: Stores) -> None:
     first, second = answer("first"), said("second")
     run = await stores.recorded(run, first)
     await stores.recorded(run, replace(first, body=AssistantMessage(text="changed")), second)
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "first", "second"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "first", "second"]
 
 
 async def test_a_checkpoint_whose_answer_was_lost_is_stored_once(stores: Stores) -> None:
@@ -94,7 +96,7 @@ async def test_a_checkpoint_whose_answer_was_lost_is_stored_once(stores: Stores)
     await stores.checkpoints.record(run, once, starting=[call("a")])
 
     assert await stores.runs.look_up(run.id) == stored
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "let me see"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
     assert set(await stores.checkpoints.intents(run.id)) == {"a"}
     assert await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id) == [step]
@@ -106,7 +108,7 @@ async def test_a_checkpoint_that_did_not_arrive_is_stored_when_it_is_sent_again(
 
     await stores.checkpoints.record(run, once, starting=[call("a")])
 
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "let me see"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "let me see"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY)]
     assert set(await stores.checkpoints.intents(run.id)) == {"a"}
 
@@ -127,7 +129,7 @@ async def test_a_checkpoint_and_its_repetition_at_once_are_one(stores: Stores) -
     once = checkpoint(run, answer("so"), entries=[ENTRY])
     record = stores.checkpoints.record
     await asyncio.gather(*(record(run, once) for _ in range(5)))
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "so"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY)]
 
 
@@ -167,18 +169,18 @@ async def test_parking_ends_the_stream_and_asks(stores: Stores) -> None:
     assert [type(decode(entry)).__name__ for entry in tail.entries] == [
         "StatusChanged", "Stopped", "UsageReported", "Ended",
     ]  # fmt: skip
-    assert await stores.approvals.waiting_on_thread(THREAD) == [asked]
+    assert await stores.approvals.waiting_on_thread(PROJECT, THREAD) == [asked]
     assert await stores.last_stop_reason() == "requires_approval"
 
 
 async def test_a_run_that_is_to_be_cancelled_does_not_park(stores: Stores) -> None:
     run = await stores.claimed()
-    await stores.runs.request_cancel(run.id, CANCEL)
+    await stores.runs.request_cancel(run, CANCEL)
     with pytest.raises(CancelRequested) as asked:
         await stores.park(run, call("a", needs_approval=True))
     assert asked.value.mode is CANCEL.mode
     assert await stores.status_of(run) is RunStatus.RUNNING
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
     assert await stores.asked(run) == []
 
 
@@ -200,12 +202,12 @@ WRITES: dict[str, Write] = {
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None:
     old = await stores.claimed()
-    await stores.inbox.inject(old.id, [said("psst")], "next")
+    await stores.inbox.inject(old, [said("psst")], "next")
     new = await stores.claim(old)
     with pytest.raises(StaleFence):
         await write(stores, old)
     assert await stores.runs.look_up(old.id) == new
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
     assert await stores.events.read(old.id, Seq(1)) == []
     assert await stores.checkpoints.intents(old.id) == {}
     assert await stores.asked(old) == []
@@ -218,12 +220,12 @@ ENDS_AGAIN = {"settle", "park"}
 @pytest.mark.parametrize("write", [pytest.param(WRITES[name], id=name) for name in sorted(WRITES.keys() - ENDS_AGAIN)])
 async def test_a_run_that_has_ended_takes_no_writes(stores: Stores, write: Write) -> None:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("psst")], "next")
+    await stores.inbox.inject(run, [said("psst")], "next")
     ended = (await stores.settle(run)).run
     with pytest.raises(IllegalTransition):
         await write(stores, run)
     assert await stores.runs.look_up(run.id) == ended
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
 
 
 def entries(count: int) -> list[bytes]:
@@ -264,7 +266,7 @@ async def told_and_claimed(stores: Stores, *later: NewMessage) -> tuple[Message,
     await stores.settle(await stores.recorded(before, answer("so it was")))
     run = await stores.claimed(said("now"))
     run = await stores.recorded(run, *later) if later else run
-    return (await stores.messages.list_of_run(before.id))[0], run
+    return (await stores.messages.list_of_run(before))[0], run
 
 
 def summary_for(*gone: Message) -> Compaction:
@@ -295,11 +297,11 @@ async def test_a_rollback_brings_back_what_the_run_has_compacted_and_nothing_els
     told, first = await told_and_claimed(stores)
     await stores.checkpoints.compact(first, summary_for(told), LogTail(Seq(2), ()), Usage(), NOW)
     await stores.settle(first)
-    before = await stores.messages.context(THREAD)
+    before = await stores.messages.context(PROJECT, THREAD)
     run = await stores.claimed(said("and now"))
     await stores.checkpoints.compact(run, summary_for(*before), LogTail(Seq(2), ()), Usage(), NOW)
     await stores.settle(run, RunTrigger.CANCEL, rollback=True)
-    assert await stores.messages.context(THREAD) == before
+    assert await stores.messages.context(PROJECT, THREAD) == before
     assert told.id not in [one.id for one in before]
 
 
@@ -312,7 +314,7 @@ async def test_a_run_that_fails_keeps_the_summary_that_it_made(stores: Stores) -
 
 async def test_a_run_that_fails_keeps_its_question_when_a_summary_stands_for_its_steps(stores: Stores) -> None:
     _, run = await told_and_claimed(stores, answer("", call("a")), results(found("a")))
-    steps = [one for one in await stores.messages.list_of_run(run.id) if not isinstance(one.body, UserMessage)]
+    steps = [one for one in await stores.messages.list_of_run(run) if not isinstance(one.body, UserMessage)]
     await stores.checkpoints.compact(run, summary_for(*steps), LogTail(Seq(2), ()), Usage(), NOW)
     await stores.settle(run, RunTrigger.FAIL)
     assert UserMessage("now") in await stores.context()

@@ -88,7 +88,7 @@ async def test_tool_lists(database: Database, tools: ToolStore) -> None:
     assert await found(ToolFilter(base_tools=True)) == ["ours"]
     assert await found(ToolFilter(base_tools=False)) == ["one_tool", "two_tool"]
     assert await tools.count(PROJECT, ToolFilter(search="tool")) == 2
-    assert await tools.for_agent(agent.id) == [two]
+    assert await tools.for_agent(PROJECT, agent.id) == [two]
     assert await tools.ids_by_name(PROJECT, ["two_tool", "one_tool"]) == [two.id, one.id]
     with pytest.raises(UnknownTools, match="'three'"):
         await tools.ids_by_name(PROJECT, ["one_tool", "three"])
@@ -134,7 +134,7 @@ async def test_block_lists(database: Database) -> None:
     assert await found(BlockFilter(agents_exactly=[1, 7])) == ["human"]
     for block in tagged:
         await blocks.delete(PROJECT, block.id)
-    assert await blocks.for_agent(agent.id) == [human]
+    assert await blocks.for_agent(PROJECT, agent.id) == [human]
     assert await blocks.with_label(PROJECT, agent.id, "human") == human
     assert await blocks.get(PROJECT, persona.id) == persona
     assert await blocks.count(PROJECT) == 2
@@ -164,8 +164,8 @@ async def test_conversations_have_histories_of_their_own(database: Database) -> 
     [details] = await conversations.details([one])
     assert details.message_ids == [system_id, message.id]
     await conversations.delete(PROJECT, one.id)
-    assert await messages.context(ThreadId(one.id)) == []
-    assert len(await messages.context(ThreadId(agent.id))) == 1
+    assert await messages.context(PROJECT, ThreadId(one.id)) == []
+    assert len(await messages.context(PROJECT, ThreadId(agent.id))) == 1
     with pytest.raises(NotFound, match=one.id):
         await conversations.get(PROJECT, one.id)
 

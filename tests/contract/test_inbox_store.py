@@ -9,6 +9,7 @@ from shared.domain.errors import Conflict, MoreInput, NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.submission_keys import SubmissionKeys
+from tests.kit.runs.definitions import PROJECT
 from tests.kit.runs.stored_runs import (
     THREAD,
     Stores,
@@ -32,14 +33,14 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 
 async def history(stores: Stores) -> list[str]:
-    return texts_of(await stores.messages.context(THREAD))
+    return texts_of(await stores.messages.context(PROJECT, THREAD))
 
 
 async def test_messages_are_delivered_once_and_in_order(stores: Stores) -> None:
     run = await stores.claimed()
     first, second, third = said("first"), said("second"), said("third")
-    await stores.inbox.inject(run.id, [first, second], "refuse")
-    await stores.inbox.inject(run.id, [third], "next")
+    await stores.inbox.inject(run, [first, second], "refuse")
+    await stores.inbox.inject(run, [third], "next")
     assert await history(stores) == ["hi"]
     assert await stores.delivered(run) == [first, second, third]
     assert await stores.delivered(run) == []
@@ -48,7 +49,7 @@ async def test_messages_are_delivered_once_and_in_order(stores: Stores) -> None:
 
 async def test_a_run_that_has_not_begun_gets_them_when_it_does(stores: Stores) -> None:
     run = await stores.submitted()
-    await stores.inbox.inject(run.id, [said("more")], "refuse")
+    await stores.inbox.inject(run, [said("more")], "refuse")
     await stores.delivered(await stores.claim(run))
     assert await history(stores) == ["hi", "more"]
 
@@ -56,7 +57,7 @@ async def test_a_run_that_has_not_begun_gets_them_when_it_does(stores: Stores) -
 async def test_two_deliverers_do_not_both_deliver(stores: Stores) -> None:
     run = await stores.claimed()
     sent = [said(str(number)) for number in range(5)]
-    await stores.inbox.inject(run.id, sent, "refuse")
+    await stores.inbox.inject(run, sent, "refuse")
     async with second_process(stores) as other:
         await asyncio.gather(*(each.delivered(run) for each in (stores, other)))
     assert await history(stores) == ["hi", "0", "1", "2", "3", "4"]
@@ -65,24 +66,24 @@ async def test_two_deliverers_do_not_both_deliver(stores: Stores) -> None:
 async def test_messages_are_only_for_their_own_run(stores: Stores) -> None:
     run = await stores.claimed()
     elsewhere = await stores.claimed(thread_id=ThreadId("conv-2"))
-    await stores.inbox.inject(run.id, [said("mine")], "refuse")
+    await stores.inbox.inject(run, [said("mine")], "refuse")
     assert await stores.delivered(elsewhere) == []
 
 
 async def test_a_run_that_is_parked_or_over_takes_no_messages(stores: Stores) -> None:
     parked = await stores.parked(WAITS)
     ended = await stores.ended(thread_id=ThreadId("conv-2"))
-    for run_id in (parked.id, ended.id):
+    for run in (parked, ended):
         with pytest.raises(Conflict):
-            await stores.inbox.inject(run_id, [said("hello?")], "next")
+            await stores.inbox.inject(run, [said("hello?")], "next")
     with pytest.raises(NotFound):
-        await stores.inbox.inject(some_run().id, [said("hello?")], "next")
+        await stores.inbox.inject(some_run(), [said("hello?")], "next")
 
 
 async def test_a_run_does_not_end_over_a_message_that_it_has_taken_in(stores: Stores) -> None:
     """The message came after the worker's last look, was accepted, and was dropped with the end of the run."""
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("wait")], "refuse")
+    await stores.inbox.inject(run, [said("wait")], "refuse")
     with pytest.raises(MoreInput):
         await stores.settle(run, messages=[answer("done")], unless_more_input=True)
     assert await history(stores) == ["hi"]
@@ -95,17 +96,17 @@ async def test_a_run_does_not_end_over_a_message_that_it_has_taken_in(stores: St
 async def test_a_message_that_is_sent_again_is_taken_once_even_when_its_run_has_ended(stores: Stores) -> None:
     """The retry of a client that had lost the answer was refused as too late, or delivered a second time."""
     run = await stores.claimed()
-    assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
-    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
+    assert await stores.inbox.inject(run, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
+    assert not await stores.inbox.inject(run, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
     assert len(await stores.delivered(run)) == 1
     await stores.settle(run, messages=[answer("done")])
-    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
+    assert not await stores.inbox.inject(run, [said("psst")], "next", keys=SubmissionKeys(["otids:1"]))
 
 
 async def test_what_a_run_ended_without_is_the_next_runs_if_the_sender_said_so(stores: Stores) -> None:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("drop me")], "refuse")
-    await stores.inbox.inject(run.id, [said("keep me"), said("me too")], "next")
+    await stores.inbox.inject(run, [said("drop me")], "refuse")
+    await stores.inbox.inject(run, [said("keep me"), said("me too")], "next")
     await stores.settle(run, messages=[answer("done")])
     assert await history(stores) == ["hi", "done"]
     await stores.claimed(thread_id=ThreadId("conv-2"))
@@ -118,7 +119,7 @@ async def test_what_a_run_ended_without_is_the_next_runs_if_the_sender_said_so(s
 
 async def test_nothing_comes_between_a_question_and_its_decision(stores: Stores) -> None:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("later")], "next")
+    await stores.inbox.inject(run, [said("later")], "next")
     await stores.park(run, WAITS)
     continuation = await stores.claim(await stores.decide(approve("a")))
     assert "later" not in await history(stores)
@@ -133,9 +134,9 @@ async def test_an_injection_and_an_end_at_the_same_instant_lose_nothing(stores: 
         run = await stores.claimed(thread_id=thread)
         async with second_process(stores) as other:
             injected, _ = await asyncio.gather(
-                stores.inbox.inject(run.id, [said("psst")], "next"), other.settle(run), return_exceptions=True
+                stores.inbox.inject(run, [said("psst")], "next"), other.settle(run), return_exceptions=True
             )
         assert await stores.status_of(run) is RunStatus.COMPLETED
         await stores.claimed(said("next"), thread_id=thread)
-        texts = texts_of(await stores.messages.context(thread))
+        texts = texts_of(await stores.messages.context(PROJECT, thread))
         assert ("psst" in texts) == (not isinstance(injected, Conflict))

@@ -10,6 +10,7 @@ from arq.connections import ArqRedis
 
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
+from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.embedded import connect_embedded
 from shared.redis.queue import JobLeases, Renewal, RunQueue, WorkerPresence
@@ -52,7 +53,7 @@ def theirs(redis_service: RedisService) -> JobLeases:
 @pytest.fixture
 async def job_id(redis: ArqRedis, run_id: RunId) -> str:
     """A job that waits."""
-    await RunQueue(redis).dispatch((run_id, 1))
+    await RunQueue(redis).dispatch(Dispatch(run_id, 1))
     return keys.job_id(run_id, 1)
 
 
@@ -99,7 +100,7 @@ async def test_only_the_holder_gives_a_job_back(mine: JobLeases, theirs: JobLeas
 async def test_a_renewal_tells_what_became_of_each_lease(mine: JobLeases, theirs: JobLeases, redis: ArqRedis) -> None:
     queue = RunQueue(redis)
     for name in ("run-kept", "run-taken", "run-forgotten"):
-        await queue.dispatch((RunId(name), 1))
+        await queue.dispatch(Dispatch(RunId(name), 1))
     await mine.claim(3)
     await redis.delete(keys.lease("run-forgotten:1"))
     await mine.release("run-taken:1")

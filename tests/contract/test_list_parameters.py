@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from letta_client import APIConnectionError, AsyncLetta
 
-from api.main import ROUTES
+from api.application import ROUTES
 from tests.kit.project.documents import table_rows
 
 NOT_OURS = frozenset(

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 import shared.sql.runs
+from shared.domain.budgets import Account, Amount, Limit
 from shared.domain.compaction import Compaction
 from shared.domain.events import LogContinued, encode, is_end
 from shared.domain.ids import Fence, Seq
@@ -23,9 +24,10 @@ from shared.domain.messages import Summary
 from shared.domain.runs import Run, RunError, Step, Usage
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
+from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.run_store import Submitted
 from shared.sql.runs.settlement import Settled
-from tests.kit.runs.definitions import NOW
+from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
@@ -91,6 +93,11 @@ async def checkpoint_of_a_second_owner(stores: Stores) -> Write:
     return lambda: stores.checkpoints.record(run, checkpoint(run, said_so, tail=continued(run, ENTRY)))
 
 
+async def reservation(stores: Stores) -> Write:
+    run, accounts = await stores.claimed(), [Account("project", PROJECT, Limit(tokens=100))]
+    return lambda: BudgetStore(stores.database).reserve(run, accounts, Amount(tokens=60), NOW)
+
+
 async def intents(stores: Stores) -> Write:
     run = await stores.recorded(await stores.claimed(), answer("", call("a"), call("b")))
     return lambda: stores.checkpoints.record_intents(run, [call("a"), call("b")], NOW)
@@ -118,14 +125,14 @@ async def new_fence(stores: Stores) -> Write:
 
 async def delivery(stores: Stores) -> Write:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("one"), said("two")], "next")
+    await stores.inbox.inject(run, [said("one"), said("two")], "next")
     waiting = await stores.inbox.waiting(run.id)
     return lambda: stores.inbox.deliver(run, waiting, LogTail(Seq(2), [ENTRY]), NOW)
 
 
 async def injection(stores: Stores) -> Write:
     run, given = await stores.claimed(), [said("one"), said("two")]
-    return lambda: stores.inbox.inject(run.id, given, "next", keys=SOME_KEYS)
+    return lambda: stores.inbox.inject(run, given, "next", keys=SOME_KEYS)
 
 
 async def submission(stores: Stores) -> Write:
@@ -142,7 +149,7 @@ async def refused_submission(stores: Stores) -> Write:
 
 async def first_claim(stores: Stores) -> Write:
     before = await stores.claimed()
-    await stores.inbox.inject(before.id, [said("for the next one")], "next")
+    await stores.inbox.inject(before, [said("for the next one")], "next")
     await stores.settle(before)
     run, owner = await stores.submitted(), IDS.claim()
     return lambda: stores.runs.claim(run.id, run.dispatch, owner, NOW)
@@ -160,12 +167,12 @@ async def take_over(stores: Stores) -> Write:
 
 async def cancel_request(stores: Stores) -> Write:
     run = await stores.claimed()
-    return lambda: stores.runs.request_cancel(run.id, CANCEL)
+    return lambda: stores.runs.request_cancel(run, CANCEL)
 
 
 async def acknowledgement(stores: Stores) -> Write:
     run = await stores.claimed()
-    await stores.runs.request_cancel(run.id, CANCEL)
+    await stores.runs.request_cancel(run, CANCEL)
     return lambda: stores.runs.acknowledge_cancel(run.id, run.fence, NOW)
 
 
@@ -211,7 +218,7 @@ async def cancel_of_a_parked_run(stores: Stores) -> Write:
 
 async def compaction(stores: Stores) -> Write:
     before = await stores.ended()
-    [told] = await stores.messages.list_of_run(before.id)
+    [told] = await stores.messages.list_of_run(before)
     run = await stores.claimed()
     summary = Compaction(gone=[told.id], summary=message(Summary("They said hi.")))
     return lambda: stores.settlements.settle(run, ending(RunTrigger.COMPLETE, run, compaction=summary))
@@ -219,7 +226,7 @@ async def compaction(stores: Stores) -> Write:
 
 async def compaction_in_a_run(stores: Stores) -> Write:
     before = await stores.ended()
-    [told] = await stores.messages.list_of_run(before.id)
+    [told] = await stores.messages.list_of_run(before)
     run = await handed_over(stores)
     summary = Compaction(gone=[told.id], summary=message(Summary("They said hi.")))
     tail, used = continued(run, ENTRY), Usage(prompt_tokens=7)
@@ -228,7 +235,7 @@ async def compaction_in_a_run(stores: Stores) -> Write:
 
 async def rollback_of_a_compaction(stores: Stores) -> Write:
     before = await stores.ended()
-    [told] = await stores.messages.list_of_run(before.id)
+    [told] = await stores.messages.list_of_run(before)
     run = await stores.claimed()
     summary = Compaction(gone=[told.id], summary=message(Summary("They said hi.")))
     await stores.checkpoints.compact(run, summary, LogTail(Seq(2), ()), Usage(), NOW)
@@ -261,6 +268,7 @@ async def outcome_of_a_callback(stores: Stores) -> Write:
 
 
 RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
+    "BudgetStore.reserve": [reservation],
     "CallbackStore.record_attempt": [outcome_of_a_callback],
     "CheckpointStore.adopt": [adoption],
     "CheckpointStore.compact": [compaction_in_a_run],
@@ -293,7 +301,9 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
 """Every write of a run's life, with the states that it is made in."""
 
 NOT_REPEATED = {
+    "BudgetStore.prune": "what was pruned is not found again, and the next round prunes what is left",
     "CallbackStore.claim_due": "what was claimed is due again when the claim is over",
+    "CallbackStore.postpone": "a callback that was not put off is claimed again when its claim is over",
     "RetentionStore.prune": "what was pruned is not found again, and the next round prunes what is left",
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
@@ -387,4 +397,4 @@ async def test_a_parking_whose_answer_was_lost_is_not_taken_for_somebody_elses(s
     tail = await write()
     assert isinstance(tail, LogTail)
     assert [is_end(entry) for entry in tail.entries] == [False] * (len(tail.entries) - 1) + [True]
-    assert len(await stores.approvals.waiting_on_thread(THREAD)) == 1
+    assert len(await stores.approvals.waiting_on_thread(PROJECT, THREAD)) == 1

@@ -41,20 +41,20 @@ async def talk(stores: Stores, turns: int, thread_id: ThreadId = THREAD) -> list
     for number in range(1, turns + 1):
         run = await stores.claimed(said(f"q{number}"), thread_id=thread_id)
         await stores.settle(run, messages=[answer(f"a{number}")])
-    return await stores.messages.context(thread_id)
+    return await stores.messages.context(PROJECT, thread_id)
 
 
 async def test_a_context_is_in_the_order_of_turns_and_of_its_own_thread(stores: Stores) -> None:
     await talk(stores, 2)
     await talk(stores, 1, ThreadId("conv-2"))
-    history = await stores.messages.context(THREAD)
+    history = await stores.messages.context(PROJECT, THREAD)
     assert texts_of(history) == ["q1", "a1", "q2", "a2"]
     assert [(stored.turn, stored.position) for stored in history] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
 async def test_a_run_sees_nothing_of_later_turns(stores: Stores) -> None:
     await talk(stores, 2)
-    assert texts_of(await stores.messages.context(THREAD, up_to_turn=1)) == ["q1", "a1"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD, up_to_turn=1)) == ["q1", "a1"]
 
 
 async def test_desc_takes_the_newest_and_lists_them_oldest_first(stores: Stores) -> None:
@@ -119,22 +119,22 @@ async def test_a_runs_own_messages_are_listed_in_order(stores: Stores) -> None:
     await talk(stores, 1)
     run = await stores.claimed(said("mine"))
     await stores.settle(run, messages=[answer("yours")])
-    assert texts_of(await stores.messages.list_of_run(run.id)) == ["mine", "yours"]
+    assert texts_of(await stores.messages.list_of_run(run)) == ["mine", "yours"]
 
 
 async def test_a_reset_empties_the_context_and_not_the_list(stores: Stores) -> None:
     thread = ThreadId(AGENT.id)
     await talk(stores, 1, thread)
-    await stores.messages.reset(thread)
-    assert [type(stored.body) for stored in await stores.messages.context(thread)] == [SystemMessage]
-    assert texts_of(await stores.lists.page(MessageFilter(thread_id=thread), limit=9)) == ["q1", "a1"]
+    await stores.messages.reset(PROJECT, thread)
+    assert [type(stored.body) for stored in await stores.messages.context(PROJECT, thread)] == [SystemMessage]
+    assert texts_of(await stores.lists.page(MessageFilter(PROJECT, thread_id=thread), limit=9)) == ["q1", "a1"]
 
 
 async def test_a_reset_waits_for_a_parked_run(stores: Stores) -> None:
     await stores.parked(call("a", needs_approval=True))
     before = await stores.context()
     with pytest.raises(Conflict, match="has not ended"):
-        await stores.messages.reset(THREAD)
+        await stores.messages.reset(PROJECT, THREAD)
     assert await stores.context() == before
 
 
@@ -154,7 +154,7 @@ async def test_a_summary_stands_where_messages_have_left(stores: Stores) -> None
     assert [type(body) for body in await stores.context()] == [Summary, UserMessage, AssistantMessage]
     listed = await stores.lists.page(IN_THREAD, limit=99)
     assert {stored.id for stored in listed} >= {stored.id for stored in history}
-    [summary, *_] = await stores.messages.context(THREAD)
+    [summary, *_] = await stores.messages.context(PROJECT, THREAD)
     await stores.settle(await compacting(stores), compaction=compaction([summary], "again"))
     assert [body for body in await stores.context() if isinstance(body, Summary)] == [Summary("again")]
 
@@ -165,7 +165,7 @@ async def test_a_compaction_whose_run_was_claimed_again_changes_nothing(stores: 
     current = await stores.claim(stale)
     with pytest.raises(StaleFence):
         await stores.settle(stale, compaction=compaction(history))
-    assert await stores.messages.context(THREAD) == history
+    assert await stores.messages.context(PROJECT, THREAD) == history
     await stores.settle(current, compaction=compaction(history))
     assert await stores.context() == [Summary("they talked")]
 
@@ -173,7 +173,7 @@ async def test_a_compaction_whose_run_was_claimed_again_changes_nothing(stores: 
 async def test_a_compaction_takes_no_message_that_was_left_over_for_the_next_answer(stores: Stores) -> None:
     run = await stores.claimed()
     late = said("late")
-    await stores.inbox.inject(run.id, [late], "next")
+    await stores.inbox.inject(run, [late], "next")
     await stores.settle(run, messages=[answer("done")])
     await stores.settle(await compacting(stores))
     assert UserMessage("late") not in await stores.context()

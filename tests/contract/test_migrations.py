@@ -24,7 +24,7 @@ from shared.sql.migrate import MIGRATIONS, is_current, migrate
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.checkpoints import insert_events
 from shared.sql.tables import to_json
-from tests.kit.runs.definitions import NOW
+from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,
@@ -172,7 +172,7 @@ async def test_a_run_that_had_not_begun_runs_after_the_upgrade(old: OldRelease) 
     assert (run.fence, run.turn, next_seq(run)) == (1, 1, 2)
     run = await stores.recorded(run, answer("hello"))
     await stores.settle(run)
-    assert texts_of(await stores.messages.context(run.thread_id)) == ["hi", "hello"]
+    assert texts_of(await stores.messages.context(PROJECT, run.thread_id)) == ["hi", "hello"]
 
 
 IN_FLIGHT = [
@@ -235,7 +235,7 @@ async def test_a_run_in_flight_goes_on_and_ends_after_the_upgrade(old: OldReleas
         await stores.settle(lost)
     settled = await stores.settle(run)
 
-    assert texts_of(await stores.messages.context(run.thread_id)) == ["hi", "psst", "hello"]
+    assert texts_of(await stores.messages.context(PROJECT, run.thread_id)) == ["hi", "psst", "hello"]
     numbers = [seq for seq, _ in await stores.events.read(run_id, Seq(1))]
     old_numbers = [2, 3, 4, 5, 10_001, 10_002, 10_003, 10_004]
     assert numbers == [*old_numbers, *range(2_000_001, settled.run.last_seq + 1)]
@@ -252,7 +252,7 @@ async def test_a_message_for_a_run_that_ended_before_the_upgrade_is_the_next_run
     # An API of the old release that is still there names no thread.
     await old.insert("injected_messages", run_id=ended, message=to_json(said("me too")), if_ended="next")
     await old.stores.claim(await old.stores.runs.look_up(queued))
-    assert texts_of(await old.stores.messages.context(ThreadId("conv-1"))) == ["keep me", "me too", "hi"]
+    assert texts_of(await old.stores.messages.context(PROJECT, ThreadId("conv-1"))) == ["keep me", "me too", "hi"]
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["decided", "cancelled"])
@@ -272,7 +272,7 @@ async def test_a_question_is_still_answered_after_the_upgrade(old: OldRelease, i
 
     stores = old.stores
     parked = await stores.runs.look_up(run_id)
-    assert [one.tool_call_id for one in await stores.approvals.waiting_on_thread(parked.thread_id)] == ["a"]
+    assert [one.tool_call_id for one in await stores.approvals.waiting_on_thread(PROJECT, parked.thread_id)] == ["a"]
     if is_cancelled:
         settled = await stores.settle(parked, RunTrigger.CANCEL, denial_reason="no")
         assert (settled.run.status, settled.run.last_seq) == (RunStatus.CANCELLED, parked.last_seq)

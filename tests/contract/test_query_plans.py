@@ -108,7 +108,7 @@ async def a_claim(stores: Stores) -> None:
 
 async def a_step(stores: Stores) -> None:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("psst")], "next", keys=SubmissionKeys(["otids:newer"]))
+    await stores.inbox.inject(run, [said("psst")], "next", keys=SubmissionKeys(["otids:newer"]))
     await stores.delivered(run)
     run = await stores.recorded(await stores.runs.look_up(run.id), answer("", call("b")), starting=[call("b")])
     await stores.checkpoints.record_intents(run, [call("b")], NOW)
@@ -140,14 +140,14 @@ async def a_failure(stores: Stores) -> None:
 
 async def an_approval(stores: Stores) -> None:
     parked = await stores.parked(WAITS)
-    await stores.approvals.waiting_on_thread(THREAD)
+    await stores.approvals.waiting_on_thread(PROJECT, THREAD)
     await stores.claim(await stores.decide(approve("a")))
     await stores.asked(parked)
 
 
 async def a_cancel(stores: Stores) -> None:
     run = await stores.submitted()
-    await stores.runs.request_cancel(run.id, CancelRequest(requested_at=NOW, actor="ada"))
+    await stores.runs.request_cancel(run, CancelRequest(requested_at=NOW, actor="ada"))
     await stores.runs.cancels_among([run.id])
     await stores.listing.cancelled_but_unclaimed()
     await stores.settle(run, RunTrigger.CANCEL)
@@ -193,11 +193,11 @@ async def the_active_runs(stores: Stores) -> None:
 async def reading(stores: Stores) -> None:
     run = await stores.ended()
     await stores.events.read(run.id, Seq(1))
-    await stores.runs.of_keys(THREAD, SubmissionKeys(["otids:7"]))
+    await stores.runs.of_keys(PROJECT, THREAD, SubmissionKeys(["otids:7"]))
     await stores.runs.input_of(run.id)
-    await stores.messages.list_of_run(run.id)
+    await stores.messages.list_of_run(run)
     await stores.lists.page(IN_THREAD, limit=20)
-    await stores.lists.page(MessageFilter(agent_id=AGENT.id), limit=20)
+    await stores.lists.page(MessageFilter(PROJECT, agent_id=AGENT.id), limit=20)
     await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id)
     await stores.steps.list(PROJECT, Page(limit=20))
 

@@ -10,6 +10,7 @@ from redis import Redis
 
 from shared.domain.errors import LeaseLost
 from shared.domain.ids import RunId
+from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.queue import JobLeases, RunQueue
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving
@@ -55,7 +56,7 @@ def client_that_blocks(service: PrivateRedis) -> Redis:
 async def test_a_dead_workers_run_is_picked_up_when_its_lease_ends(
     redis_service: RedisService, queue: RunQueue, run_id: RunId
 ) -> None:
-    await queue.dispatch((run_id, 1))
+    await queue.dispatch(Dispatch(run_id, 1))
     dead = JobLeases(redis_service.client(), worker="dead", lease_s=LEASE_S)
     claimed_at = now()
     assert (await dead.claim(1)).job_ids == [keys.job_id(run_id, 1)]
@@ -70,7 +71,7 @@ async def test_a_lease_is_renewed_for_as_long_as_the_run_lasts(
 ) -> None:
     runs, idle_runs = WaitingRuns(), WaitingRuns()
     async with serving(make_worker(redis_service.client(), runs, lease_s=LEASE_S)):
-        await queue.dispatch((run_id, 1))
+        await queue.dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         async with serving(make_worker(redis_service.client(), idle_runs, lease_s=LEASE_S)):
             await after(2.5 * LEASE_S)
@@ -84,7 +85,7 @@ async def test_a_lease_of_another_worker_is_noticed_and_its_job_left_alone(
     runs = WaitingRuns()
     job_id = keys.job_id(run_id, 1)
     async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
-        await queue.dispatch((run_id, 1))
+        await queue.dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await redis.set(keys.lease(job_id), "somebody else")
         await until_interrupted(runs, run_id)
@@ -97,7 +98,7 @@ async def test_a_lease_that_redis_forgot_is_taken_again(redis: ArqRedis, queue: 
     runs = WaitingRuns()
     job_id = keys.job_id(run_id, 1)
     async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
-        await queue.dispatch((run_id, 1))
+        await queue.dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await redis.delete(keys.QUEUE, keys.lease(job_id), keys.job(job_id), keys.attempts(job_id))
 
@@ -122,7 +123,7 @@ async def test_a_lease_that_redis_forgot_is_lost_when_the_run_was_claimed_meanwh
     runs = WaitingRuns()
     runs.owned = False
     async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
-        await queue.dispatch((run_id, 1))
+        await queue.dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await redis.delete(keys.QUEUE, keys.lease(keys.job_id(run_id, 1)))
         await until_interrupted(runs, run_id)
@@ -132,7 +133,7 @@ async def test_a_lease_that_redis_forgot_is_lost_when_the_run_was_claimed_meanwh
 async def test_a_process_that_stood_still_goes_on(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
-        await queue.dispatch((run_id, 1))
+        await queue.dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await stand_still(2 * LEASE_S)
 
@@ -148,7 +149,7 @@ async def test_a_busy_run_does_not_cost_the_others_their_leases(private_redis: P
     runs = WaitingRuns()
     watching = client_that_blocks(private_redis)
     async with serving(make_worker(private_redis.client(), runs, lease_s=LEASE_S)):
-        await RunQueue(private_redis.client()).dispatch((run_id, 1))
+        await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         looks = 0
         end = now() + 3 * LEASE_S
@@ -167,7 +168,7 @@ async def test_a_process_that_never_moves_again_gives_its_leases_up(private_redi
     runs = WaitingRuns()
     watching = client_that_blocks(private_redis)
     async with serving(make_worker(private_redis.client(), runs, lease_s=0.3)):
-        await RunQueue(private_redis.client()).dispatch((run_id, 1))
+        await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         end = time.monotonic() + 60
         while watching.exists(keys.lease(keys.job_id(run_id, 1))):  # keeps the event loop busy
@@ -179,7 +180,7 @@ async def test_a_process_that_never_moves_again_gives_its_leases_up(private_redi
 async def test_a_worker_that_cannot_renew_stops_its_runs(private_redis: PrivateRedis, run_id: RunId) -> None:
     runs = WaitingRuns()
     async with serving(make_worker(private_redis.client(), runs, lease_s=LONG_LEASE_S)):
-        await RunQueue(private_redis.client()).dispatch((run_id, 1))
+        await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await private_redis.kill()
         await until_interrupted(runs, run_id)
@@ -189,7 +190,7 @@ async def test_a_worker_that_gets_no_answer_stops_its_runs(private_redis: Privat
     """A server that hangs is worse than one that is gone: nothing ever fails."""
     runs = WaitingRuns()
     async with serving(make_worker(private_redis.client(), runs, lease_s=LONG_LEASE_S)):
-        await RunQueue(private_redis.client()).dispatch((run_id, 1))
+        await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         async with private_redis.hanging():
             await until_interrupted(runs, run_id)
@@ -202,7 +203,7 @@ async def test_a_worker_outlives_the_server_and_works_on_the_next(private_redis:
         await private_redis.kill()
         await after(0.3)
         await private_redis.start()
-        await RunQueue(private_redis.client()).dispatch((run_id, 1))
+        await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await wait_until(lambda: runs.completed == [run_id], description="the run to end")
 
 
@@ -212,7 +213,7 @@ async def test_a_run_goes_on_while_a_server_that_lost_everything_comes_back(
     runs = WaitingRuns()
     queue = RunQueue(private_redis.client())
     async with serving(make_worker(private_redis.client(), runs, lease_s=6)):
-        await queue.dispatch((run_id, 1))
+        await queue.dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await private_redis.kill()
         await private_redis.start()

@@ -65,10 +65,10 @@ async def whole_run(stores: Stores, thread: str = THREAD, **callback: str) -> Ru
     submission = some_run(thread_id=ThreadId(thread), callback_url=URL)
     await stores.runs.submit(submission, [said("hi")], keys=SubmissionKeys([f"otids:{submission.id}"]))
     run = await stores.claim(submission)
-    await stores.inbox.inject(run.id, [said("psst")], "next")
-    await stores.inbox.inject(run.id, [said("too late")], "refuse")
+    await stores.inbox.inject(run, [said("psst")], "next")
+    await stores.inbox.inject(run, [said("too late")], "refuse")
     await stores.delivered(run, ENTRY)
-    await stores.inbox.inject(run.id, [said("later still")], "refuse")
+    await stores.inbox.inject(run, [said("later still")], "refuse")
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
     asking = checkpoint(await stores.runs.look_up(run.id), answer("", call("b")), entries=[ENTRY] * 3, step=step)
     await stores.checkpoints.record(run, asking, starting=[call("b")])
@@ -140,7 +140,7 @@ Begin = Callable[[Stores], Awaitable[Run]]
 
 async def a_run_with_a_cancel(stores: Stores) -> Run:
     run = await stores.parked(WAITS)
-    return await stores.runs.request_cancel(run.id, CANCEL)
+    return await stores.runs.request_cancel(run, CANCEL)
 
 
 async def a_run_that_goes_on_after_a_checkpoint(stores: Stores) -> Run:
@@ -155,7 +155,7 @@ async def a_run_whose_callback_was_not_delivered(stores: Stores) -> Run:
 
 async def a_run_that_left_a_message_for_the_next(stores: Stores) -> Run:
     run = await stores.claimed()
-    await stores.inbox.inject(run.id, [said("for later")], "next")
+    await stores.inbox.inject(run, [said("for later")], "next")
     return (await stores.settle(run, RunTrigger.CANCEL)).run
 
 
@@ -214,13 +214,17 @@ async def test_the_same_submission_is_a_new_run_once_its_key_was_pruned(stores: 
     assert (await stores.runs.submit(again, [said("hi")], keys=SubmissionKeys([f"otids:{run.id}"]))).is_new
 
 
+class TornAway(Exception):
+    """No error of a database."""
+
+
 @contextmanager
 def failing(beginning: str) -> Generator[None]:
     """The first statement that begins so fails, as if the process were torn away there."""
 
     def fail(_connection: Any, _cursor: Any, statement: str, *_: object) -> None:
         if statement.startswith(beginning):
-            raise InterruptedError
+            raise TornAway
 
     event.listen(Engine, "before_cursor_execute", fail)
     try:
@@ -238,7 +242,7 @@ async def test_a_crash_in_the_middle_leaves_each_run_whole_or_pruned(stores: Sto
     had = await rows_of(stores, ended[0])
     assert (await stores.retention.prune(BEFORE, NOW, limit=2))["runs"] == 2
 
-    with failing(beginning), pytest.raises(InterruptedError):
+    with failing(beginning), pytest.raises(TornAway):
         await stores.retention.prune(BEFORE, NOW, limit=2)
     left = [sum((await rows_of(stores, run)).values()) for run in ended]
     assert sorted(left) == sorted([had["messages"]] * 2 + [sum(had.values())] * 2)
@@ -320,5 +324,5 @@ async def test_counting_says_what_pruning_deletes(stores: Stores) -> None:
 
 async def test_a_cancel_that_was_asked_for_after_the_end_holds_nothing_back(stores: Stores) -> None:
     run = await stores.ended()
-    await stores.runs.request_cancel(run.id, CancelRequest(requested_at=NOW, actor="ada"))
+    await stores.runs.request_cancel(run, CancelRequest(requested_at=NOW, actor="ada"))
     assert (await pruned_by(stores))["runs"] == 1

@@ -1,5 +1,6 @@
 """Finding runs: pages without repeats, and what sweepers and cancels look for."""
 
+import re
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 
@@ -32,6 +33,7 @@ from tests.kit.runs.stored_runs import (
     stored_runs,
     texts_of,
 )
+from tests.kit.services.databases import statements
 
 WAITS = call("a", needs_approval=True)
 EVERY = RunFilter()
@@ -155,7 +157,7 @@ async def test_a_cancel_that_nobody_settled_is_found(stores: Stores) -> None:
     running = await stores.claimed(thread_id=ThreadId("conv-3"))
     await stores.submitted(thread_id=ThreadId("conv-4"))
     for run in (parked, created, running):
-        await stores.runs.request_cancel(run.id, CANCEL)
+        await stores.runs.request_cancel(run, CANCEL)
     found = await stores.listing.cancelled_but_unclaimed()
     assert {run.id for run in found} == {parked.id, created.id}, "a running run has an owner"
 
@@ -198,7 +200,7 @@ async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
     run = await stores.claim(run)
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
     await stores.checkpoints.record(run, checkpoint(run, answer("", call("b")), step=step), starting=[call("b")])
-    await stores.inbox.inject(run.id, [said("psst")], "next")
+    await stores.inbox.inject(run, [said("psst")], "next")
     run = await stores.park(await stores.runs.look_up(run.id), WAITS)
     await stores.settle(run, RunTrigger.CANCEL)
     before = await all_rows_of(stores, run.id)
@@ -210,14 +212,14 @@ async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
 async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores) -> None:
     run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=KEY)).run
     run = await stores.recorded(await stores.claim(run), answer("", call("b")), starting=[call("b")])
-    await stores.inbox.inject(run.id, [said("psst")], "next")
+    await stores.inbox.inject(run, [said("psst")], "next")
     await stores.settle(run, messages=[answer("done")])
     with pytest.raises(NotFound):
         await stores.listing.delete(OTHER_PROJECT, run.id)
     await stores.listing.delete(PROJECT, run.id)
     with pytest.raises(NotFound):
         await stores.runs.look_up(run.id)
-    history = await stores.messages.context(THREAD)
+    history = await stores.messages.context(PROJECT, THREAD)
     assert texts_of(history) == ["hi", "", "done"]
     assert {stored.run_id for stored in history} == {None}
     assert await stores.events.read(run.id, run.last_seq) == []
@@ -227,3 +229,23 @@ async def test_a_deleted_run_leaves_its_messages_and_nothing_else(stores: Stores
     async with stores.database.read() as connection:
         left = await connection.execute(sa.select(sa.func.count()).select_from(injected_messages))
         assert left.scalar_one() == 0
+
+
+async def test_lists_and_sweeps_loaded_the_whole_input_of_every_run(stores: Stores) -> None:
+    """40 queued runs of 5 MB: a list of 24 kB cost 340 MB, and a sweep every busy worker as much."""
+    run = await stores.submitted(said("x" * 100_000))
+    with statements() as asked:
+        [shown] = await stores.listing.page(PROJECT, EVERY, Page(limit=10))
+        await stores.listing.page(PROJECT, RunFilter(statuses=[RunStatus.CREATED]), Page(limit=10))
+        await stores.listing.active_of_agent(PROJECT, AGENT.id)
+        await stores.listing.just_streamed(PROJECT, AGENT.id, None, NOW)
+        [quiet] = await stores.listing.quiet(NOW + timedelta(hours=1), NOW + timedelta(hours=1))
+        await stores.listing.cancelled_but_unclaimed()
+        await stores.runs.look_up(run.id)
+        await stores.runs.ends_of_logs([run.id])
+    assert (shown.id, quiet.run_id) == (run.id, run.id)
+    assert asked
+    assert not [statement for statement in asked if re.search(r"\binput\b|run_inputs", statement)]
+    with statements() as asked:
+        await stores.runs.input_of(run.id)
+    assert "run_inputs" in "".join(asked), "which is how it is found where it is read"

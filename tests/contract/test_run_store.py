@@ -115,7 +115,7 @@ async def test_a_claim_gives_a_fence_and_begins_the_history(stores: Stores) -> N
     run = await stores.submitted(said("one"), said("two"))
     claimed = await stores.claim(run)
     assert (claimed.status, claimed.fence, claimed.turn, claimed.started_at) == (RunStatus.RUNNING, 1, 1, NOW)
-    assert texts_of(await stores.messages.context(run.thread_id)) == ["one", "two"]
+    assert texts_of(await stores.messages.context(PROJECT, run.thread_id)) == ["one", "two"]
     assert await stores.runs.owns(run.id, claimed.fence, claimed.dispatch)
     assert not await stores.runs.owns(run.id, Fence(0), claimed.dispatch)
 
@@ -124,7 +124,7 @@ async def test_a_reclaim_bumps_the_fence_and_keeps_the_history(stores: Stores) -
     first = await stores.claimed()
     second = await stores.claim(first)
     assert (second.fence, second.turn, second.attempts_without_progress) == (2, 1, 2)
-    assert texts_of(await stores.messages.context(first.thread_id)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, first.thread_id)) == ["hi"]
     assert not await stores.runs.owns(first.id, first.fence, first.dispatch)
 
 
@@ -199,7 +199,7 @@ async def test_two_processes_claim_one_run_with_two_fences(stores: Stores) -> No
     assert fences
     assert len(set(fences)) == len(fences)
     assert (await stores.runs.look_up(run.id)).fence == max(fences)
-    assert texts_of(await stores.messages.context(run.thread_id)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, run.thread_id)) == ["hi"]
 
 
 async def test_two_runs_of_a_thread_never_run_at_once(stores: Stores) -> None:
@@ -248,22 +248,22 @@ async def test_a_run_that_is_not_running_is_not_taken_over(stores: Stores) -> No
 async def test_the_first_cancel_is_kept_and_a_stronger_one_replaces_after_step(stores: Stores) -> None:
     run = await stores.claimed()
     gentle = replace(CANCEL, mode=CancelMode.AFTER_STEP)
-    assert (await stores.runs.request_cancel(run.id, gentle)).cancel == gentle
-    assert (await stores.runs.request_cancel(run.id, replace(gentle, actor="bob"))).cancel == gentle
+    assert (await stores.runs.request_cancel(run, gentle)).cancel == gentle
+    assert (await stores.runs.request_cancel(run, replace(gentle, actor="bob"))).cancel == gentle
     strong = replace(CANCEL, mode=CancelMode.ROLLBACK)
-    assert (await stores.runs.request_cancel(run.id, strong)).cancel == strong
-    assert (await stores.runs.request_cancel(run.id, CANCEL)).cancel == strong
+    assert (await stores.runs.request_cancel(run, strong)).cancel == strong
+    assert (await stores.runs.request_cancel(run, CANCEL)).cancel == strong
 
 
 async def test_a_cancel_that_is_too_late_is_not_recorded(stores: Stores) -> None:
     run = await stores.ended()
-    late = await stores.runs.request_cancel(run.id, CANCEL)
+    late = await stores.runs.request_cancel(run, CANCEL)
     assert (late.status, late.cancel) == (RunStatus.COMPLETED, None)
 
 
 async def test_the_owner_says_when_it_began_to_stop(stores: Stores) -> None:
     run = await stores.claimed()
-    await stores.runs.request_cancel(run.id, CANCEL)
+    await stores.runs.request_cancel(run, CANCEL)
     await stores.runs.acknowledge_cancel(run.id, run.fence, NOW)
     cancel = (await stores.runs.look_up(run.id)).cancel
     assert cancel == replace(CANCEL, acknowledged_at=NOW)
@@ -328,7 +328,7 @@ async def test_what_came_with_a_decision_waits_for_the_results(stores: Stores) -
     await stores.parked(WAITS)
     continuation = await stores.decide(approve("a"), more=[said("and then?")])
     await stores.claim(continuation)
-    assert "and then?" not in texts_of(await stores.messages.context(continuation.thread_id))
+    assert "and then?" not in texts_of(await stores.messages.context(PROJECT, continuation.thread_id))
 
 
 async def test_a_run_that_was_claimed_meanwhile_is_not_dispatched_again(stores: Stores) -> None:
@@ -336,4 +336,5 @@ async def test_a_run_that_was_claimed_meanwhile_is_not_dispatched_again(stores: 
     seen = await stores.submitted()
     claimed = await stores.claim(seen)
     assert await stores.runs.dispatch_again([quiet(seen)]) == []
-    assert await stores.runs.dispatch_again([quiet(claimed)]) == [(claimed.id, claimed.dispatch + 1)]
+    [again] = await stores.runs.dispatch_again([quiet(claimed)])
+    assert again[:2] == (claimed.id, claimed.dispatch + 1)

@@ -74,7 +74,7 @@ async def test_a_run_is_settled_once(stores: Stores) -> None:
     again = await stores.settle(run, RunTrigger.CANCEL, messages=[answer("too late")])
     assert again.run == settled.run, "its owner is told how it ended"
     assert await stores.runs.look_up(run.id) == settled.run
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "done"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "done"]
 
 
 async def end_in(stores: Stores, status: RunStatus) -> Run:
@@ -131,14 +131,14 @@ async def test_an_old_owner_settles_nothing(stores: Stores) -> None:
     with pytest.raises(StaleFence):
         await stores.settle(old, messages=[answer("from the dead")])
     assert await stores.runs.look_up(old.id) == new
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
 
 
 async def test_cancelling_a_run_that_never_began_places_its_input(stores: Stores) -> None:
     run = await stores.submitted()
     settled = await stores.settle(run, RunTrigger.CANCEL)
     assert (settled.run.status, settled.run.turn) == (RunStatus.CANCELLED, 1)
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
@@ -148,7 +148,7 @@ async def test_a_failure_without_any_answer_leaves_no_trace(stores: Stores, is_c
     settled = await stores.settle(run, RunTrigger.FAIL, end=end)
     assert (settled.run.error, settled.run.cause) == (RunError("llm_error", "no"), "model_error")
     assert await stores.context() == []
-    assert await stores.messages.list_of_run(run.id) == []
+    assert await stores.messages.list_of_run(run) == []
 
 
 async def test_a_failure_after_a_step_keeps_it(stores: Stores) -> None:
@@ -162,20 +162,20 @@ async def test_a_failure_in_the_middle_of_an_answer_keeps_what_was_shown(stores:
     run = await stores.claimed()
     cut = answer("so far")
     await stores.settle(run, RunTrigger.FAIL, messages=[cut])
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "so far"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "so far"]
 
 
 async def test_a_cancel_keeps_the_question(stores: Stores) -> None:
     await stores.settle(await stores.claimed(), RunTrigger.CANCEL)
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
 
 
 async def test_a_rollback_takes_the_whole_run_out(stores: Stores) -> None:
     await stores.settle(await stores.claimed(), messages=[answer("before")])
     run = await stores.recorded(await stores.claimed(said("undo me")), answer("", call("a")))
     await stores.settle(run, RunTrigger.CANCEL, rollback=True)
-    assert texts_of(await stores.messages.context(THREAD)) == ["hi", "before"]
-    assert await stores.messages.list_of_run(run.id) == []
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "before"]
+    assert await stores.messages.list_of_run(run) == []
     assert texts_of(await stores.lists.page(IN_THREAD, limit=10)) == ["hi", "before"]
 
 
@@ -186,7 +186,7 @@ async def test_rolling_back_a_decision_still_answers_the_calls_that_were_asked_a
     assert await kinds(stores) == ["UserMessage", "AssistantMessage", "ApprovalResponse", "ToolReturns"]
     assert await returned(stores) == {call_id: DENIAL.format(reason="undone") for call_id in ("a", "b")}
     assert any(isinstance(decode(entry), ToolsReturned) for entry in settled.tail.entries)
-    assert "and then?" not in texts_of(await stores.messages.context(THREAD))
+    assert "and then?" not in texts_of(await stores.messages.context(PROJECT, THREAD))
 
 
 async def test_cancelling_a_parked_run_denies_all_its_calls(stores: Stores) -> None:
@@ -269,7 +269,8 @@ async def test_the_next_run_in_the_queue_gets_a_new_dispatch(stores: Stores) -> 
     first = await stores.claimed()
     second, third = await stores.submitted(), await stores.submitted()
     settled = await stores.settle(first)
-    assert settled.next == (second.id, second.dispatch + 1)
+    assert settled.next is not None
+    assert settled.next[:2] == (second.id, second.dispatch + 1)
     assert await stores.runs.claim(second.id, second.dispatch, IDS.claim(), NOW) is None, (
         "the dispatch of its submission is old"
     )
@@ -295,7 +296,7 @@ async def test_a_refused_submission_is_stored_with_its_end_and_never_runs(stores
     assert run == await stores.runs.look_up(run.id)
     assert isinstance(decode((await stores.events.read(run.id, Seq(1)))[-1][1]), Ended)
     assert [due.run_id for due in await stores.callbacks.claim_due(NOW)] == [run.id]
-    assert "me too" not in texts_of(await stores.messages.context(THREAD))
+    assert "me too" not in texts_of(await stores.messages.context(PROJECT, THREAD))
     assert await stores.status_of(parked) is RunStatus.AWAITING_APPROVAL
     continuation = await stores.claim(await stores.decide(approve("a")))
     assert (await stores.settle(continuation)).next is None
@@ -308,7 +309,7 @@ async def test_a_refused_submission_is_stored_with_its_end_and_never_runs(stores
 async def test_a_refused_submission_that_cannot_be_stored_whole_is_not_stored(stores: Stores) -> None:
     """One transaction: what goes wrong with its end leaves no run that could be claimed."""
     parked = await stores.parked(WAITS)
-    [told, _] = await stores.messages.list_of_run(parked.id)
+    [told, _] = await stores.messages.list_of_run(parked)
     twice = replace(said("me too"), id=told.id)
     run = some_run()
     with pytest.raises(IntegrityError):

@@ -9,7 +9,7 @@ import pytest
 from shared.domain.errors import NameTaken
 from shared.domain.ids import ThreadId
 from shared.domain.submission_keys import SentBody, SubmissionKeys
-from tests.kit.runs.definitions import NOW
+from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import Stores, said, second_process, some_run, stored_runs
 
 GIVEN = [said("hi")]
@@ -66,9 +66,9 @@ async def test_tries_at_the_same_instant_are_one_run(stores: Stores) -> None:
 
 async def test_an_injection_is_recognised_by_its_body(stores: Stores) -> None:
     run = await stores.submitted()
-    assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=first())
-    assert not await stores.inbox.inject(run.id, [said("psst")], "next", keys=again())
-    assert await stores.inbox.inject(run.id, [said("psst")], "next", keys=first(minutes=2))
+    assert await stores.inbox.inject(run, [said("psst")], "next", keys=first())
+    assert not await stores.inbox.inject(run, [said("psst")], "next", keys=again())
+    assert await stores.inbox.inject(run, [said("psst")], "next", keys=first(minutes=2))
 
 
 async def test_a_name_stands_for_one_content(stores: Stores) -> None:
@@ -77,7 +77,7 @@ async def test_a_name_stands_for_one_content(stores: Stores) -> None:
         await submit(stores, SubmissionKeys(["otids:1"], "b"))
     assert refused.value.run_id == one
     with pytest.raises(NameTaken):
-        await stores.runs.of_keys(ThreadId("conv-1"), SubmissionKeys(["otids:1"], "b"))
+        await stores.runs.of_keys(PROJECT, ThreadId("conv-1"), SubmissionKeys(["otids:1"], "b"))
     assert await submit(stores, SubmissionKeys(["otids:1"], "a")) == one
 
 

@@ -59,7 +59,7 @@ async def claimed(stores: Stores) -> Run:
 
 
 async def result_of(stores: Stores, run: Run) -> ToolReturn | None:
-    return await ToolRunStore(stores.database).result(run.id)
+    return await ToolRunStore(stores.database).result(run)
 
 
 def shown(settled: Settled) -> list[str]:
@@ -77,7 +77,7 @@ async def test_the_result_is_stored_and_shown_with_the_end_and_nothing_enters_a_
     assert shown(settled) == ["found"]
     again = await stores.settle(run, known_returns={CALL.id: found(CALL.id, "something else")})
     assert (shown(again), again.run) == (["found"], settled.run), "a run is settled once"
-    assert await stores.messages.list_of_run(run.id) == []
+    assert await stores.messages.list_of_run(run) == []
     assert await stores.context(run.thread_id) == []
     assert await stores.last_stop_reason() is None, "no turn of the agent has ended"
 
@@ -116,13 +116,13 @@ async def test_calls_run_beside_a_turn_of_their_agent_and_beside_each_other(stor
 
 async def test_what_was_left_for_the_next_turn_is_not_taken_by_a_call(stores: Stores) -> None:
     turn = await stores.claimed(**IN_AGENTS_OWN)
-    await stores.inbox.inject(turn.id, [said("left")], "next")
+    await stores.inbox.inject(turn, [said("left")], "next")
     await stores.settle(turn)
 
     await claimed(stores)
 
     after = await stores.claimed(said("next"), **IN_AGENTS_OWN)
-    told = texts_of(await stores.messages.list_of_run(after.id))
+    told = texts_of(await stores.messages.list_of_run(after))
     assert told == ["left", "next"]
 
 

@@ -18,7 +18,7 @@ from shared.domain.events import Ended, LogContinued, StatusChanged, Unknown, de
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, first_seq_of
-from shared.domain.runs import Run
+from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.cancel_signal import Announcements, CancelSignal
 from shared.redis.channel_listener import ChannelListener
@@ -107,7 +107,7 @@ async def test_what_is_not_understood_on_the_wake_channel_ends_no_worker(redis: 
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs)):
         await publish(redis, keys.WAKE_CHANNEL, *NOT_UNDERSTOOD)
-        await RunQueue(redis).dispatch((run_id, 1))
+        await RunQueue(redis).dispatch(Dispatch(run_id, 1))
         await wait_until(lambda: runs.started == [(run_id, 1)], description="the run to start")
 
 
@@ -118,14 +118,14 @@ async def test_a_job_that_nobody_understands_ends_no_worker(redis: ArqRedis, run
     await redis.set(keys.job("compact:thread-1:x"), b'{"v":2,"do":"compact"}')
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs)):
-        await RunQueue(redis).dispatch((run_id, 1))
+        await RunQueue(redis).dispatch(Dispatch(run_id, 1))
         await wait_until(lambda: runs.started == [(run_id, 1)], description="the run to start")
 
 
 async def test_a_job_whose_id_is_no_text_was_taken_for_another_job(redis: ArqRedis, run_id: RunId) -> None:
     """Its id was decoded with replacements. Nobody had a lease on that job, so the worker took it again and ran it."""
     await cast("Any", redis).zadd(keys.QUEUE, {b"\xff\xfe:1": 1})
-    await RunQueue(redis).dispatch((run_id, 1))
+    await RunQueue(redis).dispatch(Dispatch(run_id, 1))
     claimed = await JobLeases(redis, worker="worker-1", lease_s=30).claim(10)
     assert claimed.job_ids == [keys.job_id(run_id, 1)]
     assert claimed.next_in_s is not None, "it is there for whoever understands it"

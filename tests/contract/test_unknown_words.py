@@ -48,7 +48,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 
 async def with_unknown_mode(stores: Stores, run_id: RunId) -> None:
-    await stores.runs.request_cancel(run_id, CANCEL)
+    await stores.runs.request_cancel(await stores.runs.look_up(run_id), CANCEL)
     async with stores.database.write() as connection:
         await connection.execute(sa.update(runs).where(runs.c.id == run_id).values(cancel_mode="gracefully"))
 
@@ -69,7 +69,7 @@ async def test_a_cancel_mode_of_a_newer_release_stops_the_run(stores: Stores) ->
 async def test_a_cancel_mode_of_a_newer_release_stays_as_it_was_asked_for(stores: Stores) -> None:
     run = await stores.submitted()
     await with_unknown_mode(stores, run.id)
-    await stores.runs.request_cancel(run.id, CANCEL)
+    await stores.runs.request_cancel(run, CANCEL)
     assert [found.id for found in await stores.listing.cancelled_but_unclaimed()] == [run.id]
     async with stores.database.read() as connection:
         found = await connection.execute(sa.select(runs.c.cancel_mode).where(runs.c.id == run.id))
@@ -129,7 +129,7 @@ async def test_fields_of_a_newer_release_are_passed_over(stores: Stores) -> None
     run = await stores.submitted(said("one"))
     await add_field(stores, run_inputs.c.input)
     run = await stores.claim(run)
-    await stores.inbox.inject(run.id, [said("psst")], "next")
+    await stores.inbox.inject(run, [said("psst")], "next")
     await add_field(stores, injected_messages.c.message)
     assert [type(told) for told in await stores.delivered(run)] == [NewMessage]
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
@@ -142,5 +142,5 @@ async def test_fields_of_a_newer_release_are_passed_over(stores: Stores) -> None
     known = await stores.runs.look_up(run.id)
     assert (known.options, known.usage) == (run.options, run.usage)
     assert await stores.steps.get(PROJECT, step.id) == step
-    assert texts_of(await stores.messages.context(THREAD)) == ["one", "psst", "so", "may I?"]
+    assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["one", "psst", "so", "may I?"]
     assert [one.decision for one in await stores.asked(run)] == [approve("a")]

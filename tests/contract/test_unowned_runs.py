@@ -16,12 +16,11 @@ from shared.domain.events import LogContinued, TextChunk, decode, encode, is_end
 from shared.domain.ids import Fence, IdMaker, MessageId, Seq, StepId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, continues, first_seq_of
-from shared.domain.runs import Run
+from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.event_log import EventFeed, EventLog, RedisLostData
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import UnownedRuns
-from shared.sql.history.thread_queue import Dispatch
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from tests.kit.services.redis_losses import lose_end_of_stream
 from tests.kit.services.redis_servers import PrivateRedis, read_only

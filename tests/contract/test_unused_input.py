@@ -112,3 +112,11 @@ async def test_it_is_logged_once_for_each_agent(http: httpx.AsyncClient, caplog:
 async def test_a_refused_request_gets_no_warning(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/agents/", json={"enable_sleeptime": True})
     assert (answer.status_code, "warning" in answer.headers) == (400, False)
+
+
+async def test_packages_are_not_acted_on_without_an_index(http: httpx.AsyncClient) -> None:
+    """Whatever they are called: nothing reads them."""
+    body = {"source_code": "def f() -> str:\n    return ''\n", "pip_requirements": [{"name": "-r what is this"}]}
+    made = await http.put("/v1/tools/", json=body)
+    assert warned(made) == ["pip_requirements"]
+    assert (made.json()["pip_requirements"], made.json()["packages"]) == (body["pip_requirements"], None)

@@ -30,7 +30,8 @@ async def submit(product: Product, agent_id: str) -> str:
 async def record_cancel(product: Product, run_id: str) -> None:
     """What an API process does first, and all that is left of it when it dies then."""
     request = CancelRequest(requested_at=datetime.now(UTC), actor="api", reason="enough")
-    await RunStore(product.context.database).request_cancel(RunId(run_id), request)
+    runs = RunStore(product.context.database)
+    await runs.request_cancel(await runs.look_up(RunId(run_id)), request)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
 from tests.kit.product.processes import Processes
 from tests.kit.services.redis_losses import end_leases
+from tests.kit.tools import PLAIN_TOOLS
 from tests.kit.wait_until import wait_until
 
 NOTES = '''
@@ -62,11 +63,11 @@ async def answer_of(
         answers.append(await product.http.post(path, json={"args": args}, timeout=PATIENCE_S))
 
     async with background(ask(), name="a call"):
-        worker = await processes.worker(crash_at=crash_at, sweep_s=NEVER_S, lease_s=LONG_LEASE_S)
+        worker = await processes.worker(crash_at=crash_at, sweep_s=NEVER_S, lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
         if crash_at.endswith((":before", ":after")):
             assert await worker.ended(within_s=60) == -9
             await end_leases(product.context.redis)
-            await processes.worker()
+            await processes.worker(**PLAIN_TOOLS)
         [answer] = await wait_until(lambda: answers, description="the answer", timeout=60)
     assert crash_at.endswith((":before", ":after")) or "lost on purpose" in worker.log.read_text()
     return answer
@@ -134,10 +135,10 @@ async def test_a_tool_that_loses_its_worker_is_started_again_only_if_it_may_be(
         answers.append(await product.http.post(path, json={"args": args}, timeout=PATIENCE_S))
 
     async with background(ask(), name="a call"):
-        worker = await processes.worker(lease_s=LONG_LEASE_S)
+        worker = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
         assert await worker.ended(within_s=60) == -9
         await end_leases(product.context.redis)
-        await processes.worker()
+        await processes.worker(**PLAIN_TOOLS)
         [answer] = await wait_until(lambda: answers, description="the answer", timeout=60)
 
     starts, result = log.read_text().split(), answer.json()

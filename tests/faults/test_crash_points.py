@@ -28,6 +28,7 @@ from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.tcp_proxy import free_port
+from tests.kit.tools import PLAIN_TOOLS
 from tests.kit.wait_until import wait_until
 from worker.run.publisher import SPILL_AT
 
@@ -80,6 +81,7 @@ LOSES = ("lost", "lost:1:2")
 """An answer, and the first two answers."""
 
 NEVER_S = 3600.0
+UNSWEPT = {"sweep_s": NEVER_S, **PLAIN_TOOLS}
 LONG_S = 60.0
 
 
@@ -187,10 +189,10 @@ async def test_a_worker_that_dies_there(
     if write is CrashPoint.DISPATCH_AGAIN:
         await cast("Any", product.context.redis).flushdb()  # only the sweeper can find the run now
     async with deciding(product.http):
-        dying = await processes.worker(crash_at=f"{write}:{side}")
+        dying = await processes.worker(crash_at=f"{write}:{side}", **PLAIN_TOOLS)
         assert await dying.ended(within_s=LONG_S) == -9
         await end_leases(product.context.redis)
-        await processes.worker()
+        await processes.worker(**PLAIN_TOOLS)
         await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
 
 
@@ -205,7 +207,7 @@ async def test_a_worker_that_loses_the_answer(
     agent_id = await agent_of(product, models, log)
     await begin_story(product, agent_id)
     async with deciding(product.http):
-        worker = await processes.worker(crash_at=f"{write}:{lost}", sweep_s=NEVER_S, lease_s=LONG_LEASE_S)
+        worker = await processes.worker(crash_at=f"{write}:{lost}", lease_s=LONG_LEASE_S, **UNSWEPT)
         await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
     assert f"the answer to {write} is lost on purpose" in worker.log.read_text()
     assert len(words_in(log)) == 2, "nobody died, so both tools have run"
@@ -248,17 +250,17 @@ async def test_a_worker_that_dies_there_in_an_answer(
 ) -> None:
     agent_id, run_id = await begin_answer(product, write, models)
     if write is CrashPoint.ADOPT:
-        first = await processes.worker()
+        first = await processes.worker(**PLAIN_TOOLS)
         await shown(product.http, run_id, 4)
         await first.kill()
         await end_leases(product.context.redis)
-    dying = await processes.worker(crash_at=f"{write}:{side}")
+    dying = await processes.worker(crash_at=f"{write}:{side}", **PLAIN_TOOLS)
     if write is CrashPoint.HAND_OVER:
         await shown(product.http, run_id, 4)
         dying.ask_to_end()
     assert await dying.ended(within_s=LONG_S) == -9
     await end_leases(product.context.redis)
-    await processes.worker()
+    await processes.worker(**PLAIN_TOOLS)
     await assert_both_ended(product, agent_id)
 
 
@@ -273,7 +275,7 @@ async def test_a_worker_that_loses_the_answer_in_an_answer(
         await shown(product.http, run_id, 4)
         await first.kill()
         await end_leases(product.context.redis)
-    worker = await processes.worker(crash_at=f"{write}:{lost}", sweep_s=NEVER_S, lease_s=LONG_LEASE_S)
+    worker = await processes.worker(crash_at=f"{write}:{lost}", lease_s=LONG_LEASE_S, **UNSWEPT)
     if write is CrashPoint.HAND_OVER:
         await shown(product.http, run_id, 4)
         await processes.worker(sweep_s=NEVER_S)
@@ -297,7 +299,7 @@ async def test_an_api_that_dies_there_or_loses_the_answer(
     async def client(http: httpx.AsyncClient) -> None:
         run = await ask_until_answered(http, f"/v1/agents/{agent_id}/messages/async", said)
         await ask_until_answered(http, f"/v1/runs/{run['id']}/inject", injected)
-        await processes.worker()
+        await processes.worker(**PLAIN_TOOLS)
 
     async with api_at(port) as http, deciding(http), background(client(http), name="a client that asks again"):
         if side in DIES:
@@ -315,7 +317,7 @@ async def test_an_api_that_dies_over_a_cancel(
     models.say("never said", silent_before_headers=3600)
     agent = await product.agent()
     port = free_port()
-    dying, _ = await asyncio.gather(processes.api(port, crash_at=f"{write}:{side}"), processes.worker())
+    dying, _ = await asyncio.gather(processes.api(port, crash_at=f"{write}:{side}"), processes.worker(**PLAIN_TOOLS))
     run = await ask_until_answered(product.http, f"/v1/agents/{agent.id}/messages/async", {"input": "Hello"})
     await wait_until(lambda: models.requests, description="the model to be asked")
 
@@ -355,7 +357,7 @@ async def test_an_api_that_dies_over_a_run_whose_worker_is_gone(
         if side in DIES:
             assert answer is None
             assert await dying.ended() == -9
-            await processes.worker()  # its sweeper finds what was asked for
+            await processes.worker(**PLAIN_TOOLS)  # its sweeper finds what was asked for
         else:
             assert answer is not None
             assert answer.json()["status"] == "cancelled"
@@ -377,7 +379,7 @@ async def test_a_submission_that_was_refused_is_not_executed_later(
     agent = await product.agent(tools=[await product.tool(ASKED_NOTES, default_requires_approval=True)])
     path = f"/v1/agents/{agent.id}/messages/async"
     await ask_until_answered(product.http, path, {"input": "Note it."})
-    await processes.worker()
+    await processes.worker(**PLAIN_TOOLS)
 
     async def is_asked() -> bool:
         return bool((await product.http.get("/v1/approvals")).json())
@@ -391,10 +393,8 @@ async def test_a_submission_that_was_refused_is_not_executed_later(
         assert answer is None
         assert await dying.ended() == -9
     else:
-        assert answer is not None
-        assert answer.json()["status"] == "failed"
+        assert answer is not None and answer.json()["status"] == "failed"
     async with deciding(product.http):
         ended = await all_ended(product.http, agent.id, runs=2)
-    refused = [run for run in ended if run["status"] == "failed"]
-    assert len(refused) == (side != "before")
+    assert sum(run["status"] == "failed" for run in ended) == (side != "before")
     assert "Let me in." not in str([request.body for request in models.requests])

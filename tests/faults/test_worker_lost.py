@@ -16,6 +16,7 @@ from tests.kit.product.frame_reader import FrameReader, read_whole, reading
 from tests.kit.product.processes import Processes
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.tools import PLAIN_TOOLS
 from tests.kit.wait_until import wait_until
 
 SLACK_S = 10.0
@@ -123,12 +124,12 @@ async def test_a_tool_that_was_started_is_not_started_again_when_its_worker_is_k
     log = tmp_path / "starts"
     models.call("wait", log=str(log))
     models.say("I do not know whether it worked.")
-    first = await processes.worker()
+    first = await processes.worker(**PLAIN_TOOLS)
     _, run_id = await submit(product, tools=[await product.tool(WAITS_FOR_EVER)])
     async with reading(product.http, run_id) as reader:
         await wait_until(log.exists, description="the tool to start")
         await wait_until(lambda: log.read_text().endswith("\n"), description="the tool to say who it is")
-        await processes.worker()
+        await processes.worker(**PLAIN_TOOLS)
         await first.kill()
         await end_leases(product.context.redis)
         await reader.end()

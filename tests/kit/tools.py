@@ -5,7 +5,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from shared.domain.ids import ProjectId
 from worker.tools.invocation import ToolInvocation
+
+PLAIN_TOOLS = {"sandbox": "process", "tool_user": "root"}
+"""Settings for tests whose tools leave marks where the test can see them: walls allow no file but a call's own,
+and where the tests are root, so is the file's folder."""
 
 
 def roll_dice(num_sides: int) -> str:
@@ -38,7 +43,13 @@ LAUNCH = inspect.getsource(launch)
 def tool_call(source: str, *, environment: dict[str, str] | None = None, **arguments: Any) -> ToolInvocation:
     """A call of the function `tool` in `source`."""
     source = textwrap.dedent(source)
-    return ToolInvocation(source_code=source, function="tool", arguments=arguments, environment=environment or {})
+    return ToolInvocation(
+        project_id=ProjectId("default"),
+        source_code=source,
+        function="tool",
+        arguments=arguments,
+        environment=environment or {},
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -54,3 +65,18 @@ def written_pids(path: Path, count: int) -> list[int]:
     """The process ids that a tool has written, one per line, once there are `count` of them; before that, none."""
     found = path.read_text().split() if path.exists() else []
     return [int(pid) for pid in found] if len(found) >= count else []
+
+
+def named_processes(name: str) -> list[int]:
+    """The processes that have given themselves this name, of up to 15 characters."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            its_name = (entry / "comm").read_text().rstrip("\n")
+        except OSError:
+            continue
+        if its_name == name and is_alive(int(entry.name)):
+            found.append(int(entry.name))
+    return found

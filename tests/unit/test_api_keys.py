@@ -1,44 +1,84 @@
-"""A key stands for a project; whatever is not a key stands for nothing."""
+"""A configured key stands for a project; whatever is not a key stands for nothing."""
+
+from pathlib import Path
 
 import pytest
-from starlette.exceptions import HTTPException
 
-from api.auth import DEFAULT_PROJECT, ApiKeys
+from api.access.callers import ConfiguredKeys
 from shared.domain.errors import InvalidRequest
 
 
+def project_of(keys: ConfiguredKeys, secret: str) -> str | None:
+    found = keys.find(secret.encode())
+    return None if found is None else found.caller.project_id
+
+
 def test_a_key_is_its_project() -> None:
-    keys = ApiKeys.parse(" one=k1, two = k=2 ,two=k3")
+    keys = ConfiguredKeys.parse(" one=k1, two = k=2 ,two=k3")
 
-    assert keys.are_required
-    assert keys.project_of("Bearer k1") == "one"
-    assert keys.project_of("bearer k=2") == "two"
-    assert keys.project_of("Bearer k3") == "two"
-
-
-@pytest.mark.parametrize("header", [None, "", "k1", "Basic k1", "Bearer", "Bearer K1", "Bearer k1 k1", "Bearer ü"])
-def test_anything_else_is_refused(header: str | None) -> None:
-    with pytest.raises(HTTPException) as refused:
-        ApiKeys.parse("one=k1").project_of(header)
-    assert refused.value.status_code == 401
-    assert refused.value.headers == {"WWW-Authenticate": "Bearer"}
+    assert keys
+    assert [project_of(keys, secret) for secret in ("k1", "k=2", "k3")] == ["one", "two", "two"]
+    assert [project_of(keys, secret) for secret in ("K1", "k1 k1", "", "ü")] == [None] * 4
+    assert not ConfiguredKeys.parse("")
 
 
-def test_without_keys_everybody_is_the_default_project() -> None:
-    keys = ApiKeys.parse("")
-    assert not keys.are_required
-    assert keys.project_of(None) == keys.project_of("Bearer anything") == DEFAULT_PROJECT
+def test_spaces_around_a_project_or_a_key_are_no_part_of_it() -> None:
+    """`a =k` made the project "a ", and `a= k` a key that never fits."""
+    keys = ConfiguredKeys.parse("a =k1,b= k2 , c = k3")
+    assert [project_of(keys, secret) for secret in ("k1", "k2", "k3")] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("text", ["secret", "=secret", "one=", "one=secret,two=secret"])
+@pytest.mark.parametrize("text", ["secret", "=secret", "one=", "one=secret,two=secret", "one=secret\0", "one=secrét"])
 def test_a_malformed_list_is_refused_without_showing_a_key(text: str) -> None:
     with pytest.raises(InvalidRequest, match="HOLDFAST_API_KEYS, entry") as refused:
-        ApiKeys.parse(text)
+        ConfiguredKeys.parse(text)
     assert "secret" not in str(refused.value)
+    assert "secr" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", [",", " ", " , ,", "\n"])
 def test_a_list_without_a_key_in_it_does_not_admit_everybody(text: str) -> None:
     """Everybody was let in, on any address: `$KEY_A,$KEY_B` with both of them empty."""
     with pytest.raises(InvalidRequest, match="HOLDFAST_API_KEYS is set, but no key is in it"):
-        ApiKeys.parse(text)
+        ConfiguredKeys.parse(text)
+
+
+def test_one_character_keys_are_taken_with_a_warning_that_does_not_show_them() -> None:
+    """They were taken without a word."""
+    keys = ConfiguredKeys.parse(f"one=x,two={'y' * 20}")
+
+    [warning] = keys.warnings()
+
+    assert project_of(keys, "x") == "one"
+    assert "HOLDFAST_API_KEYS, entry 1: the key has 1 characters" in warning
+    assert "'x'" not in warning
+
+
+def test_a_file_of_keys_joins_the_list(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# who has what\n\none = k,1\r\n  two=k=2  \n")
+    keys = ConfiguredKeys.parse("three=k3", str(file))
+    assert [project_of(keys, secret) for secret in ("k,1", "k=2", "k3")] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("one=secret\nsecret\n", "HOLDFAST_API_KEYS_FILE, line 2: write it as project=key"),
+        ("\none=listed\n", "HOLDFAST_API_KEYS_FILE, line 2: this key is there twice, see HOLDFAST_API_KEYS, entry 1"),
+        ("# nothing\n", "no key is in"),
+        ("one=\xff", "it is not UTF-8"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_its_line(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidRequest) as refused:
+        ConfiguredKeys.parse("two=listed", str(file))
+    assert said in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"HOLDFAST_API_KEYS_FILE: .*No such file"):
+        ConfiguredKeys.parse("", str(tmp_path / "missing"))

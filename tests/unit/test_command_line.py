@@ -1,37 +1,174 @@
-"""What the command line says to those who got it wrong: one line that names what to change."""
+"""What the command line says to those who got it wrong: one line that names what to change, and a status of 2."""
 
 import os
-import subprocess
-import sys
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from api.cli import main; main()"]
+from tests.kit.commands import HOLDFAST, Command, CommandProcess, execute, fork
+from tests.kit.services.tcp_proxy import free_port
+from tests.kit.wait_until import wait_until
+
+NOTHING = socket.gethostname() + ".invalid"
+URL, REDIS = "HOLDFAST_DATABASE_URL", "HOLDFAST_REDIS_URL"
+PASSWORD = "geheimes-wort"
+SECRET_URL = f"postgresql://holdfast:{PASSWORD}@127.0.0.1"
+
+WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
+    (["worker"], {"HOLDFAST_MAX_RUNS": "many"}, "HOLDFAST_MAX_RUNS is 'many': it should be a valid integer"),
+    (["worker"], {"HOLDFAST_LEASE_S": "-1"}, "HOLDFAST_LEASE_S is '-1': it should be greater than 0.2"),
+    (["worker", "--drain-seconds", "-1"], {}, "HOLDFAST_DRAIN_S"),
+    (["worker", "--max-runs", "0"], {}, "--max-runs: must be at least 1"),
+    (["worker"], {"HOLDFAST_LOG_LEVEL": "LOUD"}, "HOLDFAST_LOG_LEVEL is 'LOUD': it should be one of DEBUG, INFO"),
+    (["worker"], {"HOLDFAST_DEFAULT_MODEL": "gpt"}, "HOLDFAST_DEFAULT_MODEL is 'gpt': unknown model handle"),
+    (["worker"], {"HOLDFAST_CRASH_AT": "noon"}, "HOLDFAST_CRASH_AT='noon'"),
+    (["api"], {"HOLDFAST_CORS_ORIGINS": "app.example"}, "write it as https://app.example.org"),
+    (["api"], {"HOLDFAST_ALLOWED_HOSTS": "http://app"}, "write it as app.example.org"),
+    # names
+    (["worker"], {"HOLDFAST_MAXRUNS": "3"}, "HOLDFAST_MAXRUNS is no setting: did you mean HOLDFAST_MAX_RUNS?"),
+    (["dev"], {"HOLDFAST_QQQ": "3"}, "HOLDFAST_QQQ is no setting; docs/settings.md lists them all"),
+    (["migrate"], {"HOLDFAST_DATABASE": "x"}, "did you mean HOLDFAST_DATABASE_URL?"),
+    (["prune"], {"HOLDFAST_RETAIN_DAY": "1"}, "did you mean HOLDFAST_RETAIN_DAYS?"),
+    # keys and addresses to listen on
+    (["dev", "--host", "0.0.0.0"], {}, "HOLDFAST_API_KEYS"),  # noqa: S104 - refused, and that is the point
+    (["api"], {"HOLDFAST_API_KEYS": ""}, "HOLDFAST_API_KEYS is set and empty"),
+    (["api"], {"HOLDFAST_API_KEYS": " , ,"}, "no key is in it"),
+    (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ""}, "without API keys"),
+    (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ","}, "no key is in it"),
+    (["api"], {"HOLDFAST_API_KEYS": "nonsense"}, "entry 1: write it as project=key"),
+    (["dev", "--port", "99999"], {}, "--port: must be from 1 to 65535"),
+    (["api", "--port", "-1"], {}, "--port"),
+    (["dev", "--host", "192.0.2.1"], {"HOLDFAST_API_KEYS": "a=b"}, "--host 192.0.2.1 is no address of this machine"),
+    (["api", "--host", NOTHING], {"HOLDFAST_API_KEYS": "a=b"}, "no address is known for this name"),
+    # the database
+    (["worker"], {}, "HOLDFAST_DATABASE_URL is not set"),
+    (["migrate"], {}, "HOLDFAST_DATABASE_URL is not set"),
+    (["migrate"], {URL: "mysql://host/db"}, "HOLDFAST_DATABASE_URL names 'mysql'"),
+    (["migrate"], {URL: f"postgresql//holdfast:{PASSWORD}@h/db"}, "HOLDFAST_DATABASE_URL is not a database URL"),
+    (["migrate"], {URL: f"{SECRET_URL}:port/db"}, "HOLDFAST_DATABASE_URL is not a database URL"),
+    (["migrate"], {URL: f"{SECRET_URL}:99999/db"}, "HOLDFAST_DATABASE_URL names port 99999"),
+    (["migrate"], {URL: f"{SECRET_URL}/db?sslmode=some"}, "sslmode is one of disable"),
+    (["migrate"], {URL: f"{SECRET_URL}/db?pool=9"}, "HOLDFAST_DATABASE_URL has a parameter 'pool'"),
+    (["migrate"], {URL: "sqlite://"}, "HOLDFAST_DATABASE_URL names no file"),
+    (["migrate"], {URL: "sqlite:////proc/holdfast/h.db"}, "the folder /proc/holdfast cannot be made"),
+    (["migrate"], {URL: "sqlite:////dev/null/h.db"}, "the folder /dev/null cannot be made"),
+    (["migrate"], {URL: "sqlite:////tmp"}, "the database's file cannot be opened"),
+    (["dev"], {REDIS: "redis://127.0.0.1:6379/0"}, "holdfast worker"),
+    (["dev", "--data-dir", "/dev/null"], {}, "/dev/null (--data-dir, HOLDFAST_DATA_DIR) cannot be written"),
+    (["dev"], {"HOLDFAST_DATA_DIR": "/proc/holdfast"}, "/proc/holdfast (--data-dir, HOLDFAST_DATA_DIR) cannot be"),
+    # Redis
+    (["worker"], {URL: "sqlite:////tmp/x.db"}, "HOLDFAST_REDIS_URL is not set"),
+    (["worker"], {URL: "sqlite:////tmp/x.db", REDIS: "http://x"}, "HOLDFAST_REDIS_URL is not the address of a Redis"),
+    (["api"], {URL: "sqlite:////tmp/x.db", REDIS: f"redis://:{PASSWORD}@h:port/0"}, "HOLDFAST_REDIS_URL is not the"),
+    (["api"], {URL: "sqlite:////tmp/x.db", REDIS: "redis://h/first"}, "HOLDFAST_REDIS_URL is not the address"),
+    (["api"], {URL: "sqlite:////tmp/x.db", REDIS: "redis://h/0?colour=red"}, "HOLDFAST_REDIS_URL is not the address"),
+    # agents' secrets
+    (["worker"], {"HOLDFAST_ENCRYPTION_KEY": "nonsense"}, "HOLDFAST_ENCRYPTION_KEY, entry 1: write it as id:key"),
+    (["secrets", "rotate"], {}, "HOLDFAST_ENCRYPTION_KEY is not set"),
+    # the command itself
+    ([], {}, "the following arguments are required: command"),
+    (["serve"], {}, "invalid choice: 'serve'"),
+]
+
+Start = Callable[[Command], CommandProcess]
+
+
+async def refused(
+    directory: Path, arguments: list[str], settings: dict[str, str], *, status: int = 2, start: Start = fork
+) -> str:
+    """The one line that the command says before it ends."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    files = directory / "output", directory / "errors"
+    for file in files:
+        file.write_text("")
+    process = start(Command(arguments, clean | settings, *files))
+    await wait_until(lambda: process.exit_status() is not None, description="the command to end")
+
+    said = files[1].read_text()
+    assert said.startswith("holdfast: "), said
+    assert said.count("\n") == 1, said
+    assert PASSWORD not in said
+    assert files[0].read_text() == ""
+    assert process.exit_status() == status
+    return said
+
+
+@pytest.mark.parametrize(("arguments", "settings", "named"), WRONG_SETTINGS, ids=lambda value: str(value)[:60])
+async def test_a_wrong_start_is_refused_in_one_line(
+    tmp_path: Path, arguments: list[str], settings: dict[str, str], named: str
+) -> None:
+    assert named in await refused(tmp_path, arguments, settings)
+
+
+async def test_a_port_that_is_taken_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = await refused(tmp_path, ["dev", "--port", port, "--data-dir", str(tmp_path / "data")], {})
+    assert f"--port {port} is taken on 127.0.0.1" in said
+    assert not (tmp_path / "data").exists()
+
+
+async def test_a_database_that_nobody_serves_is_a_failure_and_no_mistake(tmp_path: Path) -> None:
+    said = await refused(tmp_path, ["migrate"], {URL: f"{SECRET_URL}:{free_port()}/db"}, status=1)
+    assert "HOLDFAST_DATABASE_URL (postgresql://holdfast:***@127.0.0.1:" in said
+    assert "refused" in said
+
+
+async def test_a_host_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    said = await refused(tmp_path, ["migrate"], {URL: f"postgresql://u:{PASSWORD}@{NOTHING}/db"}, status=1)
+    assert f"@{NOTHING}/db): the database does not answer" in said
+
+
+async def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    program = f"import sys; sys.modules['asyncpg'] = None; {HOLDFAST}"
+    said = await refused(
+        tmp_path, ["migrate"], {URL: f"{SECRET_URL}/db"}, start=lambda command: execute(command, program)
+    )
+    assert "'asyncpg', which is not installed. In a checkout of Holdfast, `pip install '.[postgres]'" in said
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "named"),
-    [
-        (["worker"], {"HOLDFAST_MAX_RUNS": "many"}, "HOLDFAST_MAX_RUNS"),
-        (["worker"], {}, "HOLDFAST_DATABASE_URL is not set"),
-        (["migrate"], {"HOLDFAST_DATABASE_URL": "mysql://host/db"}, "postgresql://"),
-        (["dev", "--host", "0.0.0.0"], {}, "HOLDFAST_API_KEYS"),  # noqa: S104 - refused, and that is the point
-        (["api"], {"HOLDFAST_API_KEYS": ""}, "HOLDFAST_API_KEYS is set and empty"),
-        (["api"], {"HOLDFAST_API_KEYS": " , ,"}, "no key is in it"),
-        (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ""}, "without API keys"),
-        (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ","}, "no key is in it"),
-        (["api"], {"HOLDFAST_API_KEYS": "nonsense"}, "entry 1: write it as project=key"),
-        (["dev"], {"HOLDFAST_REDIS_URL": "redis://127.0.0.1:6379/0"}, "holdfast worker"),
-    ],
+    "content", [b"Not a database, but long enough to be looked at." * 40, b"SQLite format 3\0" * 9]
 )
-def test_a_wrong_start_is_refused_in_one_line(arguments: list[str], environment: dict[str, str], named: str) -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "holdfast.db"
+    file.write_bytes(content)
+    assert "something else than a SQLite database" in await refused(tmp_path, ["migrate"], {URL: f"sqlite:///{file}"})
+    said = await refused(tmp_path, ["dev", "--port", str(free_port()), "--data-dir", str(tmp_path)], {})
+    assert f"{file} (--data-dir, HOLDFAST_DATA_DIR): the database's file is something else" in said
 
-    ended = subprocess.run(
-        [*COMMAND, *arguments], env=clean | environment, capture_output=True, text=True, timeout=60, check=False
-    )
 
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("holdfast: ")
-    assert named in ended.stderr
-    assert ended.stderr.count("\n") == 1
+def damage(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"\xff" * 4000 + content[4100:])
+
+
+async def test_a_damaged_database_is_refused(tmp_path: Path, sqlite_url: str) -> None:
+    damage(Path(sqlite_url.removeprefix("sqlite:///")))
+    assert "restore a back-up" in await refused(tmp_path, ["migrate"], {URL: sqlite_url})
+
+
+async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, sqlite_url: str) -> None:
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    for command in (["migrate"], ["prune", "--older-than-days", "1"]):
+        said = await refused(tmp_path, command, {URL: sqlite_url})
+        assert "a newer version has migrated the database, to revision '9999'" in said
+
+
+async def test_tables_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "theirs.db") as connection:
+        connection.execute("CREATE TABLE agents (name TEXT)")
+    connection.close()
+    said = await refused(tmp_path, ["migrate"], {URL: f"sqlite:///{tmp_path / 'theirs.db'}"})
+    assert "give Holdfast a database of its own" in said
+
+
+async def test_names_of_tests_and_of_kubernetes_are_no_settings(tmp_path: Path) -> None:
+    foreign = {"HOLDFAST_TEST_REDIS_URL": "x", "HOLDFAST_SERVICE_HOST": "10.0.0.1", "HOLDFAST_PORT": "tcp://10.0.0.1:1"}
+    foreign |= {"HOLDFAST_API_SERVICE_PORT_HTTP": "80", "HOLDFAST_API_PORT_8283_TCP_ADDR": "10.0.0.1"}
+    assert "HOLDFAST_DATABASE_URL is not set" in await refused(tmp_path, ["migrate"], foreign)

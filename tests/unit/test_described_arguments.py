@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.kit.sandboxes import sandbox_of
 from tests.kit.tools import tool_call
-from worker.tools.invocation import ToolOutcome
-from worker.tools.process_sandbox import ProcessSandbox
+from worker.tools.invocation import ToolOutcome, ToolSandbox
 
 
 class Item(BaseModel):
@@ -31,18 +31,17 @@ class Arguments(BaseModel):
 
 
 @pytest.fixture
-async def sandbox() -> AsyncIterator[ProcessSandbox]:
-    made = ProcessSandbox(memory_mb=512, grace_s=2.0)
-    yield made
-    await made.aclose()
+async def sandbox() -> AsyncIterator[ToolSandbox]:
+    async with sandbox_of("process") as made:
+        yield made
 
 
-async def called(sandbox: ProcessSandbox, source: str, **arguments: Any) -> ToolOutcome:
+async def called(sandbox: ToolSandbox, source: str, **arguments: Any) -> ToolOutcome:
     call = tool_call(source, **arguments)
     return await sandbox.call(msgspec.structs.replace(call, argument_schema=Arguments.model_json_schema()))
 
 
-async def test_arguments_of_the_clients_classes_came_as_dicts_or_not_at_all(sandbox: ProcessSandbox) -> None:
+async def test_arguments_of_the_clients_classes_came_as_dicts_or_not_at_all(sandbox: ToolSandbox) -> None:
     """The annotation alone was a NameError: the class is defined where the schema was made."""
     source = """
         def tool(parcel: Parcel, more: list[Item], count: int) -> bool:
@@ -59,7 +58,7 @@ async def test_arguments_of_the_clients_classes_came_as_dicts_or_not_at_all(sand
     assert outcome.stdout == [f"cup {Item(name='cup').price} None jug urn", "['pot'] True True"]
 
 
-async def test_objects_that_a_tool_gives_back_are_json_again(sandbox: ProcessSandbox) -> None:
+async def test_objects_that_a_tool_gives_back_are_json_again(sandbox: ToolSandbox) -> None:
     source = "def tool(parcel, more):\n    return {'parcel': parcel, 'more': (*more, parcel.note)}"
 
     outcome = await called(sandbox, source, parcel={"item": {"name": "cup"}, "note": "fragile"}, more=[{"name": "pot"}])
@@ -69,7 +68,7 @@ async def test_objects_that_a_tool_gives_back_are_json_again(sandbox: ProcessSan
     assert outcome.text == expected % (item % "cup", item % "pot")
 
 
-async def test_a_class_that_the_source_defines_itself_is_the_sources(sandbox: ProcessSandbox) -> None:
+async def test_a_class_that_the_source_defines_itself_is_the_sources(sandbox: ToolSandbox) -> None:
     source = """
         from dataclasses import dataclass
 
@@ -86,7 +85,7 @@ async def test_a_class_that_the_source_defines_itself_is_the_sources(sandbox: Pr
     assert outcome.text == """["Item:pot", "dict_keys(['name'])"]"""
 
 
-async def test_names_of_typing_were_unknown_without_their_import(sandbox: ProcessSandbox) -> None:
+async def test_names_of_typing_were_unknown_without_their_import(sandbox: ToolSandbox) -> None:
     """Clients send a function's source alone, and its module's imports stay behind."""
     source = """
         def tool(numbers: List[int], label: Optional[str] = None) -> Dict[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import uvloop
 
+from tests.kit.sandboxes import LIMITS
 from tests.kit.tools import is_alive, tool_call, written_pids
 from tests.kit.wait_until import wait_until
 from worker.tools.invocation import ToolInvocation
@@ -53,7 +54,7 @@ FAMILY = """
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[ProcessSandbox]:
-    made = ProcessSandbox(memory_mb=512, grace_s=GRACE_S)
+    made = ProcessSandbox(LIMITS, grace_s=GRACE_S)
     yield made
     await made.aclose()
 
@@ -138,14 +139,14 @@ async def test_a_tool_that_ignores_the_signal_is_killed_after_the_grace(tmp_path
             open(path, "w").write(str(os.getpid()))
             time.sleep(60)
     """
-    sandbox, pid = ProcessSandbox(memory_mb=512, grace_s=0.3), tmp_path / "pid"
+    sandbox, pid = ProcessSandbox(LIMITS, grace_s=0.3), tmp_path / "pid"
     seconds = await cancel_when_written(sandbox, tool_call(source, path=str(pid)), pid)
     assert 0.3 <= seconds < 20
     assert not is_alive(int(pid.read_text()))
 
 
 async def test_a_second_cancel_does_not_stop_the_killing(tmp_path: Path) -> None:
-    sandbox, pids = ProcessSandbox(memory_mb=512, grace_s=0.3), tmp_path / "pids"
+    sandbox, pids = ProcessSandbox(LIMITS, grace_s=0.3), tmp_path / "pids"
     source = FAMILY.replace(
         "        note(path)", "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n        note(path)", 1
     )
@@ -214,7 +215,7 @@ async def test_a_call_cancelled_before_its_process_runs_starts_nothing(sandbox: 
 
 
 async def test_closing_ends_every_call_and_refuses_new_ones(tmp_path: Path) -> None:
-    sandbox = ProcessSandbox(memory_mb=512, grace_s=GRACE_S)
+    sandbox = ProcessSandbox(LIMITS, grace_s=GRACE_S)
     paths = [tmp_path / name for name in "ab"]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(sandbox.call(tool_call(FAMILY, path=str(path)))) for path in paths]
@@ -243,7 +244,7 @@ async def test_a_tool_that_kills_its_watcher_dies_with_it(sandbox: ProcessSandbo
 
 
 async def test_a_watcher_that_does_not_react_is_killed_with_all_below_it(tmp_path: Path) -> None:
-    pids, sandbox = tmp_path / "pids", ProcessSandbox(memory_mb=512, grace_s=0.0)
+    pids, sandbox = tmp_path / "pids", ProcessSandbox(LIMITS, grace_s=0.0)
     source = FAMILY.replace("time.sleep(work)", "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(work)")
     call = msgspec.structs.replace(tool_call(source, path=str(pids)), timeout_s=1.0)
     assert (await sandbox.call(call)).text == "Error: tool timed out after 1 s"
@@ -253,7 +254,7 @@ async def test_a_watcher_that_does_not_react_is_killed_with_all_below_it(tmp_pat
 
 def test_the_sandbox_works_on_uvloop(tmp_path: Path) -> None:
     async def scenario() -> None:
-        sandbox, pids = ProcessSandbox(memory_mb=512, grace_s=GRACE_S), tmp_path / "pids"
+        sandbox, pids = ProcessSandbox(LIMITS, grace_s=GRACE_S), tmp_path / "pids"
         assert (await sandbox.call(tool_call("def tool():\n    return 'done'"))).text == "done"
         assert await cancel_when_written(sandbox, tool_call(FAMILY, path=str(pids)), pids) < 20
         assert not any(is_alive(pid) for pid in written_pids(pids, 1))
@@ -267,9 +268,10 @@ async def test_nothing_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
         textwrap.dedent(f"""
             import asyncio
             from tests.unit.test_process_sandbox_ending import FAMILY
+            from tests.kit.sandboxes import LIMITS
             from tests.kit.tools import tool_call
             from worker.tools.process_sandbox import ProcessSandbox
-            sandbox = ProcessSandbox(memory_mb=512, grace_s=30)
+            sandbox = ProcessSandbox(LIMITS, grace_s=30)
             asyncio.run(sandbox.call(tool_call(FAMILY, path={str(pids)!r})))
         """)
     )

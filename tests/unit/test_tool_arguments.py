@@ -56,6 +56,13 @@ def test_a_refusal_names_the_problem_in_bounded_space(text: str, complaint: str)
     assert len(found) < 1_000
 
 
+def test_a_name_without_end_was_told_to_the_model_in_full() -> None:
+    """Found by fuzzing with seed 100: only what is wrong was shortened, not where."""
+    name = "9" * 100_000
+    assert len(refusal(json.dumps({"sides": 6}), {"properties": {name: {"minimum": 2**64}}})) < 1_000
+    assert len(refusal(json.dumps({name: "six"}), {"properties": {name: {"type": "integer"}}})) < 1_000
+
+
 def test_several_complaints_are_told_at_once() -> None:
     found = refusal('{"sides": 1, "label": 2}', SCHEMA)
     assert "sides: 1 is less than the minimum of 2" in found

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -28,13 +29,14 @@ class ReceivedCallback:
 class CallbackReceiver:
     """Serves while its `async with` block is open. Answers 200 unless other answers are queued."""
 
+    tls: ssl.SSLContext | None = None
     received: list[ReceivedCallback] = field(default_factory=list[ReceivedCallback])
     answer_headers: dict[str, str] = field(default_factory=dict[str, str])
     _answers: deque[int | None] = field(default_factory=deque[int | None])
     _server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -49,7 +51,8 @@ class CallbackReceiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/called?by=holdfast"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}/called?by=holdfast"
 
     def answer(self, *statuses: int | None) -> None:
         """What the next requests are answered with; None closes the connection without an answer."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from api.access.whose_rows import act_for
 from api.letta.message_input import IfBusy, MessageIn, MessagesRequest
 from api.letta.messages import wire_messages
 from api.letta.run_requests import CancelRequestIn
@@ -89,6 +90,7 @@ class ConversationDriver:
         """A new agent with tools named quick, failing and asking."""
         made = await product.agent(model="builtin/scripted", tools=tool_ids)
         services = product.services
+        act_for(PROJECT)
         agent = await services.agents.get(PROJECT, AgentId(made.id))
         return cls(product, services, product.context, product.models, agent)
 
@@ -99,7 +101,7 @@ class ConversationDriver:
 
     async def decide(self, choices: Sequence[Choice]) -> None:
         """Decides all that waits, one choice for each call."""
-        waiting = await self.services.approvals.waiting_on_thread(ThreadId(self.agent.id))
+        waiting = await self.services.approvals.waiting_on_thread(PROJECT, ThreadId(self.agent.id))
         items = [_item(approval.tool_call_id, choices[n % len(choices)]) for n, approval in enumerate(waiting)]
         if items:
             await self._send([MessageIn(type="approval", approvals=items)], "enqueue")
@@ -148,12 +150,12 @@ class ConversationDriver:
 
     async def _check_history(self) -> None:
         thread = ThreadId(self.agent.id)
-        context = await self.services.messages.context(thread)
+        context = await self.services.messages.context(PROJECT, thread)
         calls = [c.id for m in context if isinstance(m.body, AssistantMessage) for c in m.body.tool_calls]
         returns = [r.tool_call_id for m in context if isinstance(m.body, ToolReturns) for r in m.body.returns]
         assert sorted(calls) == sorted(returns), f"calls {calls}, results {returns}"
         listed = wire_messages(
-            await self.services.message_lists.page(MessageFilter(thread_id=thread), limit=1000, order="asc")
+            await self.services.message_lists.page(MessageFilter(PROJECT, thread_id=thread), limit=1000, order="asc")
         )
         ids = list(dict.fromkeys(message["id"] for message in listed))
         [details] = await self.services.agents.details([self.agent])
@@ -177,7 +179,7 @@ class ConversationDriver:
         assert sum(isinstance(event, Stopped) for event in events) == 1
 
     async def _check_providers(self) -> None:
-        history = await self.services.messages.context(ThreadId(self.agent.id))
+        history = await self.services.messages.context(PROJECT, ThreadId(self.agent.id))
         spoken = [message for message in history if message.turn]
         if not spoken:
             return

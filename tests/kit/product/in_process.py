@@ -25,6 +25,7 @@ from letta_client import AsyncLetta
 from letta_client.types import AgentState
 from redis.asyncio.connection import BlockingConnectionPool
 
+from api.connection_rules import ConnectionRules
 from api.http_server import IDLE_S, server_config
 from api.main import serving
 from api.services import Services
@@ -32,6 +33,7 @@ from shared.clock import Clock, SystemClock
 from shared.concurrency import background
 from shared.domain.ids import IdMaker
 from shared.process.context import ProcessContext
+from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.redis.embedded import connect_embedded
 from shared.sql.engine import Database
@@ -109,8 +111,10 @@ async def running_product(
         "callback_allow_private": True,
         **(settings or {}),
     }
+    chosen = Settings(**given)
     context = ProcessContext(
-        settings=Settings(**given),
+        settings=chosen,
+        secret_keys=keys_of(chosen),
         database=database,
         redis=redis,
         is_embedded=not isinstance(redis.connection_pool, BlockingConnectionPool),
@@ -121,7 +125,9 @@ async def running_product(
     await migrate(database)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(serving(context))
-        base_url = await stack.enter_async_context(listening(app, timeout_s=context.settings.request_timeout))
+        base_url = await stack.enter_async_context(
+            listening(app, timeout_s=chosen.request_timeout, reader_timeout_s=chosen.reader_timeout)
+        )
         if with_worker:
             await stack.enter_async_context(working(context))
         http = await stack.enter_async_context(_http_client(base_url))
@@ -137,10 +143,13 @@ def _http_client(base_url: str) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, *, timeout_s: float = 30, idle_s: int = IDLE_S) -> AsyncGenerator[str]:
+async def listening(
+    app: FastAPI, *, timeout_s: float = 30, reader_timeout_s: float = 300, idle_s: int = IDLE_S
+) -> AsyncGenerator[str]:
     """Serves an application on a free port of loopback; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(server_config(app, timeout_s=timeout_s, idle_s=idle_s, timeout_graceful_shutdown=1))
+        rules = ConnectionRules(timeout_s, reader_timeout_s)
+        server = uvicorn.Server(server_config(app, rules, idle_s=idle_s, timeout_graceful_shutdown=1))
         async with background(_serve(server, listener), name="test API"):
             await wait_until(lambda: server.started, description="the API to listen")
             try:
@@ -170,26 +179,36 @@ async def asgi_client(app: FastAPI) -> AsyncGenerator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def api_client(
-    database: Database, *, environment: Mapping[str, str] | None = None, **settings: Any
+    database: Database,
+    *,
+    environment: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of the whole API over a database. No worker runs. `settings` are fields of `Settings`."""
-    async with api_app(database, environment=environment, **settings) as app, asgi_client(app) as client:
+    async with api_app(database, environment=environment, clock=clock, **settings) as app, asgi_client(app) as client:
         yield client
 
 
 @asynccontextmanager
 async def api_app(
-    database: Database, *, environment: Mapping[str, str] | None = None, **settings: Any
+    database: Database,
+    *,
+    environment: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> AsyncGenerator[FastAPI]:
     """The whole API over a database, as an application. No worker runs."""
     redis = connect_embedded()
     given: dict[str, Any] = {"builtin_models": True, **settings}
+    chosen = Settings(**given)
     context = ProcessContext(
-        settings=Settings(**given),
+        settings=chosen,
+        secret_keys=keys_of(chosen),
         database=database,
         redis=redis,
         is_embedded=True,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         ids=IdMaker(),
         environment=environment or {},
     )

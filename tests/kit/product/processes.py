@@ -82,6 +82,11 @@ class Processes:
     _started: list[HoldfastProcess] = field(default_factory=list[HoldfastProcess])
     _numbers: Iterator[int] = field(default_factory=count)
 
+    @property
+    def pids(self) -> set[int]:
+        """Of every process that was started here, the dead ones included."""
+        return {process.pid for process in self._started}
+
     async def worker(self, **settings: object) -> HoldfastProcess:
         """`holdfast worker`, ready to take runs. `settings` are fields of `Settings`."""
         return await self._start("worker", settings=settings)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, cast
@@ -15,6 +16,7 @@ from shared.domain.ids import MessageId, RunId, StepId
 from shared.domain.lifecycle import RunTrigger
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
+from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
 from tests.kit.clocks import FrozenClock
@@ -59,6 +61,13 @@ class Surroundings:
         self.tasks.append(task)
 
 
+class _NoTools:
+    """Stands where the sandbox is, for runs that call no tools."""
+
+    def of_run(self, _run_id: RunId) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+
 class Owner:
     """Executes one dispatch of a run. It may own the run no more, which it does not know."""
 
@@ -97,11 +106,13 @@ class Owner:
         log = far(EventLog(around.redis, ttl_s=LOG_TTL_S, owner=self.party.name.split()[0]))
         services = RunServices(
             models=cast("Any", None),
-            sandbox=cast("Any", None),
+            sandbox=cast("Any", _NoTools()),
+            packages=cast("Any", None),
             memory=far(MemoryStore(stores.database)),
             archival=cast("Any", None),
             message_lists=far(stores.lists),
             agents=far(AgentStore(stores.database)),
+            secret_keys=NO_KEYS,
             messages=far(stores.messages),
             runs=far(stores.runs),
             checkpoints=far(stores.checkpoints),
@@ -115,7 +126,7 @@ class Owner:
             stores_first=around.stores_first,
             tool_timeout_s=1,
             patience_s=PATIENCE_S,
-            token_budget=1,
+            budgets=cast("Any", None),
         )
         queue = far(RunQueue(around.redis))
         executor = _OrderedExecutor(

@@ -12,6 +12,7 @@ from shared.domain.events import is_end
 from shared.domain.ids import IdMaker, RunId, Seq, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import unbroken
+from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
@@ -68,11 +69,11 @@ class ProtocolWorld:
             return  # the thread waits for a person
         self.around.runs.append(KnownRun(run.id))
         if dispatch:
-            await self._queue.dispatch((run.id, run.dispatch))
+            await self._queue.dispatch(Dispatch(run.id, run.dispatch))
 
     async def dispatch(self, known: KnownRun) -> None:
         """The newest dispatch, perhaps once more."""
-        await self._queue.dispatch((known.run_id, self.around.witness.trace(known.run_id).dispatch))
+        await self._queue.dispatch(Dispatch(known.run_id, self.around.witness.trace(known.run_id).dispatch))
 
     def sweep(self) -> None:
         """The sweeper begins a round, and waits in it for workers that may take their leases again."""
@@ -93,7 +94,8 @@ class ProtocolWorld:
         around.start(sweep(), name="sweep")
 
     async def request_cancel(self, known: KnownRun) -> None:
-        await self.around.stores.runs.request_cancel(known.run_id, CANCEL)
+        runs = self.around.stores.runs
+        await runs.request_cancel(await runs.look_up(known.run_id), CANCEL)
 
     def take_unowned(self, known: KnownRun, party: Party) -> None:
         """The API begins to end a run that nobody holds."""
@@ -168,7 +170,7 @@ class ProtocolWorld:
         """Redis loses what waits, and somebody dispatches once more; the leases are there."""
         dispatch = self.around.witness.trace(known.run_id).dispatch
         await cast("Any", self.around.redis).delete(keys.QUEUE, keys.job(keys.job_id(known.run_id, dispatch)))
-        await self._queue.dispatch((known.run_id, dispatch))
+        await self._queue.dispatch(Dispatch(known.run_id, dispatch))
 
     async def replicate(self) -> None:
         self._replica = await replicate(self.around.redis)

@@ -45,7 +45,7 @@ IDS = IdMaker()
 AGENT = some_agent()
 THREAD = ThreadId("conv-1")
 SOME_KEYS = SubmissionKeys(["otids:1"])
-IN_THREAD = MessageFilter(thread_id=THREAD)
+IN_THREAD = MessageFilter(PROJECT, thread_id=THREAD)
 CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")
 
 STOP_REASONS = {RunTrigger.COMPLETE: "end_turn", RunTrigger.FAIL: "error", RunTrigger.CANCEL: "cancelled"}
@@ -266,7 +266,7 @@ class Stores:
 
     async def context(self, thread_id: ThreadId = THREAD) -> list[MessageBody]:
         """What the model would be told."""
-        return [stored.body for stored in await self.messages.context(thread_id)]
+        return [stored.body for stored in await self.messages.context(PROJECT, thread_id)]
 
 
 def texts_of(history: Sequence[Message]) -> list[str]:

@@ -50,7 +50,7 @@ async def _at_one_moment(database: Database, run_id: RunId) -> StoredWhole | Non
     runs = RunStore(database)
     run = await runs.look_up(run_id)
     entries = await EventStore(database).read(run_id, Seq(1), limit=100_000)
-    stored = await MessageStore(database).list_of_run(run_id)
+    stored = await MessageStore(database).list_of_run(run)
     intents = set(await CheckpointStore(database).intents(run_id))
     async with database.read() as connection:
         found = await connection.execute(sa.select(steps.c.id).where(steps.c.run_id == run_id))

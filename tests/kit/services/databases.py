@@ -18,10 +18,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from shared.domain.ids import RunId, ThreadId
+from shared.sql.access_tables import metadata
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread
 from shared.sql.migrate import migrate
-from shared.sql.run_tables import metadata, runs
+from shared.sql.run_tables import runs
 
 CONNECT_S = 5
 
@@ -52,6 +53,7 @@ class PostgresServer:
         self._prefix = f"holdfast_test_{os.getpid()}"
         self._numbers = itertools.count(1)
         self._free: list[str] = []
+        self._plain_owner: str | None = None
 
     def check(self) -> None:
         """Raises `OSError` or `SQLAlchemyError` when the server does not answer or does not let us in."""
@@ -62,6 +64,16 @@ class PostgresServer:
         name = f"{self._prefix}_{next(self._numbers)}"
         self._execute(f'CREATE DATABASE "{name}"')
         return self._admin.set(database=name).render_as_string(hide_password=False)
+
+    def create_database_of_plain_owner(self) -> str:
+        """The URL of a new, empty database for its owner, who is no superuser: policies bind only such a role."""
+        if self._plain_owner is None:
+            self._plain_owner = f"{self._prefix}_plain"
+            password = f" PASSWORD '{self._admin.password}'" if self._admin.password else ""
+            self._execute(f'CREATE ROLE "{self._plain_owner}" LOGIN{password}')
+        url = make_url(self.create_database()).set(username=self._plain_owner, password=self._admin.password)
+        self._execute(f'ALTER DATABASE "{url.database}" OWNER TO "{self._plain_owner}"')
+        return url.render_as_string(hide_password=False)
 
     def drop_database(self, url: str) -> None:
         """Drops it, and with it any connection that a test has left open."""
@@ -83,6 +95,8 @@ class PostgresServer:
     def drop_free(self) -> None:
         while self._free:
             self.drop_database(self._free.pop())
+        if self._plain_owner is not None:
+            self._execute(f'DROP ROLE "{self._plain_owner}"')
 
     def cut_connections(self, url: str) -> None:
         """Ends every connection to that database, as a server does that is restarted; returns when they are gone."""

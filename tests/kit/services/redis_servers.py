@@ -51,6 +51,11 @@ class PrivateRedis(RedisService):
         self._directory = directory
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """None when it does not run."""
+        return None if self._process is None else self._process.pid
+
     async def start(self) -> None:
         """Returns when the server answers."""
         settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory)]

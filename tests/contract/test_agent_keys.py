@@ -1,0 +1,231 @@
+"""A key of one agent sees that agent, and nothing of another: not by its path, its query, its body, or a list."""
+
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from api.access.route_rules import RULES, Reach
+from tests.kit.keys import KeyMaker
+from tests.kit.model_server import ModelServer
+from tests.kit.product.in_process import running_product
+from tests.kit.services.databases import open_database
+from tests.kit.services.redis_servers import RedisService
+
+UNKNOWN = "11111111-1111-4111-8111-111111111111"
+CONFIGURED = "a-long-key-of-the-operator"
+LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
+ASKS = '{"turns": [{"calls": [{"name": "look"}]}]}'
+
+
+@dataclass(frozen=True)
+class Things:
+    """What one agent has."""
+
+    ids: dict[str, str]
+
+    def path(self, route: str) -> str:
+        path = re.sub(r"\{(\w+)\}", lambda name: self.ids[name[1]], route)
+        return f"{path}?query=secret" if path.endswith("/search") else path
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Two agents of one project, with all that an agent may have, and a key of the first one."""
+
+    http: httpx.AsyncClient
+    own: Things
+    others: Things
+    key: dict[str, str]
+
+    async def ask(self, method: str, path: str, **rest: Any) -> httpx.Response:
+        return await self.http.request(method, path, headers=self.key, **rest)
+
+
+@pytest.fixture
+async def setup(sqlite_url: str) -> AsyncGenerator[Setup]:
+    redis = RedisService(None)
+    async with (
+        open_database(sqlite_url) as database,
+        ModelServer() as models,
+        running_product(database, redis.client(), models, settings={"api_keys": f"default={CONFIGURED}"}) as product,
+    ):
+        product.http.headers["Authorization"] = f"Bearer {CONFIGURED}"
+        source = {"source_code": LOOK, "default_requires_approval": True}
+        tool = (await product.http.put("/v1/tools", json=source)).json()["id"]
+        own, others = [await _things(product.http, tool) for _ in range(2)]
+        key = await KeyMaker(database).headers("write", f"agent:{own.ids['agent_id']}")
+        yield Setup(product.http, own, others, key)
+    await redis.close()
+
+
+async def _things(http: httpx.AsyncClient, tool: str) -> Things:
+    """An agent with a waiting run in a conversation, and an ended one in its own history."""
+
+    async def post(path: str, body: Any = None) -> Any:
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    agent = await post("/v1/agents", {"model": "builtin/scripted", "tool_ids": [tool], **_MEMORY})
+    conversation = (await post(f"/v1/conversations?agent_id={agent['id']}"))["id"]
+    await http.post(f"/v1/conversations/{conversation}/messages", json={"input": ASKS, "background": True})
+    said = await post(f"/v1/agents/{agent['id']}/messages", {"input": '{"turns": [{"text": "the secret word"}]}'})
+    memory = await post(f"/v1/agents/{agent['id']}/archival-memory", {"text": "the secret passage"})
+    [approval] = (await http.get("/v1/approvals", params={"agent_id": agent["id"]})).json()
+    message = said["messages"][-1]
+    return Things(
+        {
+            "agent_id": agent["id"],
+            "conversation_id": conversation,
+            "run_id": message["run_id"],
+            "step_id": message["step_id"],
+            "message_id": message["id"],
+            "approval_id": approval["id"],
+            "memory_id": memory[0]["id"],
+            "block_label": "human",
+        }
+    )
+
+
+_MEMORY = {"memory_blocks": [{"label": "human", "value": "the secret block"}], "include_base_tools": False}
+
+BODIES: dict[str, Any] = {
+    "POST /v1/agents/{agent_id}/archival-memory": {"text": "x"},
+    "PATCH /v1/agents/{agent_id}/core-memory/blocks/{block_label}": {"value": "x"},
+    "POST /v1/approvals/{approval_id}": {"decision": "deny"},
+}
+SENT = {"input": "Hello"}
+
+
+def named_routes(level: str | None = None) -> list[str]:
+    return [
+        route
+        for route, rule in RULES.items()
+        if rule.reach is Reach.AGENT and "{" in route and level in (None, rule.level)
+    ]
+
+
+def body_of(route: str) -> Any:
+    given = BODIES.get(route, SENT if route.endswith(("messages", "/stream", "/async", "/inject")) else {})
+    return None if route.startswith(("GET", "DELETE")) else given
+
+
+async def test_nothing_of_another_agent_is_found_or_changed(setup: Setup) -> None:
+    """Each route that names something, with what the other agent has: the same answer as for what nobody has."""
+    for route in named_routes():
+        method, path = route.split(" ")
+        theirs = setup.others.path(path)
+        unknown = re.sub(r"-[0-9a-f-]{36}", f"-{UNKNOWN}", theirs)
+        refused, nothing = [await setup.ask(method, one, json=body_of(route)) for one in (theirs, unknown)]
+        assert refused.status_code == nothing.status_code == 404, f"{route}: {refused.text}"
+        assert _without_ids(refused.text) == _without_ids(nothing.text), route
+    for route in named_routes("read"):
+        method, path = route.split(" ")
+        if method == "GET":
+            answer = await setup.http.get(setup.others.path(path))
+            assert answer.status_code == 200, "everything of the other agent is as it was"
+
+
+def _without_ids(text: str) -> str:
+    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "", text)
+
+
+async def test_the_agents_own_things_are_served(setup: Setup) -> None:
+    for route in named_routes("read"):
+        method, path = route.split(" ")
+        if not path.endswith("/stream"):
+            answer = await setup.ask(method, setup.own.path(path), json=body_of(route))
+            assert answer.status_code == 200, f"{route}: {answer.text}"
+    agent, conversation = setup.own.ids["agent_id"], setup.own.ids["conversation_id"]
+    run = (await setup.ask("POST", f"/v1/agents/{agent}/messages/async", json=SENT)).json()
+    assert run["agent_id"] == agent
+    forked = await setup.ask("POST", f"/v1/conversations/{conversation}/fork")
+    assert (forked.status_code, forked.json()["agent_id"]) == (200, agent)
+    decided = await setup.ask("POST", f"/v1/approvals/{setup.own.ids['approval_id']}", json={"decision": "deny"})
+    assert decided.status_code == 200
+
+
+async def test_lists_name_the_agent(setup: Setup) -> None:
+    own, other = setup.own.ids["agent_id"], setup.others.ids["agent_id"]
+    for path in ("/v1/runs", "/v1/runs/active", "/v1/steps", "/v1/approvals", "/v1/conversations"):
+        refused = await setup.ask("GET", path)
+        assert (refused.status_code, "agent_id" in refused.text) == (403, True), path
+        assert (await setup.ask("GET", f"{path}?agent_id={own}")).status_code == 200, path
+        for query in (f"agent_id={other}", f"agent_id={own}&agent_id={other}", f"agent%5fid={other}"):
+            listed = await setup.ask("GET", f"{path}?{query}")
+            assert listed.status_code == 404 or listed.json() == [], f"{path}?{query}"
+    listed = await setup.ask("GET", f"/v1/runs?agent_ids={own}&agent_ids={other}")
+    assert listed.json() == []
+    assert (await setup.ask("GET", "/v1/runs?agent_id=")).json() == [], "an empty filter is none"
+    conversation = setup.others.ids["conversation_id"]
+    for path in ("/v1/runs", "/v1/approvals"):
+        assert (await setup.ask("GET", f"{path}?agent_id={own}&conversation_id={conversation}")).json() == []
+    assert (await setup.ask("GET", f"/v1/steps?agent_id={own}&run_id={setup.others.ids['run_id']}")).json() == []
+    begun = await setup.ask("POST", f"/v1/conversations?agent_id={other}")
+    assert begun.status_code == 404
+
+
+async def test_a_body_leads_nowhere_else(setup: Setup) -> None:
+    own, other = setup.own.ids, setup.others.ids
+    for path in ("/v1/conversations/default/messages", "/v1/conversations/default/compact"):
+        answer = await setup.ask("POST", path, json={**SENT, "agent_id": other["agent_id"]})
+        assert answer.status_code == 404, path
+        # The last of two names counts.
+        content = f'{{"input": "x", "agent_id": "{own["agent_id"]}", "agent_id": "{other["agent_id"]}"}}'
+        answer = await setup.ask("POST", path, content=content)
+        assert answer.status_code in (404, 422), path
+    stream = {"run_id": other["run_id"]}
+    answer = await setup.ask("POST", f"/v1/conversations/{own['conversation_id']}/stream", json=stream)
+    assert answer.status_code == 404
+    answer = await setup.ask(
+        "GET", f"/v1/agents/{own['agent_id']}/messages", params={"conversation_id": other["conversation_id"]}
+    )
+    assert answer.status_code == 404
+    cancelled = await setup.ask(
+        "POST", f"/v1/agents/{own['agent_id']}/messages/cancel", json={"run_ids": [other["run_id"]]}
+    )
+    assert cancelled.json() == {other["run_id"]: "failed"}, "as for a run that nobody has; it is completed"
+
+
+async def test_a_chat_names_its_agent_as_a_model(setup: Setup) -> None:
+    def body(model: object) -> dict[str, Any]:
+        return {"model": model, "messages": [{"role": "user", "content": '{"turns": [{"text": "hi"}]}'}]}
+
+    for path in ("/v1/chat/completions", "/v1/chat/completions/chat/completions"):
+        assert (await setup.ask("POST", path, json=body(setup.own.ids["agent_id"]))).status_code == 200
+        for model in (setup.others.ids["agent_id"], setup.others.ids["conversation_id"], f"agent-{UNKNOWN}"):
+            assert (await setup.ask("POST", path, json=body(model))).status_code == 404, model
+        for model in (None, [setup.others.ids["agent_id"]], 1):
+            assert (await setup.ask("POST", path, json=body(model))).status_code == 400, model
+
+
+async def test_what_the_project_shares_is_refused(setup: Setup) -> None:
+    for method, path in (
+        ("GET", "/v1/agents"),
+        ("GET", "/v1/messages"),
+        ("POST", "/v1/messages/search"),
+        ("POST", "/v1/passages/search"),
+        ("GET", "/v1/blocks"),
+        ("GET", "/v1/tools"),
+        ("GET", f"/v1/agents/{setup.own.ids['agent_id']}/secrets"),
+        ("PATCH", f"/v1/agents/{setup.own.ids['agent_id']}"),
+        ("POST", f"/v1/agents/{setup.own.ids['agent_id']}/tools/look/run"),
+        ("GET", "/v1/admin/keys"),
+    ):
+        answer = await setup.ask(method, path, json={"query": "secret"})
+        assert answer.status_code == 403, path
+        assert answer.json()["detail"].startswith("FORBIDDEN: ")
+
+
+async def test_a_stream_token_of_an_agents_key_is_for_its_runs(setup: Setup) -> None:
+    run = setup.own.ids["run_id"]
+    token = (await setup.ask("POST", f"/v1/runs/{run}/stream-token")).json()["token"]
+    shown = await setup.http.get(f"/v1/runs/{run}/stream", params={"token": token}, headers={"Authorization": ""})
+    assert (shown.status_code, "the secret word" in shown.text) == (200, True)
+    other = f"/v1/runs/{setup.others.ids['run_id']}/stream"
+    assert (await setup.http.get(other, params={"token": token})).status_code == 401
+    assert (await setup.ask("POST", f"{other}-token")).status_code == 404

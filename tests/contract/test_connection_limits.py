@@ -1,0 +1,193 @@
+"""What a connection may cost: its head, its place among others, and the patience with a client that does not read."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+from api.connection_rules import ConnectionRules
+from api.http_server import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, server_config
+from shared.concurrency import background
+from tests.kit.product.in_process import api_app
+from tests.kit.raw_http import RawConnection, head, raw_connection
+from tests.kit.services.databases import open_database
+from tests.kit.wait_until import wait_until
+
+PATIENCE_S = 1.0
+LONG = 30_000_000
+"""More than the kernel takes off a process's hands."""
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+
+    async def small() -> str:
+        return "small"
+
+    async def long() -> PlainTextResponse:
+        return PlainTextResponse(b"x" * LONG)
+
+    async def stream() -> StreamingResponse:
+        async def pieces() -> AsyncGenerator[bytes]:
+            for _ in range(LONG // 100_000):
+                yield b"x" * 100_000
+
+        return StreamingResponse(pieces())
+
+    for path, route in (("/small", small), ("/long", long), ("/stream", stream)):
+        app.add_api_route(path, route)
+    return app
+
+
+class Served(NamedTuple):
+    """A server, and its port on loopback."""
+
+    port: int
+    server: uvicorn.Server
+
+
+@asynccontextmanager
+async def serving(*, most: int = 1000, patience_s: float = 60, reader_timeout_s: float = 300) -> AsyncGenerator[Served]:
+    rules = ConnectionRules(patience_s, reader_timeout_s, most)
+    config = server_config(application(), rules, timeout_graceful_shutdown=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(config)
+        async with background(_serve(server, listener), name="test server"):
+            await wait_until(lambda: server.started, description="the server to listen")
+            try:
+                yield Served(listener.getsockname()[1], server)
+            finally:
+                for listening in server.servers:
+                    listening.close()
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    await server.serve(sockets=[listener])
+
+
+@pytest.fixture
+async def raw() -> AsyncGenerator[RawConnection]:
+    """A connection to a server with the usual limits."""
+    async with serving() as served, raw_connection(served.port) as connection:
+        yield connection
+
+
+async def test_a_long_head_in_one_piece_is_refused(raw: RawConnection) -> None:
+    """Only heads that came in pieces were counted."""
+    await raw.send(head("GET", "/small", X_A="x" * MAX_HEAD_BYTES))
+    assert (await raw.answer()).status == 431
+    await raw.is_closed()
+
+
+async def test_many_small_headers_are_refused(raw: RawConnection) -> None:
+    await raw.send(head("GET", "/small", **{f"X_{number}": "x" for number in range(MAX_HEADERS + 1)}))
+    assert (await raw.answer()).status == 431
+    await raw.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("status", "refused"),
+    [
+        (414, head("GET", "/small?" + "x" * MAX_URL_BYTES)),
+        (431, head("GET", "/small", X_A="x" * MAX_HEAD_BYTES)),
+    ],
+)
+async def test_a_refused_head_was_not_in_the_document(
+    raw: RawConnection, sqlite_url: str, status: int, refused: bytes
+) -> None:
+    """414 was missing, and 431 was said to be JSON."""
+    await raw.send(refused)
+    answer = await raw.answer()
+    assert answer.status == status
+    async with open_database(sqlite_url) as database, api_app(database) as app:
+        operations = [one for methods in app.openapi()["paths"].values() for one in methods.values()]
+    for operation in operations:
+        assert list(operation["responses"][str(status)]["content"]) == [answer.headers["content-type"].split(";")[0]]
+
+
+async def test_a_long_url_is_refused(raw: RawConnection) -> None:
+    """A URL of 60 MB held everybody up for 5 seconds, without a key."""
+    await raw.send(head("GET", "/small?" + "x" * MAX_URL_BYTES))
+    assert (await raw.answer()).status == 414
+    await raw.is_closed()
+
+
+async def test_a_head_at_the_limits_is_answered(raw: RawConnection) -> None:
+    headers = {f"X_{number}": "x" * 400 for number in range(MAX_HEADERS - 10)}
+    await raw.send(head("GET", "/small?" + "x" * (MAX_URL_BYTES - 100), **headers))
+    assert (await raw.answer()).status == 200
+    await raw.send(head("GET", "/small"))
+    answer = await raw.answer()
+    assert answer.status == 200
+    assert "server" not in answer.headers, "which names a version's weaknesses"
+
+
+async def test_a_refused_head_behind_a_request_does_not_end_in_its_answer(raw: RawConnection) -> None:
+    await raw.send(head("GET", "/stream") + head("GET", "/small?" + "x" * MAX_URL_BYTES))
+    async with asyncio.timeout(30):
+        said = await raw.reader.read()
+    assert b"414" not in said
+
+
+async def test_silent_connections_do_not_keep_others_out_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    """400 silent connections made every new one reset, and nothing said so."""
+    async with serving(most=10) as (port, _), AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(raw_connection(port)) for _ in range(10)]
+        await silent[0].send(head("GET", "/small"))
+        assert (await silent[0].answer()).status == 200
+        for _ in range(3):
+            async with raw_connection(port) as another:
+                await another.send(head("GET", "/small"))
+                answer = await another.answer()
+                assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+                await another.is_closed()
+        async with raw_connection(port) as another:
+            await another.is_closed()
+        told = [record for record in caplog.records if "HOLDFAST_MAX_CONNECTIONS" in record.getMessage()]
+        assert [record.levelno for record in told] == [logging.WARNING]
+        await silent[0].send(head("GET", "/small"))
+        assert (await silent[0].answer()).status == 200
+
+        silent[1].writer.close()
+
+        async def is_let_in() -> bool:
+            async with raw_connection(port) as another:
+                await another.send(head("GET", "/small"))
+                return (await another.answer()).status == 200
+
+        await wait_until(is_let_in, description="a place to be free")
+
+
+async def test_who_does_not_read_an_answer_is_cut_off_and_a_stream_waits() -> None:
+    """The answer stayed in this process's memory for as long as its reader liked."""
+    async with (
+        serving(patience_s=PATIENCE_S) as (port, server),
+        raw_connection(port) as streaming,
+        raw_connection(port) as reading,
+    ):
+        await streaming.send(head("GET", "/stream"))
+        await reading.send(head("GET", "/long"))
+        connections = server.server_state.connections
+        await wait_until(lambda: len(connections) == 2, description="both to be served")
+        await wait_until(lambda: len(connections) == 1, description="the one that holds its answer up to be cut off")
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reading.answer()
+        async with asyncio.timeout(60):
+            assert await _length(streaming) > LONG
+
+
+async def _length(connection: RawConnection) -> int:
+    """How much comes until the end of a stream."""
+    length, last = 0, b""
+    while not last.endswith(b"0\r\n\r\n"):
+        last = last[-8:] + (piece := await connection.reader.read(1_000_000))
+        assert piece
+        length += len(piece)
+    return length

@@ -1,0 +1,46 @@
+"""`holdfast status` says what works and which walls tools have, as an operator asks for it."""
+
+import asyncio
+from pathlib import Path
+
+from shared.sql.engine import Database
+from shared.sql.migrate import migrate
+from tests.kit.commands import Command, fork
+from tests.kit.product.processes import processes_in
+from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.wait_until import wait_until
+
+
+async def _said(environment: dict[str, str], files: tuple[Path, Path]) -> tuple[int, str]:
+    for file in files:
+        file.write_text("")
+    process = await asyncio.to_thread(fork, Command(["status"], environment, *files))
+    await wait_until(lambda: process.exit_status() is not None, description="the command to end")
+    return process.exit_status() or 0, "".join(file.read_text() for file in files)
+
+
+async def test_the_walls_of_the_workers_are_shown(
+    tmp_path: Path, postgres_url: str, private_redis: PrivateRedis
+) -> None:
+    database = Database(postgres_url)
+    await migrate(database)
+    await database.aclose()
+    environment = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
+    files = tmp_path / "output", tmp_path / "errors"
+
+    status, text = await _said(environment, files)
+    assert (status, "none has shown itself" in text, "walls      unknown" in text) == (1, True, True), text
+
+    async with processes_in(tmp_path, environment) as processes:
+        await processes.worker(sandbox="process", tool_user="root")
+
+        async def is_shown() -> bool:
+            return "plain processes (HOLDFAST_SANDBOX=process)" in (await _said(environment, files))[1]
+
+        await wait_until(is_shown, description="the worker's walls")
+        status, text = await _said(environment, files)
+        assert (status, "at least one lives" in text) == (0, True), text
+
+    await private_redis.kill()
+    status, text = await _said(environment, files)
+    assert (status, "redis      does not answer" in text) == (1, True), text

@@ -1,0 +1,58 @@
+"""Environments of packages in a folder of a test."""
+
+import sysconfig
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.clock import Clock, SystemClock
+from shared.domain.packages import PackageRules
+from shared.packages.builder import PackageBuilder, target_python
+from shared.packages.environments import PackageEnvironments
+from shared.packages.locked_files import remove_tree
+from tests.kit.package_index import PackageIndex
+
+UV = str(Path(sysconfig.get_path("scripts")) / "uv")
+"""Of the tests' own installation."""
+
+
+def environments(
+    folder: Path,
+    index: PackageIndex | None,
+    *,
+    clock: Clock | None = None,
+    uv: str = UV,
+    python: str = "",
+    **rules: Any,
+) -> PackageEnvironments:
+    """Those of one process. Two with the same folder are as two processes of a machine. `index`: None for off."""
+    chosen = PackageRules(
+        index="" if index is None else index.url,
+        folder=folder,
+        most_bytes=16 << 20,
+        most_bytes_in_all=64 << 20,
+        build_s=60.0,
+        keep=timedelta(days=30),
+    )
+    chosen = msgspec.structs.replace(chosen, **rules)
+    builder = PackageBuilder(chosen, uv, {})
+    return PackageEnvironments(chosen, target_python(""), builder, clock or SystemClock())
+
+
+def built(folder: Path) -> list[str]:
+    """The names of the environments in the folder."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("work-"))
+
+
+def unfinished(folder: Path) -> list[str]:
+    """What is being built in the folder, or was left there by who was building."""
+    return sorted(path.name for path in folder.glob("work-*"))
+
+
+def lose(folder: Path) -> None:
+    """Takes the environments away, as on a machine that has none of them yet."""
+    for name in built(folder):
+        remove_tree(folder / name)
+    assert not built(folder)

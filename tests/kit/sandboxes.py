@@ -1,0 +1,47 @@
+"""Sandboxes as workers have them, for tests that call tools without a worker."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from shared.domain.errors import InvalidRequest
+from worker.tools.invocation import CallLimits, ToolSandbox
+from worker.tools.node_program import NodeProgram
+from worker.tools.process_sandbox import ProcessSandbox
+from worker.tools.sandbox_choice import SandboxChoice
+from worker.tools.walled_sandbox import WalledSandbox
+from worker.tools.zygote_plan import ZygotePlan
+
+LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=8 << 20)
+SCRATCH_MB = 8
+WALLED = ("tier1", "tier2")
+EVERY_SANDBOX = (*WALLED, "process")
+"""The values of HOLDFAST_SANDBOX that name one."""
+
+
+async def walls(name: str) -> ZygotePlan:
+    """The walls of this name on this machine. Skips the test where it has none."""
+    try:
+        plan = await SandboxChoice(name, "nobody", "", SCRATCH_MB).best_walls()
+    except InvalidRequest as error:
+        pytest.skip(error.message)
+    assert plan is not None
+    return plan
+
+
+@asynccontextmanager
+async def sandbox_of(
+    name: str, *, grace_s: float = 2.0, limits: CallLimits = LIMITS, node: NodeProgram | None = None
+) -> AsyncGenerator[ToolSandbox]:
+    """A sandbox for the block. `node`: what its calls in JavaScript become."""
+    made: ToolSandbox
+    if name == "process":
+        made = ProcessSandbox(limits, grace_s=grace_s, node=node)
+    else:
+        made = WalledSandbox(msgspec.structs.replace(await walls(name), node=node), limits, grace_s=grace_s)
+    try:
+        yield made
+    finally:
+        await made.aclose()
