@@ -1,7 +1,8 @@
 """Breaks a deployment of its own for some minutes and says which promises held. Exit status 1: one did not.
 
 It starts a Redis, a database on the given Postgres server, workers and APIs of the release before this one, and keeps
-runs of every kind going, in two projects. It upgrades the deployment, one worker of which becomes one of a release that
+runs of every kind going, in two projects that meet their limits at times. Tools run behind the best walls that the
+machine has. It upgrades the deployment, one worker of which becomes one of a release that
 is yet to come. Then it kills, freezes, cuts, empties and fails over what they work with, by a schedule that the seed
 draws. Everything is on loopback, and all that it has started is dead at the end.
 """
@@ -17,8 +18,10 @@ from pathlib import Path
 import uvloop
 
 from bench.chaos.deployment import LEASE_S
+from bench.chaos.orphans import adopt_orphans
 from bench.chaos.performance import Performance
 from bench.chaos.schedule import draw_schedule
+from shared.domain.errors import InvalidRequest
 
 
 def main() -> None:
@@ -32,6 +35,9 @@ def main() -> None:
         "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
     )
     parser.add_argument(
+        "--sandbox", choices=["auto", "process"], default="auto", help="the walls around tools (default: the best)"
+    )
+    parser.add_argument(
         "--untimed", action="store_true", help="late recoveries are printed but are no failure: the machine is shared"
     )
     parser.add_argument("--only-schedule", action="store_true", help="print the faults of the seed, and do nothing")
@@ -41,7 +47,13 @@ def main() -> None:
     if options.only_schedule:
         print("\n".join(map(str, draw_schedule(options.seed, options.minutes * 60, LEASE_S))))
         return
-    sys.exit(0 if uvloop.run(perform(options)) else 1)
+    adopt_orphans()
+    try:
+        is_clean = uvloop.run(perform(options))
+    except InvalidRequest as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0 if is_clean else 1)
 
 
 async def perform(options: argparse.Namespace) -> bool:
@@ -58,6 +70,7 @@ async def perform(options: argparse.Namespace) -> bool:
         apis=options.apis,
         at_once=options.runs_at_once,
         postgres_url=options.postgres,
+        sandbox=options.sandbox,
     )
     scoreboard = await performance.play()
     print("\n".join(scoreboard.lines()))

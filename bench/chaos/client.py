@@ -1,8 +1,10 @@
-"""A client as programs have it: it goes to any API process, sends again what was not answered, and counts errors."""
+"""A client as programs have it: it goes to any API process, sends again what was not answered, waits for as long as it
+is told when it asks for too much, and counts errors."""
 
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,10 @@ from tests.kit.product import HEADERS
 
 AGAIN_S = (0.1, 0.8)
 """Between these a client waits before it sends again."""
+
+TOO_MUCH = 429
+NOT_NOW = (503, TOO_MUCH)
+_LIMIT = re.compile(r"HOLDFAST_[A-Z_]+")
 
 SILENT_S = 40.0
 """A connection on which nothing comes for so long is given up; keep-alives come more often."""
@@ -36,6 +42,7 @@ class Answer:
 
     status: int
     body: Any
+    retry_after_s: int | None = None
 
     @property
     def is_success(self) -> bool:
@@ -88,10 +95,10 @@ class Client:
                     return None
                 await self.pause()
                 continue
-            answer = self._answer(request, response.status_code, response.content)
-            if answer.status != 503:
+            answer = self._answer(request, response, response.content)
+            if answer.status not in NOT_NOW or _is_end_of_run(answer.body):
                 return answer
-            await self.pause()
+            await self.come_again(answer)
 
     async def get(self, path: str) -> Any:
         """The body of a GET that must succeed."""
@@ -111,7 +118,7 @@ class Client:
                 request.method, self._url(request.path), json=request.body, headers=self._headers(request)
             ) as response:
                 if response.status_code != 200:
-                    raise Refused(self._answer(request, response.status_code, await response.aread()))
+                    raise Refused(self._answer(request, response, await response.aread()))
                 rest = b""
                 async for chunk in response.aiter_raw():
                     *whole, rest = (rest + chunk).split(b"\n\n")
@@ -124,13 +131,20 @@ class Client:
         """What a client waits before it tries again."""
         await asyncio.sleep(self._dice.uniform(*AGAIN_S))
 
+    async def come_again(self, answer: Answer) -> None:
+        """What a client waits that was told "not now": as long as the answer says when a limit is used up."""
+        if answer.status == TOO_MUCH and answer.retry_after_s is not None:
+            await asyncio.sleep(answer.retry_after_s)
+        await self.pause()
+
     def _headers(self, request: Request) -> dict[str, str]:
         return {**self._key, **(request.headers or {})}
 
     def _url(self, path: str) -> str:
         return f"http://127.0.0.1:{self._dice.choice(self._ports)}{path}"
 
-    def _answer(self, request: Request, status: int, content: bytes) -> Answer:
+    def _answer(self, request: Request, response: httpx.Response, content: bytes) -> Answer:
+        status = response.status_code
         try:
             body = json.loads(content)
         except ValueError:
@@ -140,7 +154,19 @@ class Client:
         if status >= 500 and status != 503 and not _is_end_of_run(body):
             detail = f"{request.method} {request.path} answered {status}: {str(body)[:300]}"
             self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
-        return Answer(status, body)
+        retry_after = response.headers.get("Retry-After")
+        if status == TOO_MUCH and not _is_end_of_run(body):
+            self._note_limit(request, body, retry_after)
+        return Answer(status, body, None if retry_after is None else int(retry_after))
+
+    def _note_limit(self, request: Request, body: Any, retry_after: str | None) -> None:
+        """A refusal says which limit it was, and when to come again."""
+        said = _LIMIT.search(str(body))
+        if said is None or retry_after is None:
+            detail = f"{request.method} {request.path}: 429 with Retry-After {retry_after}: {str(body)[:300]}"
+            self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
+        else:
+            self._ledger.limits[f"{self.project}: {said[0]}"] += 1
 
 
 def _is_end_of_run(body: Any) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bench.chaos.client import Client, Request
 from bench.chaos.ledger import Column, Ledger, Thread
-from shared.domain.ids import IdMaker, ThreadId
+from shared.domain.ids import IdMaker, ProjectId, ThreadId
 from shared.domain.messages import (
     AssistantMessage,
     Message,
@@ -47,7 +47,7 @@ class ConversationChecks:
         async with ModelServer() as server:
             models = Models(server.base_urls(), first_event_timeout=10, idle_timeout=10, retries=0)
             for thread in threads:
-                context = await MessageStore(self.database).context(ThreadId(thread.id))
+                context = await MessageStore(self.database).context(ProjectId(thread.project), ThreadId(thread.id))
                 self._check_calls(thread, context)
                 await self._check_compactions(thread, context)
                 await self._check_ids(thread)

@@ -1,6 +1,7 @@
 """What is broken: API and worker processes, a Redis of their own, a new database, and a proxy before each service."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -15,11 +16,13 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import Unavailable
+from shared.domain.tools import SandboxTier
 from shared.sql.engine import Database
 from tests.kit.commands import Launch
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
 from tests.kit.services.redis_servers import PrivateRedis, promote, replicate
 from tests.kit.services.tcp_proxy import TcpProxy, free_port
+from worker.tools.sandbox_choice import SandboxChoice
 
 LEASE_S = 6.0
 
@@ -27,6 +30,11 @@ PROJECTS = {"north": "key-of-north", "south": "key-of-south"}
 """Each project and its key."""
 
 CALLBACK_SECRET = "what-callbacks-are-signed-with"
+
+REQUESTS_PER_S, REQUESTS_OF_SOUTH_PER_S, READERS, QUEUED_RUNS, RUNS_IN_FLIGHT = 1.6, 1.2, 1.5, 0.4, 0.6
+"""Limits of a project, for each of its stories that go on at once. Stories meet all of them, and get on."""
+
+IN_FLIGHT = "HOLDFAST_RUNS_IN_FLIGHT"
 
 MOST_CONNECTIONS = 75
 """To Postgres, for all processes together: a server of the usual settings takes 100, and others may use it."""
@@ -39,8 +47,30 @@ SETTINGS = {
     "HOLDFAST_API_KEYS": ",".join(f"{project}={key}" for project, key in PROJECTS.items()),
     "HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true",
     "HOLDFAST_CALLBACK_SECRET": CALLBACK_SECRET,
+    # Never reached: what is counted is compared with the runs.
+    "HOLDFAST_PROJECT_DAILY_TOKENS": str(10**12),
+    "HOLDFAST_AGENT_DAILY_TOKENS": str(10**12),
     "HOLDFAST_BUILTIN_MODELS": "true",  # `scripts.py` writes what `builtin/scripted` plays
 }
+
+
+def limits_for(at_once: int) -> dict[str, str]:
+    """Limits that so many stories meet now and then. `at_once`: in all projects together."""
+    stories = at_once / len(PROJECTS)
+    own = {"south": {"key_requests_per_s": REQUESTS_OF_SOUTH_PER_S * stories}}
+    return {
+        "HOLDFAST_REQUESTS_PER_S": str(REQUESTS_PER_S * stories),
+        "HOLDFAST_READERS": str(round(READERS * stories)),
+        "HOLDFAST_QUEUED_RUNS": str(round(QUEUED_RUNS * stories)),
+        IN_FLIGHT: str(round(RUNS_IN_FLIGHT * stories)),
+        "HOLDFAST_PROJECT_LIMITS": json.dumps(own),
+    }
+
+
+async def tier_of(sandbox: str) -> str:
+    """The walls that tools get with this value of HOLDFAST_SANDBOX. Raises `InvalidRequest` where there are none."""
+    plan = await SandboxChoice(sandbox, "nobody", "", 64).best_walls()
+    return SandboxTier.PROCESS if plan is None else plan.tier
 
 
 @dataclass
@@ -129,6 +159,12 @@ class Deployment:
     @property
     def ports(self) -> list[int]:
         return [slot.port for slot in self.apis if slot.port is not None]
+
+    @property
+    def pids(self) -> set[int]:
+        """Of every process that the harness has started, the dead ones included."""
+        started = {pid for slot in (*self.workers, *self.apis) for pid in slot.processes.pids}
+        return started | {one.pid for one in self.redis_servers if one.pid is not None}
 
     @property
     def has_suspended_worker(self) -> bool:

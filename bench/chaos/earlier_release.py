@@ -9,11 +9,13 @@ import asyncio
 import subprocess
 import tarfile
 import time
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from bench.chaos.deployment import Deployment, say
+from bench.chaos.counted_worker import launch_counted
+from bench.chaos.deployment import Deployment, Slot, say
 from bench.chaos.ledger import Ledger
 from bench.chaos.newer_release import launch_newer_worker
 from tests.kit.commands import ROOT, Launch, execute
@@ -23,6 +25,8 @@ COMMIT = "0c674cc"
 
 STAYS_S = 8.0
 """How long the earlier release is alone."""
+
+MIGRATES_AGAIN = 3
 
 OVERLAP_S = 2.0
 """How long each step of the upgrade lasts."""
@@ -50,14 +54,23 @@ async def upgrade(deployment: Deployment, ledger: Ledger) -> None:
     await asyncio.sleep(STAYS_S)
     say("upgrade: migrating")
     first, *others = deployment.workers
-    first.processes.launch = execute
-    await first.processes.migrate()
+    first.processes.launch = launch_counted
+    await _migrate(first)
     for slot in (first, *others, *deployment.apis):
         say(f"upgrade: {slot.name}")
-        await slot.replace(execute)
+        await slot.replace(launch_counted)
         await asyncio.sleep(OVERLAP_S)
     ledger.upgraded_at = time.monotonic()
     await use_newer_worker(deployment)
+
+
+async def _migrate(slot: Slot) -> None:
+    """A database whose connections are all taken asks to try again, as an operator would."""
+    for _ in range(MIGRATES_AGAIN):
+        with suppress(AssertionError):
+            await slot.processes.migrate()
+            return
+    await slot.processes.migrate()
 
 
 async def use_newer_worker(deployment: Deployment) -> None:

@@ -21,16 +21,19 @@ class Column(StrEnum):
     GAPS = "gaps"
     ENDS = "streams without exactly one end"
     TOOLS = "double tool starts"
+    UNCOUNTED = "tools whose start nobody counted"
     AFTER_CANCEL = "activity after cancelled"
     SHOWN = "shown differs from stored"
     CONVERSATIONS = "invalid conversations"
     DECISIONS = "decided otherwise than was said"
     CALLBACKS = "callbacks lost, forged or unlike"
+    BUDGETS = "budgets unlike their runs"
     WALLS = "shown to another project"
     STUCK = "stuck"
     FAILED = "failed unasked"
     ERRORS = "answers 5xx other than 503"
     DIED = "processes that ended by themselves"
+    OUTLIVED = "processes that outlive their worker"
 
 
 @dataclass
@@ -141,6 +144,8 @@ class Ledger:
     """By the id of the approval."""
     violations: list[Violation] = field(default_factory=list[Violation])
     http: Counter[str] = field(default_factory=Counter[str])
+    limits: Counter[str] = field(default_factory=Counter[str])
+    """How often which limit was used up, by project."""
     notes: Counter[str] = field(default_factory=Counter[str])
     """What is worth knowing and breaks no promise."""
     began_at: float = field(default_factory=time.monotonic)

@@ -56,7 +56,8 @@ class NewerRelease:
         database = self.deployment.database
         request = CancelRequest(datetime.now(UTC), actor="newer release", mode=CancelMode.INTERRUPT)
         try:
-            await RunStore(database).request_cancel(RunId(run_id), request)
+            store = RunStore(database)
+            await store.request_cancel(await store.look_up(RunId(run_id)), request)
         except LifecycleError:
             return False
         async with database.write() as connection:

@@ -4,6 +4,7 @@ not know. It takes runs over from them and they from it, as during an upgrade.""
 from typing import Any
 
 from api.cli import main
+from bench.chaos.counted_worker import count_starts
 from shared.domain.log_writer import LogWriter
 from worker.run import publisher
 
@@ -30,5 +31,6 @@ class NewerLogWriter(LogWriter):
 
 def work() -> None:
     """The command, with a publisher that writes what the newer release does."""
+    count_starts()
     setattr(publisher, LogWriter.__name__, NewerLogWriter)
     main()

@@ -5,38 +5,54 @@ import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.chaos.budget_checks import check_budgets
 from bench.chaos.callbacks import Callbacks
 from bench.chaos.client import Client, new_http
 from bench.chaos.conversation_checks import ConversationChecks
+from bench.chaos.counted_worker import launch_counted
 from bench.chaos.crowd import Crowd
 from bench.chaos.deciding import Deciding
 from bench.chaos.decision_checks import check_decisions
-from bench.chaos.deployment import LEASE_S, PROJECTS, SETTINGS, Deployment, deployed, say
+from bench.chaos.deployment import (
+    IN_FLIGHT,
+    LEASE_S,
+    PROJECTS,
+    SETTINGS,
+    Deployment,
+    deployed,
+    limits_for,
+    say,
+    tier_of,
+)
 from bench.chaos.earlier_release import launch_of_earlier, upgrade, use_newer_worker
 from bench.chaos.evidence import write_evidence
 from bench.chaos.faults import Faults
 from bench.chaos.ledger import Ledger
 from bench.chaos.newer_release import NewerRelease
+from bench.chaos.orphans import Orphans
 from bench.chaos.recovery import Recoveries
-from bench.chaos.run_checks import RunChecks, check_tools
+from bench.chaos.run_checks import RunChecks
 from bench.chaos.schedule import draw_schedule
 from bench.chaos.scoreboard import Scoreboard
 from bench.chaos.scripts import Scripts
 from bench.chaos.stories import Stories
 from bench.chaos.stream_checks import StreamChecks
 from bench.chaos.submitting import Submitting
-from bench.chaos.tools import StartLog, kill_left_over
+from bench.chaos.tool_checks import check_counts, check_tools
+from bench.chaos.tools import STARTS, StartLog, kill_left_over
 from bench.chaos.witness import Witness
 from shared.concurrency import background
 from shared.domain.lifecycle import TERMINAL
-from tests.kit.commands import execute
 from tests.kit.product.callback_receiver import CallbackReceiver
 from tests.kit.services.databases import new_database
 
 PROGRESS_S = 5.0
 REST_S = 90.0
+
+NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass
@@ -50,11 +66,18 @@ class Performance:
     apis: int
     at_once: int
     postgres_url: str
+    sandbox: str
+    """A value of HOLDFAST_SANDBOX."""
     ledger: Ledger = field(default_factory=Ledger)
+    upgraded_at: datetime = NEVER
+    tier: str = ""
 
     async def play(self) -> Scoreboard:
         """All of it."""
         say(f"seed {self.seed}; logs in {self.directory}")
+        self.tier = await tier_of(self.sandbox)
+        starts = StartLog(self.directory / "starts.txt")
+        settings = {**SETTINGS, **limits_for(self.at_once), "HOLDFAST_SANDBOX": self.sandbox, STARTS: str(starts.path)}
         earlier = launch_of_earlier(self.directory / "earlier release")
         if earlier is None:
             self.ledger.notes["the earlier release is not in this repository: no upgrade"] += 1
@@ -63,17 +86,19 @@ class Performance:
             deployed(
                 self.directory,
                 url,
-                SETTINGS,
+                settings,
                 workers=self.workers,
                 apis=self.apis,
-                launch=earlier or execute,
+                launch=earlier or launch_counted,
                 behind_proxies=True,
             ) as deployment,
         ):
-            starts = StartLog(self.directory / "starts.txt")
+            orphans = Orphans(deployment, self.ledger)
             try:
-                return await self._play(deployment, starts, is_earlier=earlier is not None)
+                async with background(orphans.watch(), name="watch for orphans"):
+                    return await self._play(deployment, starts, is_earlier=earlier is not None)
             finally:
+                orphans.kill()
                 kill_left_over(starts.starts())
 
     async def _play(self, deployment: Deployment, starts: StartLog, *, is_earlier: bool) -> Scoreboard:
@@ -81,7 +106,7 @@ class Performance:
         ledger = self.ledger
         recoveries = Recoveries(deployment.database, deployment.redis_client)
         faults = Faults(deployment, recoveries, ledger)
-        witness = Witness(deployment, ledger, starts)
+        witness = Witness(deployment, ledger, starts, in_flight=int(limits_for(self.at_once)[IN_FLIGHT]))
         newer = NewerRelease(deployment, ledger, dice)
         scripts, hurry = Scripts(dice), asyncio.Event()
         async with new_http() as http, CallbackReceiver() as receiver, AsyncExitStack() as stack:
@@ -101,6 +126,7 @@ class Performance:
             async with background(self._say_how_it_goes(crowds), name="progress"):
                 async with self._telling(crowds, hurry):
                     await (upgrade(deployment, ledger) if is_earlier else use_newer_worker(deployment))
+                    self.upgraded_at = datetime.now(UTC)
                     async with background(newer.speak(), name="speak as a newer release"):
                         await self._break(faults)
                 await self._come_to_rest(witness, crowds)
@@ -155,7 +181,9 @@ class Performance:
         run_checks = RunChecks(clients, ledger, witness, database)
         await run_checks.check()
         tool_starts = check_tools(ledger, starts.starts())
+        await check_counts(ledger, database, starts.starts())
         await check_decisions(ledger, database, starts.starts())
+        await check_budgets(ledger, database, self.upgraded_at)
         say("reading every stream again")
         stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()
@@ -167,6 +195,7 @@ class Performance:
             say(f"evidence: {await write_evidence(ledger, database, self.directory)}")
         return Scoreboard(
             seed=self.seed,
+            tier=self.tier,
             lease_s=LEASE_S,
             ledger=ledger,
             faults=faults,

@@ -76,8 +76,8 @@ class Reader:
         return Request("POST", f"/v1/runs/{self.record.run_id}/stream", body)
 
     async def _after(self, refusal: Refused) -> None:
-        if refusal.answer.status in (500, 502, 503, 504):
-            await self._client.pause()
+        if refusal.answer.status in (429, 500, 502, 503, 504):
+            await self._client.come_again(refusal.answer)
             return
         self.refusal = refusal
         if self.record is not None:

@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from bench.chaos.client import Client, Refused
 from bench.chaos.ledger import Column, Ledger, RunRecord
-from bench.chaos.tools import IDEMPOTENT, Start
 from bench.chaos.witness import Witness
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import RunError
@@ -145,24 +144,3 @@ class RunChecks:
         for run_id, times in by_parked.items():
             if times > 1:
                 self.ledger.broken(Column.DUPLICATED, run_id, f"{times} runs continue it")
-
-
-def check_tools(ledger: Ledger, starts: dict[str, list[Start]]) -> int:
-    """Every call started at most once, none after its run was cancelled, none lives on. How many starts there were."""
-    for record in ledger.runs.values():
-        for key, name in record.story.keys.items():
-            begun = starts.get(key, [])
-            if len(begun) > 1 and name not in IDEMPOTENT:
-                shown = ", ".join(f"pid {start.pid} at {start.at:.2f}" for start in begun)
-                ledger.broken(Column.TOOLS, record.run_id, f"{name} {key} of story {record.story.number}: {shown}")
-            _check_after_cancel(ledger, record, begun)
-    return sum(len(begun) for begun in starts.values())
-
-
-def _check_after_cancel(ledger: Ledger, record: RunRecord, begun: list[Start]) -> None:
-    for start in begun:
-        if record.standstill is not None and start.at > record.standstill.at:
-            late = start.at - record.standstill.at
-            ledger.broken(Column.AFTER_CANCEL, record.run_id, f"{start.key} started {late:.2f} s after cancelled")
-        if start.is_alive():
-            ledger.broken(Column.AFTER_CANCEL, record.run_id, f"process {start.pid} of {start.key} is still alive")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bench.chaos.deployment import PROJECTS
 from bench.chaos.faults import OVERLAP_S, Faults
 from bench.chaos.ledger import Column, Ledger
 from bench.chaos.recovery import NEVER, Recovered, Recoveries, percentile
@@ -24,6 +25,7 @@ class Scoreboard:
     """Prints."""
 
     seed: int
+    tier: str
     lease_s: float
     ledger: Ledger
     faults: Faults
@@ -38,11 +40,13 @@ class Scoreboard:
 
     def lines(self) -> Iterable[str]:
         """All of it."""
-        yield f"seed {self.seed}, {len(self.ledger.runs)} runs accepted, {self.tool_starts} tools started"
+        accepted = f"{len(self.ledger.runs)} runs accepted in {len(PROJECTS)} projects"
+        yield f"seed {self.seed}, {accepted}, {self.tool_starts} tools started, walls: {self.tier}"
         yield from self._ends()
         yield from _counted("faults", Counter(happened.fault.kind.value for happened in self.faults.happened))
         yield from _counted("faults left out, their target being broken already", self.faults.skipped)
         yield from _counted("failed runs", self.runs.errors)
+        yield from _counted("limits that were used up", self.ledger.limits)
         yield from _counted("connections and statuses", self.ledger.http)
         yield from _counted("notes", self.ledger.notes)
         yield ""

@@ -1,4 +1,8 @@
-"""The tools that the runs call. Each writes its start and its end into one file, so that starts can be counted."""
+"""The tools that the runs call, and the file in which each start of one is a line.
+
+A tool without walls writes its line itself. Behind walls there is no file to write to, and its worker writes the line
+(`counted_worker.py`). A tool that got through its walls would be counted by both, and so be found out.
+"""
 
 import os
 from collections import defaultdict
@@ -17,6 +21,9 @@ NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST, ASK_IN_TIME, ASK_OR_CA
 )
 
 IDEMPOTENT = frozenset({NOTE_AGAIN})
+
+STARTS = "CHAOS_STARTS"
+"""The variable that tells a worker the path of the file."""
 
 FIELDS: dict[str, dict[str, Any]] = {
     NOTE: {},
@@ -54,24 +61,39 @@ def {name}(key: str, seconds: float) -> str:
     import os
     import time
 
-    def write(word):
+    try:
         with open("/proc/self/stat") as stat:
             born = stat.read().rpartition(")")[2].split()[19]
-        line = f"{{word}} {{key}} {{os.getpid()}} {{born}} {{time.time()}}\\n"
-        starts = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(starts, line.encode())
+        starts = os.open({log!r}, os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        pass  # there are walls around this call
+    else:
+        os.write(starts, f"{{key}} {{os.getpid()}} {{born}} {{time.time()}}\\n".encode())
         os.close(starts)
-
-    write("start")
     time.sleep(seconds)
-    write("end")
     return key
 '''
 
 
 def source_of(name: str, log: Path) -> str:
-    """The source of a tool that writes to `log`."""
+    """The source of a tool that writes to `log` if it can."""
     return _SOURCE.format(name=name, log=str(log))
+
+
+def write_start(log: str, key: str, pid: int, born_at: int, at: float) -> None:
+    """Adds the line of one start. `at`: seconds since the epoch."""
+    starts = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.write(starts, f"{key} {pid} {born_at} {at}\n".encode())
+    os.close(starts)
+
+
+def birth_of(pid: int) -> int | None:
+    """When this process began, in ticks since the machine did; None when it is dead or there was none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if stat[0] in ("Z", "X") else int(stat[19])
 
 
 @dataclass(frozen=True)
@@ -85,15 +107,11 @@ class Start:
 
     def is_alive(self) -> bool:
         """Whether this very process still runs."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        return int(stat[19]) == self.born and stat[0] not in ("Z", "X")
+        return self.born == birth_of(self.pid)
 
 
 class StartLog:
-    """What the tools have written."""
+    """The lines so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,9 +121,8 @@ class StartLog:
         """The starts so far, by the key of the call."""
         found: dict[str, list[Start]] = defaultdict(list)
         for line in self.path.read_text().splitlines():
-            word, key, pid, born, at = line.split()
-            if word == "start":
-                found[key].append(Start(key, int(pid), int(born), float(at)))
+            key, pid, began, at = line.split()
+            found[key].append(Start(key, int(pid), int(began), float(at)))
         return found
 
 

@@ -2,15 +2,16 @@
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from bench.chaos.deployment import Deployment
+from bench.chaos.deployment import IN_FLIGHT, Deployment
 from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
 from bench.chaos.tools import StartLog
-from shared.domain.lifecycle import TERMINAL
+from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.submission_keys import IDEMPOTENCY_KEY, OTIDS
 from shared.sql.run_tables import approvals, runs, submission_keys
 from shared.sql.tables import messages
@@ -27,6 +28,8 @@ class Witness:
     deployment: Deployment
     ledger: Ledger
     starts: StartLog
+    in_flight: int
+    """How many runs a project may have at work."""
     final: dict[str, tuple[str, str | None]] = field(default_factory=dict[str, tuple[str, str | None]])
     """The status and stop reason of each run that was seen to have ended."""
 
@@ -39,8 +42,11 @@ class Witness:
     async def look(self) -> dict[str, str]:
         """Compares what has ended with what was seen before; the status of every run."""
         async with self.deployment.database.read() as connection:
-            found = await connection.execute(sa.select(runs.c.id, runs.c.status, runs.c.stop_reason))
-            rows = [(str(row.id), str(row.status), row.stop_reason) for row in found]
+            columns = runs.c.id, runs.c.status, runs.c.stop_reason, runs.c.project_id
+            found = (await connection.execute(sa.select(*columns))).all()
+        rows = [(str(row.id), str(row.status), row.stop_reason) for row in found]
+        for project, at_work in Counter(row.project_id for row in found if row.status == RunStatus.RUNNING).items():
+            self.ledger.limits[f"{project}: {IN_FLIGHT}, when looked at"] += at_work >= self.in_flight
         for run_id, status, stop_reason in rows:
             seen = self.final.get(run_id)
             if seen is not None and seen != (status, stop_reason):

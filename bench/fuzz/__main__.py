@@ -1,0 +1,153 @@
+"""Sends what nobody would send, and says what came of it. Exit status 1: an answer was wrong.
+
+First the property tests that read what strangers write (ids, cursors, arguments, tool source, agent files, streams of
+models), again and again with other examples. Then requests that schemathesis makes of our own OpenAPI document, against
+each set-up: no answer is a 5xx, and each is one that the document says. Everything is on loopback.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from bench.deployments import Deployment, embedded, services
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = Path(__file__).parent / "schemathesis.toml"
+KEY = "key-of-the-fuzzer"
+ENVIRONMENT = {
+    "HOLDFAST_API_KEYS": f"default={KEY}",
+    "HOLDFAST_BUILTIN_MODELS": "true",
+    "HOLDFAST_DOCS": "on",
+    "HOLDFAST_TRUSTED_PROXIES": "127.0.0.1",
+}
+OPERATIONS = 125
+"""About as many as the document has. Each gets as many examples, so that together they are the cases asked for."""
+FOUND, SUMMARY = re.compile(r"=+ (FAILURES|ERRORS) =+"), re.compile(r"=+ SUMMARY =+")
+LONGEST_LINE = 1 << 24
+PROPERTIES = "tests/contract/test_hostile_texts.py", "tests/contract/test_hostile_streams.py"
+
+
+SHOWN_LINES, SHOWN_CHARACTERS = 120, 600
+"""Of what was found, so much is said again at the end. A request that has no end is in the report."""
+
+
+class Outcome(NamedTuple):
+    """What came of the requests to one set-up."""
+
+    cases: int
+    found: str = ""
+    """Which operations answered what, how to send that again, and the command that finds it again."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000, help="requests to each set-up (default: 2000)")
+    parser.add_argument("--seconds", type=int, default=0, help="for each set-up; 0: as long as the cases take")
+    parser.add_argument("--minutes", type=float, default=1.0, help="for the property tests (default: 1)")
+    parser.add_argument("--shape", choices=["embedded", "services", "both"], default="both")
+    parser.add_argument("--seed", type=int, default=None, help="draws the examples (default: any)")
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server for a database of our own")
+    sys.exit(0 if uvloop.run(fuzz(parser.parse_args())) else 1)
+
+
+async def fuzz(options: argparse.Namespace) -> bool:
+    seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
+    print(f"seed {seed}", flush=True)
+    is_clean, results = options.minutes <= 0 or await _properties(seed, options.minutes), list[str]()
+    for shape in ["embedded", "services"] if options.shape == "both" else [options.shape]:
+        directory = Path(tempfile.mkdtemp(prefix=f"holdfast-fuzz-{shape}-"))
+        async with _deployed(shape, directory, options.postgres) as deployment:
+            outcome = await _requests(shape, str(deployment.client.http.base_url), directory, seed, options)
+            dead = [name for name, process in deployment.processes.items() if not process.is_running()]
+        said = "NOT CLEAN" if outcome.found else "clean"
+        results.append(f"{shape}: {outcome.cases} cases, {said}; {directory}")
+        results += [outcome.found] if outcome.found else []
+        results += [f"{shape}: ended: {', '.join(dead)}"] if dead else []
+        is_clean = is_clean and not outcome.found and not dead
+    print("\n".join(results), flush=True)  # last, where a log that is cut off still has it
+    return is_clean
+
+
+def _deployed(shape: str, directory: Path, postgres: str) -> AbstractAsyncContextManager[Deployment]:
+    return embedded(directory, ENVIRONMENT) if shape == "embedded" else services(directory, ENVIRONMENT, postgres)
+
+
+async def _properties(seed: int, minutes: float) -> bool:
+    """The property tests with many examples, until the time is over."""
+    ends, rounds = time.monotonic() + minutes * 60, 0
+    while time.monotonic() < ends:
+        command = [sys.executable, "-m", "pytest", "-q", *PROPERTIES, f"--hypothesis-seed={seed + rounds}"]
+        if await _run([*command, "--timeout=3600"], {"HOLDFAST_FUZZ_EXAMPLES": "20"}) != 0:
+            return False
+        rounds += 1
+    print(f"property tests: {rounds} rounds, clean", flush=True)
+    return True
+
+
+async def _requests(shape: str, url: str, directory: Path, seed: int, options: argparse.Namespace) -> Outcome:
+    """Rounds of schemathesis until there were as many cases as asked for, or the time is over."""
+    cases, ends = 0, time.monotonic() + (options.seconds or 24 * 3600)
+    while cases < options.cases and time.monotonic() + 1 < ends:
+        report, output = directory / f"report-{cases}.json", directory / f"report-{cases}.txt"
+        again = f"--shape {shape} --cases {options.cases - cases} --seed {seed + cases} --minutes 0"
+        each = max(1, -(-(options.cases - cases) // OPERATIONS))
+        command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(CONFIG), "run"]
+        command += [f"{url.rstrip('/')}/openapi.json", "-n", str(each), "--seed", str(seed + cases), "--no-color"]
+        command += ["--report", "json", "--report-json-path", str(report)]
+        if options.seconds:
+            command += ["--max-time", str(int(ends - time.monotonic()))]
+        status = await _run(command, {"HOLDFAST_FUZZ_URL": url.rstrip("/"), "HOLDFAST_FUZZ_KEY": KEY}, output)
+        told = json.loads(report.read_text()) if report.exists() else {}
+        cases += told["test_cases"]["generated"] if told else 0
+        if status != 0 or not told or told["errors"]:
+            return Outcome(cases, f"{_what_was_found(output)}\nagain: python -m bench.fuzz {again}; whole: {output}")
+    return Outcome(cases)
+
+
+def _what_was_found(output: Path) -> str:
+    """What schemathesis says of each failure and error: operation, status, answer, and a command that sends the
+    request again."""
+    lines = output.read_text(errors="replace").splitlines()
+    headings = [number for number, line in enumerate(lines) if FOUND.fullmatch(line)]
+    ends = [number for number, line in enumerate(lines) if SUMMARY.fullmatch(line)]
+    told = lines[headings[0] : ends[-1]] if headings and ends else lines[-SHOWN_LINES:]
+    return "\n".join(line[:SHOWN_CHARACTERS] for line in told[:SHOWN_LINES])
+
+
+async def _run(command: list[str], environment: Mapping[str, str], output: Path | None = None) -> int:
+    """Its exit status. What it prints is shown as it comes, and kept in `output`."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=None if output is None else asyncio.subprocess.PIPE,
+        limit=LONGEST_LINE,
+    )
+    try:
+        if output is not None and process.stdout is not None:
+            with output.open("wb") as kept:
+                async for line in process.stdout:
+                    kept.write(line)
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.buffer.flush()
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+if __name__ == "__main__":
+    main()
