@@ -8,7 +8,7 @@ TEST_PROCESSES ?= 5
 FAST_TESTS := tests/architecture tests/unit tests/contract
 ARGS ?=
 
-.PHONY: help dev test test-fast lint check check-fast format bench chaos long-conversation clean
+.PHONY: help dev test test-fast lint check check-fast format bench chaos fuzz long-conversation clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,9 @@ bench: $(STAMP) ## Measure (ARGS are given to bench/run.py)
 chaos: $(STAMP) ## Break a deployment for two minutes and check every promise (ARGS="--seed 7")
 	@$(BIN)/python -m bench.chaos $(ARGS)
 
+fuzz: $(STAMP) ## Send what nobody would send, and check every answer (ARGS="--cases 10000 --minutes 30")
+	@$(BIN)/python -m bench.fuzz $(ARGS)
+
 long-conversation: $(STAMP) ## Talk for 2,000 turns while workers are killed, and check the memory (ARGS="--turns 200")
 	@$(BIN)/python -m bench.long_conversation $(ARGS)
 
@@ -52,7 +55,7 @@ clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter behind it, so each is tried.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	@set -e; \
 	if ! $(BIN)/python -c pass 2>/dev/null; then \
 	  for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
