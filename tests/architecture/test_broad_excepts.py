@@ -22,11 +22,14 @@ NAMED_PLACES: dict[tuple[str, str], str] = {
         "api/callbacks/delivery.py",
         "CallbackDelivery._deliver_in",
     ): "a background loop: one callback that cannot be settled must not end the others",
-    ("worker/tools/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
-    ("worker/tools/child_program.py", "run_code"): "the tool: whatever a program raises is its answer",
-    ("worker/tools/child_program.py", "finished"): "the tool: the same, of a program that awaits",
-    ("worker/tools/child_zygote.py", "Zygote._fork"): "the tool: a fork that failed must not become a second zygote",
-    ("worker/tools/child_zygote.py", "main"): "the tool: what ends a zygote is read by its worker",
+    ("worker/tools/inside/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
+    ("worker/tools/inside/child_program.py", "run_code"): "the tool: whatever a program raises is its answer",
+    ("worker/tools/inside/child_program.py", "finished"): "the tool: the same, of a program that awaits",
+    (
+        "worker/tools/inside/child_zygote.py",
+        "Zygote._fork",
+    ): "the tool: a failed fork must not become a second zygote",
+    ("worker/tools/inside/child_zygote.py", "main"): "the tool: what ends a zygote is read by its worker",
 }
 """(file, function) and why it may: the boundary that it is, and what follows."""
 

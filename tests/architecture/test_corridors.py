@@ -59,7 +59,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "worker/models": ("shared/domain", "shared/network"),
     # How a call with a network reaches the allowed hosts. It knows nothing of tools, only of a socket that they have.
     "worker/proxy": ("shared", "shared/network"),
-    "worker/tools": ("shared/domain", "worker/proxy"),
+    "worker/tools": ("shared/domain", "worker/proxy", "worker/tools/inside"),
+    "worker/tools/inside": (),
     "worker/queue": ("shared", "shared/domain", "shared/redis"),
     "worker/run": (*_STATE, "shared/typescript", "worker/models", "worker/tools"),
     "worker/upkeep": _STATE,

@@ -31,8 +31,8 @@ CHOOSES_BY_NAME = "worker/models/registry.py"
 """Picks the module of a provider's wire from its own table."""
 
 TOOL_PROCESS = tuple(
-    f"worker/tools/child{part}.py"
-    for part in ("", "_call", "_node", "_objects", "_seccomp", "_stdlib", "_walls", "_zygote")
+    f"worker/tools/inside/child_{part}.py"
+    for part in ("call", "node", "objects", "seccomp", "stdlib", "walls", "watcher", "zygote")
 )
 TOOL_PROCESS_LATE = (
     *("asyncio", "json", "linecache", "traceback", "typing"),

@@ -23,7 +23,7 @@ from worker.tools.invocation import ToolInvocation, ToolOutcome
 from worker.tools.outcomes import MAX_RESULT_CHARS
 from worker.tools.redaction import without_secrets
 
-PROGRAM = Path(__file__).parent.parent / "tools" / "child_program.py"
+PROGRAM = Path(__file__).parent.parent / "tools" / "inside" / "child_program.py"
 JAVASCRIPT = ("js", "ts")
 NOT_HERE = "This server runs code in python, js and ts, not in {}. Write it in one of these."
 FREE_RULES = ("continue_loop", "exit_loop", "run_first", "required_before_exit")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-HARNESS = Path(__file__).with_name("child_javascript.js")
+HARNESS = Path(__file__).parent / "inside" / "child_javascript.js"
 OLDEST = 18
 BESIDE = "/usr/share/nodejs"
 """Where some distributions keep parts of Node.js itself."""

@@ -14,7 +14,7 @@ import msgspec
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from shared.domain.tools import SandboxTier
-from worker.tools.child_seccomp import is_known
+from worker.tools.inside.child_seccomp import is_known
 from worker.tools.interpreter import LOOK, Interpreter, described, own_interpreter
 from worker.tools.invocation import CallLimits, ToolInvocation
 from worker.tools.outcomes import payload, result_bytes

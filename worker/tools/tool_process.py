@@ -1,7 +1,7 @@
 """One isolated process of one tool call, seen from the worker: started, waited for, stopped, and surely dead.
 
-What the call means is `process_sandbox.py`; what happens on the other side is `child.py`. The end of a call is the end
-of its process, never an end of file. Waiting is by callback, so that nothing is left to cancel or to forget.
+What the call means is `process_sandbox.py`; what happens on the other side is `child_watcher.py`. The end of a call is
+the end of its process, never an end of file. Waiting is by callback, so that nothing is left to cancel or to forget.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from worker.tools.capped_pipe import CappedPipe, PayloadPipe
-from worker.tools.child import descendants, kill_all, processes
+from worker.tools.inside.child_watcher import descendants, kill_all, processes
 from worker.tools.outcomes import how_it_ended
 
-CHILD = str(Path(__file__).with_name("child.py"))
+CHILD = str(Path(__file__).parent / "inside" / "child_watcher.py")
 OUTPUT_BYTES = 256 << 10
 PATIENCE_S = 1.0
 """Beyond the grace, for the watcher to have killed everything; then the worker does it itself."""

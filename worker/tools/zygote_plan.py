@@ -12,7 +12,7 @@ from shared.domain.tools import SandboxTier
 from worker.tools.interpreter import Interpreter
 from worker.tools.node_program import NodeProgram
 
-HERE = Path(__file__).parent
+INSIDE = Path(__file__).parent / "inside"
 PROGRAM = (
     *("child_objects", "child_call", "child_seccomp", "child_walls", "child_network", "child_node", "child_stdlib"),
     "child_zygote",
@@ -97,7 +97,7 @@ class ZygotePlan(msgspec.Struct, frozen=True):
             "run_folder": RUN_FOLDER,
         }
         wanted = [name for name in PROGRAM if self.network or name != "child_network"]
-        modules = {name: (HERE / f"{name}.py").read_text(encoding="utf-8") for name in wanted}
+        modules = {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in wanted}
         return json.dumps({"plan": plan, "modules": modules}).encode()
 
     def _bubblewrap(self) -> list[str]:
