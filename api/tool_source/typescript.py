@@ -12,6 +12,9 @@ from shared.domain.errors import InvalidToolSource
 from shared.typescript.functions import FoundFunction, parameter_name, tool_function, tool_module
 from shared.typescript.syntax import line, parse, text_of, walk
 
+NEXT_TAG = re.compile(r"\n(?=@\w)|[ \t]+(?=@(?:param|arg|argument|returns?)\b)")
+"""Where a part of a comment ends: tags begin a line, and those of a comment of one line follow its text."""
+
 TAG = re.compile(r"^@(\w+)\s*(.*)$", re.DOTALL)
 PARAMETER = re.compile(r"^(?:\{[^}]*\}\s*)?\[?([\w$]+)[^\]\s]*\]?\s*(?:-\s*)?(.*)$", re.DOTALL)
 BUILTIN = frozenset({
@@ -86,7 +89,7 @@ def _documentation(function: FoundFunction) -> tuple[str, dict[str, str]]:
     if comment.end_point.row + 1 < function.statement.start_point.row:
         return "", {}
     lines = [one.strip().removeprefix("*").strip() for one in text_of(comment)[3:-2].splitlines()]
-    parts = re.split(r"\n(?=@\w)", "\n".join(lines).strip())
+    parts = NEXT_TAG.split("\n".join(lines).strip())
     parameters: dict[str, str] = {}
     for part in parts:
         if (tag := TAG.match(part)) and tag[1] in ("param", "arg", "argument") and (said := PARAMETER.match(tag[2])):

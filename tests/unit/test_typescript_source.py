@@ -43,6 +43,15 @@ def test_the_comment_before_the_function_is_the_description() -> None:
     assert read.warnings == []
 
 
+def test_the_tags_of_a_comment_of_one_line_stayed_in_the_description() -> None:
+    read = read_typescript_source("""
+        /** Mail somebody@example.org the weather. @param city where it is @return what was sent */
+        export function mail(city: string): string { return ""; }
+    """)
+    assert read.description == "Mail somebody@example.org the weather."
+    assert read.parameters["properties"] == {"city": {"type": "string", "description": "where it is"}}
+
+
 @pytest.mark.parametrize(
     ("annotation", "schema"),
     [
