@@ -49,13 +49,12 @@ async def _run_prune(settings: Settings, options: argparse.Namespace) -> None:
     try:
         if settings.retain_days:
             await _prune_runs(settings, options, database)
-        if not options.dry_run:
-            await _prune_records(settings, database)
+        await _prune_records(settings, options, database)
     finally:
         await database.aclose()
 
 
-async def _prune_records(settings: Settings, database: Database) -> None:
+async def _prune_records(settings: Settings, options: argparse.Namespace, database: Database) -> None:
     """The audit log and the accounts of budgets, whose days are settings of their own."""
     records = RecordRetention(
         audit=AuditLog(database),
@@ -64,8 +63,9 @@ async def _prune_records(settings: Settings, database: Database) -> None:
         audit_days=settings.retain_audit_days,
         budget_days=settings.retain_budget_days,
     )
-    for name, count in (await records.prune()).items():
-        print(f"{count:>12,} {name} deleted", flush=True)
+    counted = await (records.count() if options.dry_run else records.prune())
+    for name, count in counted.items():
+        print(f"{count:>12,} {name} {'would be deleted' if options.dry_run else 'deleted'}", flush=True)
 
 
 async def _prune_runs(settings: Settings, options: argparse.Namespace, database: Database) -> None:

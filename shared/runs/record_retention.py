@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -42,20 +42,26 @@ class RecordRetention:
     async def prune(self, batches: int | None = None) -> Counter[str]:
         """Deletes what is too old, `batches` of each kind at most; how many rows, by table. Raises `Unavailable`."""
         deleted = Counter[str]()
-        kinds = (
-            ("audit_events", self.audit.prune, self.audit_days),
-            ("budget_totals", self.budgets.prune, self.budget_days),
-        )
-        for name, delete, days in kinds:
-            if days:
-                deleted[name] = await self._prune(delete, self.clock.now() - timedelta(days=days), batches)
+        for name, store, before in self._too_old():
+            deleted[name] = await self._prune(store.prune, before, batches)
         return deleted
+
+    async def count(self) -> Counter[str]:
+        """What `prune` would delete, by table. Raises `Unavailable`."""
+        return Counter({name: await store.count_before(before) for name, store, before in self._too_old()})
 
     async def prune_some(self) -> None:
         """A worker's round. Raises `Unavailable`."""
         deleted = await self.prune(BATCHES_OF_A_ROUND)
         if any(deleted.values()):
             log.info("records_pruned", **deleted)
+
+    def _too_old(self) -> Iterator[tuple[str, AuditLog | BudgetStore, datetime]]:
+        """Each table of which anything is deleted, its store, and the moment before which a row is too old."""
+        kinds = (("audit_events", self.audit, self.audit_days), ("budget_totals", self.budgets, self.budget_days))
+        for name, store, days in kinds:
+            if days:
+                yield name, store, self.clock.now() - timedelta(days=days)
 
     async def _prune(
         self, delete: Callable[[datetime, int], Awaitable[int]], before: datetime, batches: int | None

@@ -55,6 +55,7 @@ async def test_the_audit_log_grew_for_ever(stores: Stores) -> None:
 
     assert not retention(stores, clock).is_wanted
     assert not any((await retention(stores, clock, audit=32).prune()).values())
+    assert await retention(stores, clock, audit=30).count() == {"audit_events": AT_ONCE + 5}
     assert await retention(stores, clock, audit=30).prune(1) == {"audit_events": AT_ONCE}
     assert await retention(stores, clock, audit=30).prune() == {"audit_events": 5}
     assert await kept(stores) == ["young"]
@@ -68,6 +69,7 @@ async def test_the_accounts_of_budgets_grew_for_ever(stores: Stores) -> None:
         await store.reserve(run, [Account("project", PROJECT, UNLIMITED)], AMOUNT, clock.now())
         await stores.settle(run)
     assert await retention(stores, clock, budgets=60).prune() == {"budget_totals": 0}
+    assert await retention(stores, clock, budgets=30).count() == {"budget_totals": 1}
     assert await retention(stores, clock, budgets=30).prune() == {"budget_totals": 1}
     [left] = await store.totals(day_of(clock.now()))
     assert left.project_id == PROJECT
@@ -78,6 +80,7 @@ async def test_an_account_with_something_set_aside_stays(stores: Stores) -> None
     run = await stores.claimed()
     await store.reserve(run, [Account("project", PROJECT, UNLIMITED)], AMOUNT, clock.now())
     clock.advance(hours=24 * 40)
+    assert await retention(stores, clock, budgets=1).count() == {"budget_totals": 0}
     assert await retention(stores, clock, budgets=1).prune() == {"budget_totals": 0}
     await stores.settle(run)
     assert await retention(stores, clock, budgets=1).prune() == {"budget_totals": 1}
@@ -87,6 +90,8 @@ async def test_prune_deletes_what_the_settings_say(stores: Stores, database_url:
     clock = SettableClock()
     clock.advance(hours=-24 * 400)
     await record_at(stores, clock, "old")
+    dry = await prune(database_url, tmp_path, "--dry-run", HOLDFAST_RETAIN_AUDIT_DAYS="30")
+    assert (dry.status, dry.output.split()) == (0, ["1", "audit_events", "would", "be", "deleted"])
     said = await prune(database_url, tmp_path, HOLDFAST_RETAIN_AUDIT_DAYS="30")
     assert (said.status, said.output.split()) == (0, ["1", "audit_events", "deleted"])
     assert await kept(stores) == []

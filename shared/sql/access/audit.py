@@ -137,6 +137,12 @@ class AuditLog:
             deleted = await connection.execute(sa.delete(audit_events).where(audit_events.c.number.in_(old)))
             return deleted.rowcount
 
+    async def count_before(self, before: datetime) -> int:
+        """How many events are older: what `prune` deletes in the end. It may take minutes."""
+        query = sa.select(sa.func.count()).select_from(audit_events).where(audit_events.c.at < before)
+        async with self._database.read() as connection:
+            return (await connection.execute(query)).scalar_one()
+
 
 def _conditions(wanted: AuditFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []

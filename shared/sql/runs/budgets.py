@@ -32,6 +32,9 @@ class AccountTotal(NamedTuple):
     reserved: Amount
 
 
+_IS_IDLE = (budget_totals.c.reserved_tokens == 0, budget_totals.c.reserved_nano_usd == 0)
+
+
 class BudgetStore:
     """The accounts that calls of models are paid from."""
 
@@ -77,14 +80,20 @@ class BudgetStore:
         """Deletes up to `limit` accounts of days that ended before a moment; how many. An account in which something
         is set aside stays: the run that has it is not over."""
         totals = budget_totals.c
-        is_idle = (totals.reserved_tokens == 0, totals.reserved_nano_usd == 0)
-        old = sa.select(totals.account, totals.day).where(totals.day < day_of(before), *is_idle).limit(limit)
+        old = sa.select(totals.account, totals.day).where(totals.day < day_of(before), *_IS_IDLE).limit(limit)
         async with self._database.write() as connection:
             found = [tuple(row) for row in await connection.execute(old)]
             if found:
                 is_one = sa.tuple_(totals.account, totals.day).in_(found)
-                await connection.execute(sa.delete(budget_totals).where(is_one, *is_idle))
+                await connection.execute(sa.delete(budget_totals).where(is_one, *_IS_IDLE))
             return len(found)
+
+    async def count_before(self, before: datetime) -> int:
+        """How many accounts `prune` would delete now."""
+        is_old = budget_totals.c.day < day_of(before)
+        async with self._database.read() as connection:
+            query = sa.select(sa.func.count()).select_from(budget_totals).where(is_old, *_IS_IDLE)
+            return (await connection.execute(query)).scalar_one()
 
 
 async def count_usage(connection: AsyncConnection, run_id: RunId, locked: LockedRun, usage: Usage) -> None:
