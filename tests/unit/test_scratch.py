@@ -1,10 +1,18 @@
 """What is removed when a tool's directory is cleaned up, and what is not."""
 
+import asyncio
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from shared.domain.ids import RunId
+from tests.kit.tools import tool_call
+from tests.kit.wait_until import after, wait_until
+from worker.tools.folders import ToolFolders
 from worker.tools.scratch import remove_tree, scratch_directory
 from worker.tools.scratch_watch import MOST_ENTRIES, is_too_full
 
@@ -24,17 +32,41 @@ async def test_cleaning_up_emptied_the_folder_that_a_link_in_the_directorys_plac
     assert not is_link(directory)
 
 
+async def test_a_cancel_during_the_removal_left_the_folder_of_the_run(tmp_path: Path) -> None:
+    invocation = msgspec.structs.replace(tool_call("def tool(): ..."), run_id=RunId("run-1"))
+    folders, made, may_go_on = ToolFolders(tmp_path), list[Path](), threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    in_front = loop.run_in_executor(None, may_go_on.wait, 60)
+
+    async def use() -> None:
+        async with folders.of_run(RunId("run-1")):
+            made.extend(filter(None, [folders.of_invocation(invocation)]))
+
+    async with asyncio.TaskGroup() as group:
+        using = group.create_task(use())
+        await wait_until(lambda: made, description="the folder to be made")
+        for _ in range(2):
+            await after()
+            using.cancel()
+        await after()
+        may_go_on.set()
+        await asyncio.wait([using, in_front])
+    assert using.cancelled()
+    assert not made[0].exists()
+
+
 def test_links_inside_are_removed_and_not_followed(tmp_path: Path) -> None:
-    theirs, scratch = tmp_path / "theirs", tmp_path / "scratch"
-    for folder in (theirs, scratch, scratch / "inner"):
+    theirs, own = tmp_path / "theirs", tmp_path / "scratch"
+    for folder in (theirs, own, own / "inner"):
         folder.mkdir()
     (theirs / "kept").write_text("x")
-    (scratch / "link").symlink_to(theirs)
-    (scratch / "inner" / "link").symlink_to(theirs / "kept")
-    (scratch / "inner").chmod(0)
-    remove_tree(scratch)
+    (own / "link").symlink_to(theirs)
+    (own / "inner" / "link").symlink_to(theirs / "kept")
+    (own / "inner").chmod(0)
+    remove_tree(own)
     assert (theirs / "kept").exists()
-    assert not scratch.exists()
+    assert not own.exists()
 
 
 def is_link(path: str) -> bool:

@@ -4,7 +4,6 @@ A worker has its folder's lock for as long as it lives, and the system takes the
 next worker that starts on the machine knows whose files nobody needs any more.
 """
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -18,7 +17,7 @@ import structlog
 
 from shared.domain.ids import ProjectId, RunId
 from worker.tools.invocation import ToolInvocation
-from worker.tools.scratch import remove_tree, scratch_directory
+from worker.tools.scratch import remove_in_thread, remove_tree, scratch_directory
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -59,7 +58,7 @@ class ToolFolders:
                 del self._users[run_id]
                 folder = self._runs.pop(run_id)
                 if folder is not None:
-                    await asyncio.to_thread(remove_tree, folder)
+                    await remove_in_thread(folder)
 
     def of_invocation(self, invocation: ToolInvocation) -> Path | None:
         """The run's folder, made for its first call; None for a call that has none. Raises `OSError` when it cannot be
@@ -87,7 +86,7 @@ class ToolFolders:
     async def aclose(self) -> None:
         """Removes every folder. No call uses them any more."""
         for folder in self._projects.values():
-            await asyncio.to_thread(remove_tree, folder)
+            await remove_in_thread(folder)
         self._projects.clear()
 
 

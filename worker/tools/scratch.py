@@ -27,7 +27,21 @@ async def _remove(directory: Path) -> None:
     try:
         os.rmdir(directory)  # noqa: PTH106 - as a rule it is empty, and then no thread is worth it
     except OSError:
-        await asyncio.to_thread(remove_tree, directory)
+        await remove_in_thread(directory)
+
+
+async def remove_in_thread(top: Path) -> None:
+    """As `remove_tree`, to its end whatever happens. A cancellation of the waiting task is raised when it is gone."""
+    removal = asyncio.get_running_loop().run_in_executor(None, remove_tree, top)
+    cancellation: asyncio.CancelledError | None = None
+    while not removal.done():
+        try:
+            await asyncio.wait([removal])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    removal.result()
+    if cancellation is not None:
+        raise cancellation
 
 
 def remove_tree(top: Path) -> None:
