@@ -5,24 +5,29 @@ Every finding is a sentence; it begins with the name of a tool, as far as one ca
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shared.domain.tools import SandboxTier
 from tests.kit.jail.jail import Answer, Jail, Seen, WorkerLost, jail
-from tests.kit.wait_until import after
+from tests.kit.wait_until import after, wait_until
 from tests.security.bystanders import SLACK_S, difference, ordinary_calls, surroundings, victim
 from tests.security.hostile.hostile_tool import HostileTool
 
 AT_ONCE = 6
 UNTIL_CANCELLED_S = 0.3
 UNTIL_GONE_S = 2.0
+VICTIM_S = 30.0
+OTHERS_S = 150.0
 CANCEL_S = 15.0
 """From a cancel to the end, at most. How quick it is on a quiet machine is another test."""
 KEPT_CHARS = 4 << 20
@@ -49,7 +54,7 @@ class Trial:
         if any(tool.has_network for tool in tools):
             await surroundings(self._jail, has_network=True)  # such calls have a zygote of their own, which stays
         async with victim(self._jail, self.findings):
-            await after(UNTIL_CANCELLED_S)
+            await wait_until(self._victim_runs, timeout=VICTIM_S, description="the victim to have begun")
             self._processes = Counter(process.command for process in self._jail.processes())
             worker, files = await self._jail.look(), self._jail.files()
             self._run_files = [path for path in files if path.endswith("/kept")]
@@ -61,6 +66,10 @@ class Trial:
             self._compare_files(files, self._jail.files())
         if later := difference(before, await surroundings(self._jail)):
             self.findings.append(f"a call after them finds other surroundings: {later}")
+
+    def _victim_runs(self) -> bool:
+        """It has written its files: whatever it needs is there, and does not change any more."""
+        return any(path.endswith("/kept") and seen and seen[0] for path, seen in self._jail.files().items())
 
     async def _try_all(self, tools: Sequence[HostileTool], *, linger: bool) -> None:
         places = asyncio.Semaphore(AT_ONCE)
@@ -75,9 +84,10 @@ class Trial:
                     group.create_task(in_its_place(tool), name=tool.name)
         for tool in tools:
             if tool.alone:
-                self._memory_mb = self._memory()
-                await self._try(tool, linger=linger)
-                await self._expect_gone([tool])
+                async with memory_to_itself():
+                    self._memory_mb = self._memory()
+                    await self._try(tool, linger=linger)
+                    await self._expect_gone([tool])
 
     async def _try(self, tool: HostileTool, *, linger: bool) -> None:
         planted = self._jail.targets | {"pids": [process.inside for process in self._jail.processes()]}
@@ -168,6 +178,26 @@ class Trial:
             if before.get(path) != later.get(path):
                 change = "left" if path not in before else "removed" if path not in later else "changed"
                 self.findings.append(f"somebody {change} {path!r}")
+
+
+@contextlib.asynccontextmanager
+async def memory_to_itself() -> AsyncGenerator[None]:
+    """One test process at a time tries what takes much memory: some of it is counted for the whole machine."""
+    path = Path(tempfile.gettempdir(), f"holdfast-tests-memory-{os.getuid()}.lock")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    def is_ours() -> bool:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    try:
+        await wait_until(is_ours, timeout=OTHERS_S, description="other tests to have taken no memory")
+        yield
+    finally:
+        os.close(lock)
 
 
 async def findings(

@@ -116,8 +116,8 @@ async def test_parallel_calls_of_one_answer_took_as_many_processes(bounded: Boun
 
 
 async def test_the_time_of_a_call_that_waits_has_not_begun(bounded: BoundedSandbox) -> None:
-    call = msgspec.structs.replace(tool_call(MARKED, mark="waits", seconds=2), timeout_s=10.0)
-    quick = msgspec.structs.replace(tool_call("def tool():\n    return 'in time'"), timeout_s=1.9)
+    call = msgspec.structs.replace(tool_call(MARKED, mark="waits", seconds=4), timeout_s=10.0)
+    quick = msgspec.structs.replace(tool_call("def tool():\n    return 'in time'"), timeout_s=3.9)
     await bounded.call(quick)
     async with asyncio.TaskGroup() as group:
         for _ in range(2):

@@ -165,7 +165,7 @@ class Jail:
             device = Path(f"{root}{top}").lstat().st_dev
             for folder, folders, names in os.walk(f"{root}{top}"):
                 here = Path(folder)
-                folders[:] = [name for name in folders if (here / name).lstat().st_dev == device]
+                folders[:] = [name for name in folders if device_of(here / name) == device]
                 for path in (here, *(here / name for name in names)):
                     found["/" + str(path.relative_to(root))] = seen_file(path)
                 if len(folder) > LONGEST_PATH:
@@ -185,6 +185,14 @@ class Jail:
             if not waiting.done():
                 waiting.set_exception(WorkerLost("the worker ended"))
                 waiting.exception()
+
+
+def device_of(path: Path) -> int | None:
+    """None: it is gone already."""
+    try:
+        return path.lstat().st_dev
+    except FileNotFoundError:
+        return None
 
 
 def seen_file(path: Path) -> tuple[int, ...]:

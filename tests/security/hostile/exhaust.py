@@ -169,15 +169,19 @@ EXHAUST = (
         def tool(planted):
             import signal
             taken = 0
+            reading, writing = os.pipe()
             try:
                 for _ in range(6):
                     pid = os.fork()
                     if pid == 0:
-                        signal.alarm(4)
+                        signal.alarm(20)
                         held = bytearray(b"x") * (150 << 20)
+                        os.write(writing, held[:1])
                         signal.pause()
                         os._exit(0)
                     taken += 150
+                for _ in range(6):
+                    os.read(reading, 1)
                 time.sleep(1.5)
             except OSError as error:
                 return f"HELD: {error} at {taken} MB"
