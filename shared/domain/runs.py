@@ -95,6 +95,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client knows the wire's own messages of a compaction. Others are shown the summary as a user's message."""
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
+    traceparent: str | None = None
+    """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
     include_return_message_types: list[str] | None = None
     request_config: dict[str, Any] = {}
     """What the wire shows again as `request_config`."""
@@ -158,10 +160,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     callback_error: str | None = None
     created_at: datetime
     started_at: datetime | None = None
+    first_token_at: datetime | None = None
+    """When the first piece of the first answer came from the model, as far as steps are stored."""
     completed_at: datetime | None = None
     """When the run reached its terminal status, or was parked."""
     pruned_at: datetime | None = None
     """When retention deleted its log and what belongs to it."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that the run is in, where one was begun or came with its submission: 32 hexadecimal digits."""
+        return None if self.options.traceparent is None else self.options.traceparent.split("-")[1]
 
     @property
     def answers_messages(self) -> bool:
@@ -177,6 +186,32 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 StepStatus = Literal["pending", "success", "failed", "cancelled"]
 
+Feedback = Literal["positive", "negative"]
+
+
+class ToolTiming(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When one call of a tool was made. Unix time in milliseconds."""
+
+    tool_call_id: str
+    tool_name: str
+    started_at: int
+    ended_at: int
+    is_error: bool = False
+
+
+class StepTiming(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When the parts of a step were, in Unix milliseconds; 0: that part was never reached. Of a step that another
+    worker went on with, the times of the worker that finished it."""
+
+    asked_at: int = 0
+    """The model was asked."""
+    first_token_at: int = 0
+    """The first piece of its answer came: text, reasoning or a call."""
+    answered_at: int = 0
+    """The answer was whole."""
+    tools: list[ToolTiming] = []
+    """The calls that the answer asked for, as they ended."""
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One model call and the tool calls that it asked for."""
@@ -189,5 +224,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     status: StepStatus = "pending"
     stop_reason: str | None = None
     usage: Usage = Usage()
+    timing: StepTiming = StepTiming()
     error: RunError | None = None
     created_at: datetime
+    feedback: Feedback | None = None
+    """What a person thinks of it, and the person's words for it. No worker writes either."""
+    tags: list[str] = []

@@ -39,11 +39,12 @@ class RecordRetention:
         """Whether anything is ever deleted."""
         return self.audit_days > 0 or self.budget_days > 0
 
-    async def prune(self, batches: int | None = None) -> Counter[str]:
-        """Deletes what is too old, `batches` of each kind at most; how many rows, by table. Raises `Unavailable`."""
+    async def prune(self, batches: int | None = None, *, stop: Callable[[], bool] = lambda: False) -> Counter[str]:
+        """Deletes what is too old, `batches` of each kind at most, until `stop` says so; how many rows, by table.
+        Raises `Unavailable`."""
         deleted = Counter[str]()
         for name, store, before in self._too_old():
-            deleted[name] = await self._prune(store.prune, before, batches)
+            deleted[name] = await self._prune(store.prune, before, batches, stop)
         return deleted
 
     async def count(self) -> Counter[str]:
@@ -64,10 +65,14 @@ class RecordRetention:
                 yield name, store, self.clock.now() - timedelta(days=days)
 
     async def _prune(
-        self, delete: Callable[[datetime, int], Awaitable[int]], before: datetime, batches: int | None
+        self,
+        delete: Callable[[datetime, int], Awaitable[int]],
+        before: datetime,
+        batches: int | None,
+        stop: Callable[[], bool],
     ) -> int:
         total = done = 0
-        while batches is None or done < batches:
+        while (batches is None or done < batches) and not stop():
             deleted = await delete(before, AT_ONCE)
             total, done = total + deleted, done + 1
             if deleted < AT_ONCE:

@@ -5,7 +5,8 @@ end. All use the same guarded settle: if a worker claims the run at the same tim
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +28,8 @@ from shared.runs.log_adoption import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
+from shared.telemetry.run_attributes import of_run
+from shared.telemetry.tracer import NoTracer, Tracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -45,6 +48,7 @@ class UnownedRuns:
     queue: RunQueue
     clock: Clock
     ids: IdMaker
+    tracer: Tracer = field(default_factory=NoTracer)
 
     async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
         """Settles the run as cancelled; the run as it is then.
@@ -72,8 +76,13 @@ class UnownedRuns:
         )
         settled = await self._persist(lambda: self.settlements.settle(run, settlement))
         log.info("unowned_run_cancelled", run_id=run.id, was=run.status, cause=cause)
+        self._trace_end(settled.run, now)
         await self._announce(settled)
         return settled.run
+
+    def _trace_end(self, run: Run, began_at: datetime) -> None:
+        about = {**of_run(run), "holdfast.outcome": run.status.value, "holdfast.run.cause": run.cause}
+        self.tracer.begin("settle", parent=run.options.traceparent, attributes=about, at_ms=unix_ms(began_at)).end()
 
     async def _adopt(self, run: Run) -> Seq:
         """The number from which the log continues. While Redis is away, no process knows what the lost worker has shown

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,12 @@ class Database:
         bound.tells_whose = policies and not self.is_sqlite
         return bound
 
+    def connections(self) -> dict[str, int]:
+        """The pool's connections: those in use, those that are open and idle, and how many more it may open."""
+        pool: Any = self._engine.pool
+        in_use, idle = pool.checkedout(), pool.checkedin()
+        return {"in_use": in_use, "idle": idle, "free": max(pool.size() - in_use - idle, 0)}
+
     async def passes_policies(self) -> bool:
         """Whether this process sees all rows, whatever the tables' policies say: as a superuser, or with BYPASSRLS. A
         database that is away says nothing of it."""
@@ -221,11 +228,21 @@ class Database:
     async def is_reachable(self) -> bool:
         """Whether the database answers."""
         try:
-            async with self.read() as connection:
-                await connection.execute(sa.text("SELECT 1"))
+            await self.greet()
         except Unavailable:
             return False
         return True
+
+    async def greet(self) -> None:
+        """Returns when the database has answered. Raises `Unavailable`."""
+        async with self.read() as connection:
+            await connection.execute(sa.text("SELECT 1"))
+
+    async def now(self) -> datetime:
+        """What time the database takes it for, to the second; SQLite has this machine's clock. Raises `Unavailable`."""
+        async with self.read() as connection:
+            found: datetime = (await connection.execute(sa.select(sa.func.now()))).scalar_one()
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
 
     async def aclose(self) -> None:
         await self._engine.dispose()

@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.sql.tables import BigNumber, UtcMoment, metadata
 
 
@@ -70,6 +70,7 @@ runs = sa.Table(
     sa.Column("callback_error", sa.Text),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("started_at", UtcMoment),
+    sa.Column("first_token_at", UtcMoment),
     sa.Column("completed_at", UtcMoment),
     sa.Column("pruned_at", UtcMoment),
     sa.Column("updated_at", UtcMoment, nullable=False),
@@ -89,6 +90,15 @@ runs = sa.Table(
         **_where("cancel_requested_at IS NOT NULL AND status IN ('created', 'awaiting_approval')"),
     ),
     sa.Index("ix_runs_not_pruned", "completed_at", **_where("pruned_at IS NULL")),
+    # A list of the few that failed, among a million that did not, is as quick as one of all.
+    sa.Index("ix_runs_ended_project", "project_id", "status", "number", **_where(_one_of(TERMINAL))),
+    sa.Index("ix_runs_ended_agent", "agent_id", "status", "number", **_where(_one_of(TERMINAL))),
+    sa.Index("ix_runs_stopped_project", "project_id", "stop_reason", "number", **_where("stop_reason IS NOT NULL")),
+    sa.Index("ix_runs_stopped_agent", "agent_id", "stop_reason", "number", **_where("stop_reason IS NOT NULL")),
+    sa.Index("ix_runs_project_id_created_at", "project_id", "created_at"),
+    sa.Index(
+        "ix_runs_project_id_completed_at", "project_id", "completed_at", "status", **_where("completed_at IS NOT NULL")
+    ),
     # One run at a time per thread, also if a claim has overlooked one.
     sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
 )
@@ -122,6 +132,9 @@ steps = sa.Table(
     sa.Column("agent_id", sa.Text, nullable=False, index=True),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
+    # What a person thinks of the step; `tags` is a JSON list of texts.
+    sa.Column("feedback", sa.Text),
+    sa.Column("tags", sa.Text),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("ix_steps_run_id_number", "run_id", "number"),
     sa.Index("ix_steps_project_id_created_at", "project_id", "created_at"),
@@ -170,6 +183,7 @@ approvals = sa.Table(
     sa.Column("decided_by", sa.Text),
     sa.Column("continued_by", sa.Text),
     sa.Index("ix_approvals_project_id_decided_at", "project_id", "decided_at"),
+    sa.Index("ix_approvals_agent_id_decided_at", "agent_id", "decided_at"),
     # A worker asks every few seconds what has expired, and nearly all rows are decided.
     sa.Index("ix_approvals_expires_at", "expires_at", **_where("decided_at IS NULL")),
     sa.Index("ix_approvals_open_thread", "thread_id", **_where("decided_at IS NULL")),
@@ -201,6 +215,14 @@ callbacks = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
+    sa.Column("given_up_at", UtcMoment),
+    # Those that wait or were given up: nearly all are delivered.
+    sa.Index(
+        "ix_callbacks_open",
+        "project_id",
+        "number",
+        **_where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL"),
+    ),
 )
 
 budget_totals = sa.Table(

@@ -1,6 +1,6 @@
 """Approval requests: one row per tool call that waits for a person or for the client."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from shared.domain.errors import NotFound, PendingApproval
 from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
+from shared.domain.runs import Run
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
@@ -95,6 +96,11 @@ class ApprovalStore:
             raise NotFound(f"Approval {approval_id} not found")
         return approval_of(row)
 
+    async def of_run(self, run: Run) -> list[Approval]:
+        """The run's requests, decided or not, in the order of their calls."""
+        async with self._database.read() as connection:
+            return await requests_of(connection, run.id)
+
     async def waiting_on_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Approval]:
         """The requests that one of the project's threads waits for; empty when it waits for none."""
         async with self._database.read() as connection:
@@ -119,12 +125,23 @@ class ApprovalStore:
         thread_id: ThreadId | None = None,
     ) -> list[Approval]:
         """A page of the project's waiting requests. One that was decided meanwhile still marks its place."""
-        conditions = [approvals.c.decided_at.is_(None), _of_a_parked_run()]
-        if agent_id is not None:
-            conditions.append(approvals.c.agent_id == agent_id)
-        if thread_id is not None:
-            conditions.append(approvals.c.thread_id == thread_id)
+        conditions = [approvals.c.decided_at.is_(None), _of_a_parked_run(), *_asked_by(agent_id, thread_id)]
         keys = [approvals.c.asked_at, approvals.c.run_id, approvals.c.number]
+        async with self._database.read() as connection:
+            rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
+            return [approval_of(row) for row in rows]
+
+    async def decided(
+        self,
+        project_id: ProjectId,
+        page: Page,
+        *,
+        agent_id: AgentId | None = None,
+        thread_id: ThreadId | None = None,
+    ) -> list[Approval]:
+        """A page of the project's decided requests, by the time of their decisions."""
+        conditions = [approvals.c.decided_at.is_not(None), *_asked_by(agent_id, thread_id)]
+        keys = [approvals.c.decided_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
             return [approval_of(row) for row in rows]
@@ -135,6 +152,13 @@ class ApprovalStore:
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.expires_at).limit(limit))
             return [approval_of(row) for row in found.mappings()]
+
+
+def _asked_by(agent_id: AgentId | None, thread_id: ThreadId | None) -> Iterator[sa.ColumnElement[bool]]:
+    if agent_id is not None:
+        yield approvals.c.agent_id == agent_id
+    if thread_id is not None:
+        yield approvals.c.thread_id == thread_id
 
 
 def _waiting() -> sa.Select[tuple[object, ...]]:

@@ -1,17 +1,26 @@
 """The outbox of callbacks. The transaction that ends a run fills it (see `settlement`), and the API empties it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import ProjectId, RunId
+from shared.domain.operations import OpenCallback
+from shared.sql.access.audit import record
 from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import callbacks, runs
 
 CLAIM_HOLDS = timedelta(seconds=60)
 """How long one process may take for an attempt before another one tries."""
+
+IS_OPEN = sa.or_(callbacks.c.next_attempt_at.is_not(None), callbacks.c.given_up_at.is_not(None))
+"""It waits, or was given up. As the index of these says it."""
 
 
 class Callback(NamedTuple):
@@ -66,15 +75,68 @@ class CallbackStore:
     async def record_attempt(
         self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
-        """What came of an attempt. `next_at` None: delivered, or given up."""
+        """What came of an attempt. `next_at` None: delivered, or given up when there is an error."""
+        given_up_at = now if next_at is None and error is not None else None
         async with self._database.write() as connection:
             await connection.execute(
                 sa.update(callbacks)
                 .where(callbacks.c.run_id == run_id)
-                .values(next_attempt_at=next_at, claimed_until=None)
+                .values(next_attempt_at=next_at, claimed_until=None, given_up_at=given_up_at)
             )
             await connection.execute(
                 sa.update(runs)
                 .where(runs.c.id == run_id)
                 .values(callback_sent_at=now, callback_status_code=status_code, callback_error=error)
             )
+
+    async def list_open(self, project_id: ProjectId, page: Page) -> list[OpenCallback]:
+        """A page of the project's callbacks that wait or were given up; its cursors are ids of runs."""
+        async with self._database.read() as connection:
+            owner, cursor = (callbacks.c.project_id, project_id), callbacks.c.run_id
+            rows = await rows_of_page(
+                connection, callbacks, project_id, page, IS_OPEN, owner=owner, cursor_column=cursor
+            )
+            return await _with_outcomes(connection, rows)
+
+    async def retry(self, project_id: ProjectId, run_id: RunId, now: datetime) -> OpenCallback:
+        """Makes a callback due now, also one that was given up: then it gets one more attempt.
+
+        Raises `NotFound` when the project's run has none, `Conflict` when it was delivered."""
+        is_it = (callbacks.c.run_id == run_id, callbacks.c.project_id == project_id)
+        async with self._database.write() as connection:
+            moved = await connection.execute(
+                sa.update(callbacks)
+                .where(*is_it, IS_OPEN)
+                .values(next_attempt_at=now, given_up_at=None)
+                .returning(*callbacks.c)
+            )
+            rows = moved.mappings().all()
+            if not rows:
+                known = await connection.execute(sa.select(callbacks.c.run_id).where(*is_it))
+                if known.one_or_none() is None:
+                    raise NotFound(f"Run {run_id} has no callback")
+                raise Conflict(f"the callback of run {run_id} was delivered: there is nothing to try again")
+            await record(connection, project_id, "callback.retried", run_id)
+            return (await _with_outcomes(connection, rows))[0]
+
+
+async def _with_outcomes(connection: AsyncConnection, rows: Sequence[RowMapping]) -> list[OpenCallback]:
+    """The callbacks of these rows, each with what came of its last attempt, which is kept with the run."""
+    ids = [row["run_id"] for row in rows]
+    columns = (runs.c.id, runs.c.callback_status_code, runs.c.callback_error, runs.c.completed_at, runs.c.created_at)
+    found = await connection.execute(sa.select(*columns).where(runs.c.id.in_(ids)))
+    outcomes = {row.id: row for row in found}
+    return [
+        OpenCallback(
+            run_id=row["run_id"],
+            url=row["url"],
+            attempts=row["attempts"],
+            next_attempt_at=row["next_attempt_at"],
+            last_status_code=outcome.callback_status_code,
+            last_error=outcome.callback_error,
+            created_at=outcome.completed_at or outcome.created_at,
+        )
+        for row in rows
+        # A run that was deleted since has no callback any more.
+        if (outcome := outcomes.get(row["run_id"])) is not None
+    ]

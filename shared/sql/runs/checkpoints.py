@@ -28,6 +28,7 @@ from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import event_blocks, runs
 from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned, upsert_step
+from shared.sql.runs.steps import first_token
 from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
 from shared.sql.tables import to_json
 
@@ -131,6 +132,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             "step_count": self.step_count,
             "last_seq": last_seq,
             "checkpoint_seq": last_seq,
+            **first_token(self.step),
         }
 
 

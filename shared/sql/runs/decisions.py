@@ -140,7 +140,7 @@ async def _start_continuation(
     """Closes a parked run whose calls are all decided, and stores its continuation.
 
     Some decisions may have come earlier, one by one. So the `ApprovalResponse` that `given` begins with is replaced by
-    one with all decisions on the answer.
+    one with all decisions on the answer. It goes on in the trace of the run that asked.
     """
     parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=run.created_at)
     asked = await requests_of(connection, parked.id)
@@ -148,7 +148,11 @@ async def _start_continuation(
     response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
     whole = msgspec.structs.replace(given[0], body=response)
     continuation = msgspec.structs.replace(
-        run, continues=parked.id, turn=parked.turn, priority=run.priority or parked.priority
+        run,
+        continues=parked.id,
+        turn=parked.turn,
+        priority=run.priority or parked.priority,
+        options=msgspec.structs.replace(run.options, traceparent=parked.options.traceparent),
     )
     return await insert_run(connection, continuation, [whole, *given[1:]], keys)
 

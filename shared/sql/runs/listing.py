@@ -1,15 +1,17 @@
 """Lists of runs: those that clients page through, and those that the sweeper and cancels need."""
 
-from datetime import datetime
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, ThreadId
-from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.runs import Run
 from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
 from shared.sql.access.audit import record
@@ -20,6 +22,10 @@ from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
 from shared.sql.tables import messages
 
 QUIET_PAGE = 500
+
+OUT_OF_ORDER = timedelta(minutes=10)
+"""Runs are numbered as they are stored, and their moments come from many machines' clocks. By no more than this does a
+run that was numbered later have an earlier moment."""
 
 UNCLAIMED = frozenset({RunStatus.CREATED, RunStatus.AWAITING_APPROVAL})
 """Statuses of runs that no worker has."""
@@ -35,6 +41,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Internal statuses; a run that waits for approval is `completed` on the wire."""
     background: bool | None = None
     stop_reason: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
 
 
 class QuietRun(NamedTuple):
@@ -54,11 +62,22 @@ class RunListing:
         self._database = database
 
     async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
-        """A page in the order asked for; its cursors are run ids."""
+        """A page in the order asked for; its cursors are run ids. It costs the same whatever the project has beside
+        what is wanted, by agent, conversation, status, stop reason and time."""
+        found: dict[int, RowMapping] = {}
         async with self._database.read() as connection:
-            owner, conditions = _owner(project_id, wanted), _conditions(wanted)
-            rows = await rows_of_page(connection, runs, project_id, page, *conditions, columns=RUN_COLUMNS, owner=owner)
-        return [run_of(row) for row in rows]
+            times = await _times(connection, project_id, wanted)
+            if times is None:
+                return []
+            for owner, conditions in _ways(project_id, wanted):
+                rows = await rows_of_page(
+                    connection, runs, project_id, page, *conditions, *times, columns=RUN_COLUMNS, owner=owner
+                )
+                found |= {row["number"]: row for row in rows}
+        numbers = sorted(found, reverse=not page.ascending)
+        # With `before` alone the page ends at the cursor.
+        ends_there = page.before is not None and page.after is None
+        return [run_of(found[number]) for number in (numbers[-page.limit :] if ends_there else numbers[: page.limit])]
 
     async def active_of_agent(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None = None
@@ -179,35 +198,83 @@ class RunListing:
             await record(connection, project_id, "run.deleted", run_id)
 
 
-def _owner(project_id: ProjectId, wanted: RunFilter) -> tuple[sa.Column[str], str]:
-    """Who has the fewest of the runs that are wanted, of those by whom they have an index."""
+Way = tuple[tuple[sa.Column[str], str], list[sa.ColumnElement[bool]]]
+"""How a page is read: by an index that begins with this column, or ends with it and the number; and what else holds."""
+
+
+def _ways(project_id: ProjectId, wanted: RunFilter) -> Iterator[Way]:
+    """The ways that together find what is wanted, each by an index that has little else in it."""
+    conditions = _conditions(wanted)
     # A conversation's id is that of its thread.
     thread_id = wanted.thread_id or wanted.conversation_id
     if thread_id is not None:
-        return runs.c.thread_id, thread_id
-    if wanted.agent_ids is not None and len(wanted.agent_ids) == 1:
-        return runs.c.agent_id, wanted.agent_ids[0]
-    return runs.c.project_id, project_id
+        if wanted.stop_reason is not None:
+            conditions.append(runs.c.stop_reason == wanted.stop_reason)
+        yield (runs.c.thread_id, thread_id), [*conditions, *_has_status(wanted.statuses)]
+    elif wanted.stop_reason is not None:
+        yield (runs.c.stop_reason, wanted.stop_reason), [*conditions, *_has_status(wanted.statuses)]
+    elif wanted.statuses is not None:
+        for status in TERMINAL.intersection(wanted.statuses):
+            yield (runs.c.status, status.value), [*conditions, has_one_of(runs, TERMINAL)]
+        active = ACTIVE.intersection(wanted.statuses)
+        if active:
+            # Few runs are active, and they have an index of their own.
+            yield (runs.c.project_id, project_id), [*conditions, *_has_status(active), has_one_of(runs, ACTIVE)]
+    elif wanted.agent_ids is not None and len(wanted.agent_ids) == 1:
+        yield (runs.c.agent_id, wanted.agent_ids[0]), _conditions(msgspec.structs.replace(wanted, agent_ids=None))
+    else:
+        yield (runs.c.project_id, project_id), conditions
+
+
+def _has_status(statuses: Collection[RunStatus] | None) -> list[sa.ColumnElement[bool]]:
+    return [] if statuses is None else [runs.c.status.in_(sorted(statuses))]
 
 
 def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
-    """What is wanted beside the owner's."""
+    """What is wanted, but for status, stop reason, thread and time."""
     conditions: list[sa.ColumnElement[bool]] = []
-    has_thread = wanted.thread_id is not None or wanted.conversation_id is not None
-    if wanted.agent_ids is not None and (has_thread or len(wanted.agent_ids) != 1):
-        conditions.append(runs.c.agent_id.in_(wanted.agent_ids))
+    if wanted.agent_ids is not None:
+        is_one = len(wanted.agent_ids) == 1
+        conditions.append(runs.c.agent_id == wanted.agent_ids[0] if is_one else runs.c.agent_id.in_(wanted.agent_ids))
     if wanted.thread_id is not None and wanted.conversation_id is not None:
         conditions.append(runs.c.conversation_id == wanted.conversation_id)
-    if wanted.statuses is not None:
-        conditions.append(runs.c.status.in_(wanted.statuses))
-        if ACTIVE.issuperset(wanted.statuses):
-            # Few runs are active, and they have an index of their own.
-            conditions.append(has_one_of(runs, ACTIVE))
     if wanted.background is not None:
         conditions.append(runs.c.background == wanted.background)
-    if wanted.stop_reason is not None:
-        conditions.append(runs.c.stop_reason == wanted.stop_reason)
     return conditions
+
+
+async def _times(
+    connection: AsyncConnection, project_id: ProjectId, wanted: RunFilter
+) -> list[sa.ColumnElement[bool]] | None:
+    """The moments between which the runs were submitted, and the numbers between which these can be. Lists go by
+    number, and must not walk over a million runs to come to a moment. None: no run was submitted then."""
+    created = (runs.c.project_id, runs.c.created_at)
+    numbers = sa.select(runs.c.number).where(runs.c.project_id == project_id).limit(1)
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.created_after is not None:
+        since = _moved(wanted.created_after, -OUT_OF_ORDER)
+        found = await connection.execute(numbers.where(runs.c.created_at >= since).order_by(*created))
+        first = found.scalar_one_or_none()
+        if first is None:
+            return None
+        conditions += [runs.c.created_at > wanted.created_after, runs.c.number >= first]
+    if wanted.created_before is not None:
+        until = _moved(wanted.created_before, OUT_OF_ORDER)
+        newest_first = [column.desc() for column in created]
+        found = await connection.execute(numbers.where(runs.c.created_at <= until).order_by(*newest_first))
+        last = found.scalar_one_or_none()
+        if last is None:
+            return None
+        conditions += [runs.c.created_at < wanted.created_before, runs.c.number <= last]
+    return conditions
+
+
+def _moved(moment: datetime, by: timedelta) -> datetime:
+    """The moment so much later, or the last one that there is in this direction."""
+    try:
+        return moment + by
+    except OverflowError:
+        return moment
 
 
 async def delete_histories(connection: AsyncConnection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:

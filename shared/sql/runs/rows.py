@@ -32,7 +32,7 @@ _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
     "turn", "dispatch", "priority", "fence", "owner", "attempts_without_progress", "step_count", "last_seq",
     "checkpoint_seq", "callback_url", "callback_sent_at", "callback_status_code", "callback_error", "created_at",
-    "started_at", "completed_at", "pruned_at", "waits_until",
+    "started_at", "first_token_at", "completed_at", "pruned_at", "waits_until",
 )  # fmt: skip
 
 

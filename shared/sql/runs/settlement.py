@@ -44,6 +44,7 @@ from shared.sql.runs.checkpoints import Checkpoint, insert_events, merge_small_b
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
 from shared.sql.runs.run_store import submitted_before
+from shared.sql.runs.steps import first_token
 from shared.sql.runs.tool_intents import intents_of
 from shared.sql.runs.tool_runs import close_tool_run
 from shared.sql.tables import agents, to_json
@@ -173,6 +174,7 @@ class SettlementStore:
             "checkpoint_seq": last_seq,
             "completed_at": now,
             "waits_until": None,
+            **first_token(settlement.step),
         }
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         await insert_events(connection, run.id, tail.behind(locked.last_seq))

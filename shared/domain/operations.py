@@ -1,0 +1,123 @@
+"""What an operator is shown of a deployment and of a project's last hour: figures, without I/O.
+
+Workers, API processes and the queue are the deployment's. Everything that is counted by run or callback is one
+project's. No text of a user, a model or a tool is among it.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from shared.domain.ids import RunId
+from shared.domain.tools import SandboxTier
+
+MINUTE = timedelta(minutes=1)
+
+MINUTES_SHOWN = 60
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, as it has shown itself last."""
+
+    name: str
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    """By the worker's own clock."""
+    runs: int
+    """Runs that it has in hand."""
+    max_runs: int
+    sandbox: SandboxTier | None = None
+    javascript: bool | None = None
+
+
+class ApiState(msgspec.Struct, frozen=True, kw_only=True):
+    """An API process, as it has shown itself last."""
+
+    name: str
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    """By the process's own clock."""
+    readers: int
+    """Open streams."""
+
+
+class QueueState(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue of all projects together."""
+
+    waiting: int
+    """Dispatched runs that no worker has."""
+    oldest_wait_s: float | None
+    """Seconds since the dispatch of the one that waits longest; None when none waits."""
+    in_flight: int
+    """Runs that a worker has leased."""
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds that so many of a hundred runs did not exceed. None without runs."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class Minute(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a project's runs in one minute. The waits are those of runs submitted in it."""
+
+    at: datetime
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    queue_wait_p50_ms: float | None = None
+    first_token_p50_ms: float | None = None
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A project's active runs, and those of the last sixty minutes, of which the present one is the last."""
+
+    created: int
+    running: int
+    awaiting_approval: int
+    queue_wait_ms: Percentiles
+    first_token_ms: Percentiles
+    minutes: list[Minute]
+
+
+class CallbackFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A project's callbacks that were not delivered."""
+
+    waiting: int
+    failing: int
+    """Those of which at least one attempt failed, also when no more are made."""
+
+
+class OpenCallback(msgspec.Struct, frozen=True, kw_only=True):
+    """A callback that waits, or was given up."""
+
+    run_id: RunId
+    url: str
+    attempts: int
+    next_attempt_at: datetime | None
+    """None: it was given up."""
+    last_status_code: int | None
+    last_error: str | None
+    created_at: datetime
+
+
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """By nearest rank: each is a value that was measured."""
+    ordered = sorted(values)
+    if not ordered:
+        return Percentiles()
+    p50, p95, p99 = (ordered[max(0, math.ceil(len(ordered) * part) - 1)] for part in (0.5, 0.95, 0.99))
+    return Percentiles(p50=p50, p95=p95, p99=p99)
+
+
+def minutes_until(now: datetime) -> list[datetime]:
+    """The beginnings of the sixty minutes of which the present one is the last."""
+    present = now.replace(second=0, microsecond=0)
+    return [present - MINUTE * back for back in range(MINUTES_SHOWN - 1, -1, -1)]

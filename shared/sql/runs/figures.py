@@ -1,0 +1,163 @@
+"""Figures of a project's runs and callbacks, for who looks at how it does. Cheap at a million runs: what is active has
+an index of its own, the last hour is found by its moments, and waits are taken from a few runs of each minute.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.domain.ids import ProjectId
+from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
+from shared.domain.operations import MINUTE, CallbackFigures, Minute, RunFigures, minutes_until, percentiles
+from shared.sql.engine import Database
+from shared.sql.run_tables import callbacks, has_one_of, runs
+from shared.sql.runs.callbacks import IS_OPEN
+from shared.sql.tables import EPOCH
+
+SAMPLE = 30
+"""Runs of one minute whose waits are looked at: the first ones."""
+
+_US_PER_MINUTE = 60_000_000
+
+Waits = Mapping[int, list[float]]
+"""Milliseconds that runs of a minute have waited."""
+
+
+class RunFigureStore:
+    """Counts a project's runs and callbacks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def of_runs(self, project_id: ProjectId, now: datetime) -> RunFigures:
+        """The project's active runs, and its last sixty minutes."""
+        begins = minutes_until(now)
+        async with self._database.read() as connection:
+            active = await _active(connection, project_id)
+            submitted = await _submitted(connection, project_id, begins[0])
+            ended = await _ended(connection, project_id, begins[0])
+            queue_waits, first_tokens = await _waits(connection, project_id, begins)
+        return RunFigures(
+            created=active[RunStatus.CREATED],
+            running=active[RunStatus.RUNNING],
+            awaiting_approval=active[RunStatus.AWAITING_APPROVAL],
+            queue_wait_ms=percentiles([wait for waits in queue_waits.values() for wait in waits]),
+            first_token_ms=percentiles([wait for waits in first_tokens.values() for wait in waits]),
+            minutes=[
+                Minute(
+                    at=begin,
+                    submitted=submitted[minute],
+                    completed=ended[minute, RunStatus.COMPLETED],
+                    failed=ended[minute, RunStatus.FAILED],
+                    cancelled=ended[minute, RunStatus.CANCELLED],
+                    queue_wait_p50_ms=percentiles(queue_waits.get(minute, [])).p50,
+                    first_token_p50_ms=percentiles(first_tokens.get(minute, [])).p50,
+                )
+                for begin in begins
+                for minute in [_minute_of(begin)]
+            ],
+        )
+
+    async def of_callbacks(self, project_id: ProjectId) -> CallbackFigures:
+        """The project's callbacks that wait or failed."""
+        # One that is claimed counts the attempt that is under way.
+        under_way = sa.case((callbacks.c.claimed_until.is_not(None), 1), else_=0)
+        has_failed = sa.or_(callbacks.c.given_up_at.is_not(None), callbacks.c.attempts > under_way)
+        query = sa.select(
+            sa.func.count(callbacks.c.next_attempt_at).label("waiting"), sa.func.count(sa.case((has_failed, 1)))
+        ).where(callbacks.c.project_id == project_id, IS_OPEN)
+        async with self._database.read() as connection:
+            waiting, failing = (await connection.execute(query)).one()
+        return CallbackFigures(waiting=waiting, failing=failing)
+
+    async def of_deployment(self) -> "DeploymentCounts":
+        """What there is of all projects together, as far as it goes on: the database must show all of them."""
+        by_status = sa.select(runs.c.status, sa.func.count()).where(has_one_of(runs, ACTIVE)).group_by(runs.c.status)
+        waiting = sa.select(sa.func.count()).where(callbacks.c.next_attempt_at.is_not(None))
+        async with self._database.read() as connection:
+            active = {row[0]: row[1] for row in await connection.execute(by_status)}
+            return DeploymentCounts(active, (await connection.execute(waiting)).scalar_one())
+
+
+class DeploymentCounts(NamedTuple):
+    """What a deployment has under way."""
+
+    runs: Mapping[str, int]
+    """Active ones, by status; a status that none has is missing."""
+    callbacks_waiting: int
+
+
+async def _active(connection: AsyncConnection, project_id: ProjectId) -> Counter[str]:
+    counted = await connection.execute(
+        sa.select(runs.c.status, sa.func.count())
+        .where(runs.c.project_id == project_id, has_one_of(runs, ACTIVE))
+        .group_by(runs.c.status)
+    )
+    return Counter({row[0]: row[1] for row in counted})
+
+
+async def _submitted(connection: AsyncConnection, project_id: ProjectId, since: datetime) -> Counter[int]:
+    minute = _minute(runs.c.created_at)
+    counted = await connection.execute(
+        sa.select(minute, sa.func.count())
+        .where(runs.c.project_id == project_id, runs.c.created_at >= since)
+        .group_by(minute)
+    )
+    return Counter({row[0]: row[1] for row in counted})
+
+
+async def _ended(connection: AsyncConnection, project_id: ProjectId, since: datetime) -> Counter[tuple[int, str]]:
+    minute = _minute(runs.c.completed_at)
+    counted = await connection.execute(
+        sa.select(minute, runs.c.status, sa.func.count())
+        .where(runs.c.project_id == project_id, runs.c.completed_at >= since, runs.c.status.in_(list(TERMINAL)))
+        .group_by(minute, runs.c.status)
+    )
+    return Counter({(begin, status): count for begin, status, count in counted})
+
+
+async def _waits(connection: AsyncConnection, project_id: ProjectId, begins: Sequence[datetime]) -> tuple[Waits, Waits]:
+    """How long runs have waited for a worker, and for the model's first token, by the minute of their submission."""
+    queue_waits, first_tokens = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    samples = [_sample(project_id, begin) for begin in begins]
+    for row in await connection.execute(sa.union_all(*samples)):
+        if row.started is not None:
+            queue_waits[row.minute].append(max(0, row.started) / 1000)
+        if row.shown is not None:
+            first_tokens[row.minute].append(max(0, row.shown) / 1000)
+    return queue_waits, first_tokens
+
+
+def _sample(project_id: ProjectId, begin: datetime) -> sa.Select[Any]:
+    """The first runs of a minute, each with its waits in microseconds from its submission."""
+    created = _microseconds(runs.c.created_at)
+    first = (
+        sa.select(
+            sa.literal(_minute_of(begin), sa.BigInteger).label("minute"),
+            (_microseconds(runs.c.started_at) - created).label("started"),
+            (_microseconds(runs.c.first_token_at) - created).label("shown"),
+        )
+        .where(runs.c.project_id == project_id, runs.c.created_at >= begin, runs.c.created_at < begin + MINUTE)
+        .order_by(runs.c.project_id, runs.c.created_at)
+        .limit(SAMPLE)
+    )
+    # SQLite takes a limit inside a union in a query of its own only.
+    return sa.select(first.subquery())
+
+
+def _microseconds(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    return sa.type_coerce(moment, sa.BigInteger)
+
+
+def _minute(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """Minutes since 1970; both databases divide whole numbers without a rest. The text is the same each time, so that
+    Postgres sees that what is grouped is what is selected."""
+    return _microseconds(moment).op("/")(sa.literal_column(str(_US_PER_MINUTE), sa.BigInteger))
+
+
+def _minute_of(begin: datetime) -> int:
+    return (begin - EPOCH) // MINUTE
