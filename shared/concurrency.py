@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 import structlog
@@ -81,14 +82,16 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
 
 
 async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
-    """Runs `work` on an event loop in a thread of its own until it ends, fails, or this task is cancelled.
+    """Runs `work` on an event loop in a thread of its own until it ends, fails, or this task is cancelled. It has this
+    task's context variables, so that what it logs names the same worker.
 
     A failure of `work` is raised here. A cancellation of this task is passed on to `work` and waited for, so that
     nothing of `work` remains.
     """
     began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-    running = asyncio.get_running_loop().run_in_executor(executor, _run, work, began)
+    context = copy_context()
+    running = asyncio.get_running_loop().run_in_executor(executor, lambda: context.run(_run, work, began))
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:

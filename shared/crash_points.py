@@ -6,7 +6,6 @@ loses its answer, as a connection does that breaks; `settle:lost:1:2` loses the 
 here does anything.
 """
 
-import logging
 import os
 import signal
 from collections.abc import Generator
@@ -14,9 +13,11 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import ClassVar
 
+import structlog
+
 from shared.domain.errors import InvalidRequest, Unavailable
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class CrashPoint(StrEnum):
@@ -84,7 +85,7 @@ def reach(point: CrashPoint | None, side: str) -> None:
     if _is_due(f"{point}:{side}"):
         os.kill(os.getpid(), signal.SIGKILL)
     if side == "after" and _is_due(f"{point}:lost"):
-        logger.warning("the answer to %s is lost on purpose", point)
+        log.warning("answer_lost_on_purpose", point=str(point))
         raise Unavailable(f"the answer to {point} was lost on purpose")
 
 

@@ -10,6 +10,8 @@ from shared.process.settings import Settings
 from shared.redis.connection import Redis
 from shared.secret_keys import SecretKeys
 from shared.sql.engine import Database
+from shared.telemetry.metrics import Metrics
+from shared.telemetry.tracer import NoTracer, Tracer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +29,7 @@ class ProcessContext:
     """The process's environment variables, with the model providers' keys."""
     secret_keys: SecretKeys
     """What agents' secrets are encrypted with."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """What this process counts and measures."""
+    tracer: Tracer = field(default_factory=NoTracer)
+    """Makes the spans of this process. Whoever composes it from its settings puts the one in that exports."""

@@ -17,7 +17,7 @@ import structlog
 
 from shared.process.settings import Settings
 
-OURS = frozenset({"api", "shared", "worker", "holdfast"})
+OURS = frozenset({"api", "cli", "shared", "worker", "holdfast"})
 """The packages whose loggers follow the setting."""
 
 FRAMES = 3

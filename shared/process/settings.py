@@ -16,6 +16,7 @@ from pydantic_settings import SettingsConfigDict
 from shared.domain.budgets import NANO, Budgets, Limit
 from shared.domain.limits import Limits, ProjectLimits, parse_own_limits
 from shared.domain.model_providers import split_handle
+from shared.process.telemetry_settings import TelemetrySettings
 from shared.process.tool_settings import ToolSettings
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -24,7 +25,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 _HOST = re.compile(r"[^/?#@\s:]+|\[?[0-9a-f:]+\]?", re.IGNORECASE)
 
 
-class Settings(ToolSettings):
+class Settings(ToolSettings, TelemetrySettings):
     """The settings of one process."""
 
     model_config = SettingsConfigDict(env_prefix="HOLDFAST_", env_file=None, extra="ignore")

@@ -11,6 +11,9 @@ from shared.process.settings import Settings
 
 PREFIX = "HOLDFAST_"
 
+OF_CLIENTS = ("HOLDFAST_URL", "HOLDFAST_API_KEY")
+"""Which server the commands of the API's callers ask, and the key that they send it; no setting of a server."""
+
 FOR_TESTS = "HOLDFAST_TEST_"
 """Where the tests of this project find their services; a command that they start may inherit it."""
 
@@ -20,7 +23,7 @@ _OF_KUBERNETES = re.compile(r"HOLDFAST_(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?
 
 def unknown_names(environment: Iterable[str]) -> list[str]:
     """A line for each variable that looks like a setting and is none."""
-    known = [f"{PREFIX}{field.upper()}" for field in Settings.model_fields]
+    known = [f"{PREFIX}{field.upper()}" for field in Settings.model_fields] + list(OF_CLIENTS)
     return [
         f"{name} is no setting{_nearest(name, known)} docs/settings.md lists them all"
         for name in sorted(environment)
@@ -51,5 +54,5 @@ def _wrong_value(flaw: ErrorDetails) -> str:
 
 def _given(field: str, value: object) -> str:
     known = Settings.model_fields.get(field)
-    is_secret = known is None or known.annotation is SecretStr or field.endswith("_url")
+    is_secret = known is None or known.annotation is SecretStr or field.endswith(("_url", "_endpoint"))
     return "" if is_secret else f" is {str(value)[:100]!r}"

@@ -6,17 +6,17 @@ cancels and the workers' wake channel use it.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from shared.concurrency import background
 from shared.redis.connection import Connection, Redis, dedicated_connection
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
@@ -70,7 +70,7 @@ class ChannelListener:
             try:
                 await self._listen_until_it_breaks()
             except (RedisError, OSError) as error:
-                logger.warning("%s lost its connection, next try in %.2f s: %s", self._name, self._retry_s, error)
+                log.warning("listener_disconnected", listener=self._name, retry_s=self._retry_s, reason=str(error))
             await asyncio.sleep(self._retry_s)
             self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
 
@@ -123,4 +123,4 @@ class ChannelListener:
                 self._on_subscribed(channel)
         except Exception:
             # The background-loop boundary: one message must not end the listener.
-            logger.exception("%s could not take what came on %r", self._name, channel)
+            log.exception("listener_message_failed", listener=self._name, channel=channel.decode("utf-8", "replace"))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 from arq.connections import ArqRedis
@@ -141,6 +141,20 @@ async def is_reachable(redis: Redis) -> bool:
     except Unavailable:
         return False
     return True
+
+
+class Memory(NamedTuple):
+    """What Redis uses, in bytes, and may use. None: there is no limit, or Redis does not say."""
+
+    used: int | None
+    limit: int | None
+
+
+async def memory_of(redis: Redis) -> Memory:
+    """The memory of a Redis server. Raises `Unavailable`."""
+    async with redis_answers():
+        said: Any = await cast("Any", redis).info("memory")
+    return Memory(said.get("used_memory"), said.get("maxmemory") or None)
 
 
 class LuaScript:

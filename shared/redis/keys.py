@@ -79,6 +79,17 @@ def javascript_alive(answer: bool) -> str:
     return f"holdfast:javascript-alive:{'yes' if answer else 'no'}"
 
 
+def processes(kind: str) -> str:
+    """Sorted set, name of a living process of this kind → ms until which it is taken for there. Written by
+    `present.lua`. Lives as long as its newest process is taken for there."""
+    return f"holdfast:processes:{kind}"
+
+
+def process(kind: str, name: str) -> str:
+    """String, what the process says of itself as JSON. Written by `present.lua`, again and again. `SHOWN_FOR_S`."""
+    return f"holdfast:process:{kind}:{name}"
+
+
 def events(run_id: RunId) -> str:
     """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes. Written by `append.lua`,
     and trimmed to what SQL lacks. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.

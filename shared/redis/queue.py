@@ -21,6 +21,7 @@ from shared.crash_points import CrashPoint, crash_point
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
+from shared.domain.operations import QueueState
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.connection import LuaScript, Redis, redis_answers
@@ -54,6 +55,7 @@ class RunQueue:
         self._redis = redis
         self._dispatch = LuaScript(redis, "turns", "dispatch")
         self._recount = LuaScript(redis, "turns", "recount")
+        self._state = LuaScript(redis, "turns", "queue_state")
 
     async def dispatch(self, *dispatches: Dispatch) -> None:
         """Puts runs into the queue, and wakes the workers. A dispatch that is in the queue already, or at work, is left
@@ -91,6 +93,13 @@ class RunQueue:
             mended = await self._recount(keys=_QUEUE, args=[*_PREFIXES, keys.LEASE_PREFIX])
         if mended:
             log.info("queue_put_right", jobs=mended)
+
+    async def state(self) -> QueueState:
+        """How much waits and is at work, of all projects together."""
+        async with redis_answers():
+            waiting, oldest_ms, leased = await self._state(keys=_QUEUE, args=[*_PREFIXES, keys.SCORE_SLACK_MS])
+        oldest_wait_s = oldest_ms / 1000 if waiting else None
+        return QueueState(waiting=waiting, oldest_wait_s=oldest_wait_s, in_flight=leased)
 
     async def is_leased(self, run_id: RunId, number: int) -> bool:
         """Whether a worker has a lease on this dispatch of the run."""

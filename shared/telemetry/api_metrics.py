@@ -1,0 +1,113 @@
+"""What an API process counts and measures, and what it says of the whole deployment."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.telemetry.worker_metrics import bounded
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+KINDS = ("message", "decision", "compaction", "tool")
+CALLBACK_OUTCOMES = ("delivered", "failed", "given_up")
+
+REQUEST_S = (0.005, 0.025, 0.1, 0.25, 1, 2.5, 10, 60, 300)
+"""Reads take milliseconds; an answer that is not streamed begins when its run has ended. Few, for each route has all of
+them."""
+
+
+@dataclass(frozen=True)
+class DeploymentState:
+    """What SQL and Redis say of the whole deployment. None: the one that knows it is away."""
+
+    runs: dict[str, int] | None = None
+    """Active runs by status."""
+    callbacks_waiting: int | None = None
+    queue_waiting: int | None = None
+    oldest_wait_s: float | None = None
+    """0 when nothing waits."""
+
+
+class ApiMetrics:
+    """The instruments of an API process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.deployment = DeploymentState()
+        """As it was last asked for. Whoever answers a scrape asks."""
+        self._requests = Counter(
+            "holdfast_http_requests",
+            "Requests, when their answer has begun.",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self._request_s = Histogram(
+            "holdfast_http_request_seconds",
+            "From a request to the beginning of its answer.",
+            ["route"],
+            buckets=REQUEST_S,
+            registry=registry,
+        )
+        self._submitted = Counter(
+            "holdfast_runs_submitted", "Runs that clients have submitted.", ["kind"], registry=registry
+        )
+        self._cancels = Counter(
+            "holdfast_cancels",
+            "Cancels that clients have asked for, by the run's status.",
+            ["state"],
+            registry=registry,
+        )
+        self._readers = Gauge("holdfast_readers", "Streams that this process has open.", registry=registry)
+        self.reader_gaps = Counter(
+            "holdfast_reader_gaps", "Parts of logs that no store had any more, as readers were told.", registry=registry
+        )
+        self._callbacks = Counter(
+            "holdfast_callbacks", "Attempts to deliver a callback.", ["outcome"], registry=registry
+        )
+        registry.register(_DeploymentGauges(self))
+
+    def request_answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """`route` is the template of a path, never the path."""
+        self._requests.labels(bounded(method, METHODS), route, str(status)).inc()
+        self._request_s.labels(route).observe(seconds)
+
+    def run_submitted(self, kind: str) -> None:
+        self._submitted.labels(bounded(kind, KINDS)).inc()
+
+    def cancel_asked(self, state: RunStatus) -> None:
+        self._cancels.labels(state.value).inc()
+
+    def callback_attempted(self, outcome: str) -> None:
+        self._callbacks.labels(bounded(outcome, CALLBACK_OUTCOMES)).inc()
+
+    def watch_readers(self, count: Callable[[], int]) -> None:
+        """`count` says how many streams are open; it is asked with each scrape."""
+        self._readers.set_function(count)
+
+
+class _DeploymentGauges(Collector):
+    """Figures of the deployment. One that nobody knows is left out, so that it never looks like 0."""
+
+    def __init__(self, metrics: ApiMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        state = self._metrics.deployment
+        runs = GaugeMetricFamily("holdfast_runs", "Runs that have not ended, of the deployment.", labels=["status"])
+        for status in sorted(ACTIVE) if state.runs is not None else ():
+            runs.add_metric([status], (state.runs or {}).get(status, 0))
+        yield runs
+        yield _gauge("holdfast_queue_waiting", "Runs that wait for a worker.", state.queue_waiting)
+        yield _gauge(
+            "holdfast_queue_oldest_wait_seconds", "How long the oldest of them has waited.", state.oldest_wait_s
+        )
+        yield _gauge("holdfast_callbacks_waiting", "Callbacks to be delivered.", state.callbacks_waiting)
+
+
+def _gauge(name: str, meaning: str, value: float | None) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, meaning)
+    if value is not None:
+        family.add_metric([], value)
+    return family
