@@ -5,16 +5,25 @@ import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from uuid import uuid4
+
+import structlog
+from structlog.contextvars import bound_contextvars
 
 from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
 from shared.concurrency import background, repeating
+from shared.domain.operations import WorkerState
 from shared.network.checked_http import NetworkRules
 from shared.process.context import ProcessContext
+from shared.process.measurements import measured
+from shared.process.traces import traced
+from shared.process.version import VERSION
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
+from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import InFlightLimits, RunQueue
 from shared.redis.tool_presence import ToolPresence
 from shared.runs.approvals import ApprovalService
@@ -35,17 +44,23 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
+from worker.health_port import health_port, health_sockets
 from worker.models.prices import Prices
 from worker.models.registry import Models
 from worker.queue.queue_worker import QueueWorker
 from worker.run.active_runs import ActiveRuns
 from worker.run.budgets import BudgetService
-from worker.run.context import RunServices
 from worker.run.execute_run import RunExecutor
+from worker.run.run_log import RunLog
+from worker.run.run_metrics import RunMetrics
+from worker.run.run_traces import RunTraces
+from worker.run.services import RunServices
 from worker.run.settle import RunFinisher
 from worker.tool_parts import ToolParts, tool_parts
 from worker.upkeep.sweeper import Sweeper
 from worker.upkeep_parts import upkeep
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 STARTS_AT_ONCE = 4
 
@@ -63,6 +78,9 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
     network = NetworkRules.of(settings.reachable_networks, settings.ca_file)
     async with AsyncExitStack() as stack:
+        sockets = stack.enter_context(health_sockets(settings))
+        await stack.enter_async_context(measured(process, "worker"))
+        process = await stack.enter_async_context(traced(process, service="holdfast-worker", instance=name))
         models = Models(
             process.environment,
             first_event_timeout=settings.first_event_timeout,
@@ -83,35 +101,30 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             look_every_s=settings.lease_s / 3,
         )
         executor = _executor(process, name, active_runs, services)
-        queue_worker = QueueWorker(
-            redis=process.redis,
-            is_embedded=process.is_embedded,
-            name=name,
-            execute=executor.execute_run,
-            max_runs=settings.max_runs,
-            spare_runs=settings.spare_runs,
-            in_flight=InFlightLimits(settings.runs_in_flight, settings.limits.own_in_flight()),
-            takes_more=active_runs.takes_more,
-            lease_s=settings.lease_s,
-            on_lease_lost=lambda job_id: active_runs.lease_lost(*parse_job_id(job_id)),
-            still_ours=lambda job_id: active_runs.still_owned(*parse_job_id(job_id)),
-            on_drain=active_runs.end_after_steps,
-            on_shutdown=active_runs.shut_down,
-        )
+        queue_worker = _queue_worker(process, name, executor, active_runs)
         unowned = _unowned(process, services)
         sweeper = _sweeper(process, services, unowned)
         if alone:
             await sweeper.restart()
-        await stack.enter_async_context(background(models.warm(), name="import model clients"))
-        await stack.enter_async_context(active_runs.listening())
-        await stack.enter_async_context(_showing_tools(process, tools))
-        await stack.enter_async_context(tools.packages.tidied())
-        await stack.enter_async_context(upkeep(process, sweeper, _approvals(process, services, unowned), embeddings))
-        await stack.enter_async_context(background(queue_worker.serve(), name="queue worker"))
+        # What is started here logs the worker's name. The API of `holdfast dev` is started behind it, without.
+        with bound_contextvars(worker=name):
+            enter = stack.enter_async_context
+            await enter(background(models.warm(), name="import model clients"))
+            await enter(active_runs.listening())
+            await enter(_showing_tools(process, tools))
+            await enter(_showing(process, name, queue_worker, tools))
+            await enter(tools.packages.tidied())
+            await enter(upkeep(process, sweeper, _approvals(process, services, unowned), embeddings))
+            await enter(background(queue_worker.serve(), name="queue worker"))
+            await enter(health_port(process, queue_worker, sockets))
+            log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)
         try:
             yield queue_worker
         finally:
-            await queue_worker.drain(settings.drain_s, hand_over_s=HAND_OVER_S)
+            with bound_contextvars(worker=name):
+                log.info("worker_draining", runs=queue_worker.run_count, drain_s=settings.drain_s)
+                await queue_worker.drain(settings.drain_s, hand_over_s=HAND_OVER_S)
+                log.info("worker_ended", runs=queue_worker.run_count)
 
 
 def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncContextManager[None]:
@@ -124,10 +137,31 @@ def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncCo
     )
 
 
+def _showing(
+    process: ProcessContext, name: str, queue_worker: QueueWorker, tools: ToolParts
+) -> AbstractAsyncContextManager[None]:
+    """Shows this worker to who looks at the deployment, for as long as the block lasts."""
+    started_at = process.clock.now()
+
+    def state() -> WorkerState:
+        return WorkerState(
+            name=name,
+            version=VERSION,
+            started_at=started_at,
+            seen_at=process.clock.now(),
+            runs=queue_worker.runs_in_hand,
+            max_runs=process.settings.max_runs,
+            sandbox=tools.tier,
+            javascript=tools.runs_javascript,
+        )
+
+    return ProcessPresence(process.redis).showing(state)
+
+
 def _run_services(
     process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient
 ) -> RunServices:
-    database, settings = process.database, process.settings
+    database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
     return RunServices(
         models=models,
         sandbox=tools.sandbox,
@@ -158,6 +192,7 @@ def _run_services(
         tool_timeout_s=settings.tool_timeout,
         patience_s=settings.database_patience,
         budgets=_budgets(process),
+        observers=[lambda _: run_metrics, partial(RunTraces, process.tracer), lambda _: RunLog()],
     )
 
 
@@ -189,6 +224,25 @@ def _executor(process: ProcessContext, name: str, active_runs: ActiveRuns, servi
     )
 
 
+def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, active_runs: ActiveRuns) -> QueueWorker:
+    settings = process.settings
+    return QueueWorker(
+        redis=process.redis,
+        is_embedded=process.is_embedded,
+        name=name,
+        execute=executor.execute_run,
+        max_runs=settings.max_runs,
+        spare_runs=settings.spare_runs,
+        in_flight=InFlightLimits(settings.runs_in_flight, settings.limits.own_in_flight()),
+        takes_more=active_runs.takes_more,
+        lease_s=settings.lease_s,
+        on_lease_lost=lambda job_id: active_runs.lease_lost(*parse_job_id(job_id)),
+        still_ours=lambda job_id: active_runs.still_owned(*parse_job_id(job_id)),
+        on_drain=active_runs.end_after_steps,
+        on_shutdown=active_runs.shut_down,
+    )
+
+
 def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
     return UnownedRuns(
         runs=services.runs,
@@ -199,6 +253,7 @@ def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
         queue=RunQueue(process.redis),
         clock=process.clock,
         ids=process.ids,
+        tracer=process.tracer,
     )
 
 

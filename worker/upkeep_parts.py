@@ -27,8 +27,12 @@ async def upkeep(
     """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
     intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
     embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
+
+    async def sweep() -> None:
+        process.metrics.worker.sweeper_found.inc(await sweeper.sweep())
+
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(intervals.repeating(sweeper.sweep, every_s=every_s, name="sweep"))
+        await stack.enter_async_context(intervals.repeating(sweep, every_s=every_s, name="sweep"))
         await stack.enter_async_context(
             intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
         )

@@ -14,7 +14,6 @@ A lost job is interrupted once. What it writes until then does no harm: SQL and 
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -22,12 +21,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import structlog
+
 from shared.concurrency import background, on_own_thread
 from shared.domain.errors import Unavailable
 from shared.redis.connection import Redis, own_client
 from shared.redis.queue import JobLeases, Renewal, WorkerPresence
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 STANDSTILL_LEASES = 10
 """When the loop has been busy for so many leases, the thread renews no more: other workers get the jobs."""
@@ -169,9 +170,7 @@ class LeaseRenewer:
         still_ours: Callable[[str], Awaitable[bool]],
     ) -> None:
         self.leases = Leases(lease_s)
-        self._redis = redis
-        self._worker = worker
-        self._lease_s = lease_s
+        self._redis, self._worker, self._lease_s = redis, worker, lease_s
         self._is_embedded = is_embedded
         self._now = now
         self._on_lost = on_lost
@@ -229,7 +228,7 @@ class LeaseRenewer:
             asked_at = self._now()
             silent_s = asked_at - self._alive_at
             if silent_s > self._lease_s:
-                logger.warning("this process's event loop has been standing still for %.1f s", silent_s)
+                log.warning("event_loop_stood_still", silent_s=round(silent_s, 1))
             jobs = self._to_renew if silent_s <= STANDSTILL_LEASES * self._lease_s else {}
             answers: dict[str, Renewal] | None = None
             # Only this thread's report stops a job in time, and the job may be younger than the last renewal.
@@ -240,8 +239,9 @@ class LeaseRenewer:
                     answers = await leases.renew(list(jobs)) if jobs else {}
                     await presence.show(self._worker, for_s=self._lease_s)
                 renewed_at = asked_at
+                log.debug("leases_renewed", jobs=len(jobs))
             except (Unavailable, TimeoutError) as error:
-                logger.warning("leases could not be renewed: %s", str(error) or "no answer in time")
+                log.warning("leases_not_renewed", reason=str(error) or "no answer in time")
             self._reports.append(Report(answers or {}, asked_at))
             self._loop.call_soon_threadsafe(self._read_reports)
             await asyncio.sleep(self._lease_s / (20 if answers is None or self._hurries else 3))
@@ -268,7 +268,7 @@ class LeaseRenewer:
                 try:
                     await self._retake(job_id)
                 except Unavailable as error:
-                    logger.warning("the lease of job %s is in doubt: %s", job_id, error)
+                    log.warning("lease_in_doubt", job_id=job_id, reason=str(error))
             self._hurries = bool(self.leases.unsure())
 
     async def _retake(self, job_id: str) -> None:
@@ -287,7 +287,7 @@ class LeaseRenewer:
         if not await self._still_ours(job_id):
             self._refuse(job_id, "the run was dispatched again")
         if self.leases.retaken(job_id, asked_at=asked_at):
-            logger.warning("Redis had forgotten the lease of job %s: taken again", job_id)
+            log.warning("lease_taken_again", job_id=job_id)
         else:
             await self._job_leases.release(job_id)
 
@@ -296,5 +296,5 @@ class LeaseRenewer:
             self._tell_lost(job_id, reason)
 
     def _tell_lost(self, job_id: str, reason: str) -> None:
-        logger.warning("lost the lease of job %s: %s", job_id, reason)
+        log.warning("lease_lost", job_id=job_id, reason=reason)
         self._on_lost(job_id)

@@ -5,10 +5,11 @@ it. The loop here survives Redis being away, and no job can end it.
 """
 
 import asyncio
-import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
+import structlog
 from redis.exceptions import RedisError
 
 from shared.domain.errors import LeaseLost, MoreInput, ShutdownRequested, Unavailable
@@ -20,7 +21,7 @@ from shared.redis.queue import NO_LIMITS, InFlightLimits, JobLeases
 from worker.queue.arq_jobs import ArqJobs, ReleaseJob
 from worker.queue.leases import LeaseRenewer, LeaseState
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Execute = Callable[[RunId, int], Awaitable[None]]
 
@@ -97,6 +98,26 @@ class QueueWorker:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
         self._draining = False
+        self._looked_at = -math.inf
+
+    @property
+    def is_draining(self) -> bool:
+        """It was told to end, and claims nothing more."""
+        return self._draining
+
+    @property
+    def run_count(self) -> int:
+        """Runs that it has in hand."""
+        return len(self._running)
+
+    def looked_s_ago(self) -> float:
+        """Seconds since Redis last answered what waits, or all places were last seen taken. Infinite before that."""
+        return time.monotonic() - self._looked_at
+
+    @property
+    def runs_in_hand(self) -> int:
+        """How many jobs run at this moment."""
+        return len(self._running)
 
     async def serve(self) -> None:
         """Claims and runs jobs until `stop` or `drain`; returns when the last job has ended."""
@@ -118,7 +139,7 @@ class QueueWorker:
         self._draining = True
         self.stop()
         if self._running and finish_s:
-            logger.info("%d runs have %.0f s to finish their steps", len(self._running), finish_s)
+            log.info("runs_may_finish_steps", runs=len(self._running), within_s=finish_s)
             self._end_after_steps()
             await asyncio.wait(self._running.values(), timeout=finish_s)
         self._interrupt_all()
@@ -126,7 +147,7 @@ class QueueWorker:
             return
         _, pending = await asyncio.wait(self._running.values(), timeout=hand_over_s)
         for task in pending:
-            logger.warning("%s did not stop within %.1f s: cancelling it", task.get_name(), hand_over_s)
+            log.warning("run_did_not_stop", task=task.get_name(), within_s=hand_over_s)
             task.cancel()
         if pending:
             await asyncio.wait(pending, timeout=UNWIND_S)
@@ -136,6 +157,7 @@ class QueueWorker:
         free = max(0, self._max_runs - len(self._running))
         spare = min(self._spare_runs, self._max_runs + self._spare_runs - len(self._running))
         if free + spare <= 0 or not self._takes_more():
+            self._looked_at = time.monotonic()
             return IDLE_S
         asked_at = time.monotonic()
         try:
@@ -146,8 +168,11 @@ class QueueWorker:
                 else:
                     self._start(group, job_id, asked_at)
         except Unavailable as error:
-            logger.warning("cannot look for work: %s", error)
+            log.warning("queue_unreachable", reason=str(error))
             return RETRY_S
+        self._looked_at = time.monotonic()
+        if claimed.job_ids:
+            log.debug("jobs_claimed", jobs=len(claimed.job_ids), free=free, spare=spare)
         if claimed.next_in_s is None:
             return IDLE_S
         return min(IDLE_S, claimed.next_in_s + 0.002)  # a key lives to the end of its last millisecond
@@ -163,7 +188,7 @@ class QueueWorker:
         try:
             await self._jobs.run(job_id)
         except (RedisError, OSError, Unavailable) as error:
-            logger.warning("job %s: Redis did not answer, the job's lease ends by itself: %s", job_id, error)
+            log.warning("lease_ends_by_itself", job_id=job_id, reason=str(error))
         finally:
             self._renewer.forget(job_id)
             del self._running[job_id]
@@ -177,7 +202,7 @@ class QueueWorker:
         except (ShutdownRequested, LeaseLost, MoreInput) as interruption:
             raise ReleaseJob from interruption
         except Unavailable as error:
-            logger.warning("run %s is released: %s", run_id, error)
+            log.warning("run_released", run_id=run_id, reason=str(error))
             await asyncio.sleep(AGAIN_S)
             raise ReleaseJob from error
 
@@ -200,4 +225,5 @@ class QueueWorker:
             pass  # nothing woke the worker: it looks anyway
 
     def _wake_up(self, *_: bytes) -> None:
+        log.debug("worker_woken")
         self._wake.set()

@@ -5,7 +5,7 @@ from typing import Literal
 
 from shared.domain.approvals import Approval, hash_of
 from shared.domain.messages import AssistantMessage, ToolCall
-from worker.run.answer import Answer
+from worker.run.answer_draft import Answer
 from worker.run.context import Parked, RunContext
 
 

@@ -6,8 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.archival.archival_memory import ArchivalMemory
-from shared.clock import Clock, unix_ms
+from shared.clock import unix_ms
 from shared.concurrency import retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions, render_system
 from shared.domain.approvals import Approval
@@ -15,7 +14,6 @@ from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
-from shared.domain.ids import IdMaker
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, NewMessage, ToolCall
 from shared.domain.model_catalog import continues_answers
@@ -25,25 +23,13 @@ from shared.domain.shown_step import BegunAnswer
 from shared.domain.skills import with_skills
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
-from shared.packages.environments import PackageEnvironments
-from shared.redis.event_log import EventLog
-from shared.secret_keys import SecretKeys
-from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.memory import MemoryStore
-from shared.sql.history.message_lists import MessageLists
-from shared.sql.history.messages import MessageStore
-from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
-from shared.sql.runs.inbox import InboxStore
-from shared.sql.runs.run_store import RunStore
-from shared.sql.runs.settlement import SettlementStore
-from shared.sql.runs.steps import StepStore
+from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
-from worker.models.registry import Models
-from worker.run.budgets import BudgetService
 from worker.run.interruption import Interruption
+from worker.run.observation import RunObservation
 from worker.run.progress import RunProgress
 from worker.run.publisher import Publisher
-from worker.tools.invocation import ToolSandbox
+from worker.run.services import RunServices
 
 Result = TypeVar("Result")
 
@@ -68,48 +54,6 @@ class Parked(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunServices:
-    """What every run of a worker shares."""
-
-    models: Models
-    sandbox: ToolSandbox
-    packages: PackageEnvironments
-    memory: MemoryStore
-    archival: ArchivalMemory
-    message_lists: MessageLists
-    agents: AgentStore
-    secret_keys: SecretKeys
-    messages: MessageStore
-    runs: RunStore
-    checkpoints: CheckpointStore
-    settlements: SettlementStore
-    events: EventStore
-    inbox: InboxStore
-    steps: StepStore
-    event_log: EventLog
-    clock: Clock
-    ids: IdMaker
-    stores_first: bool
-    """Whether events go to SQL before they are shown (see `Publisher`)."""
-    tool_timeout_s: float
-    patience_s: float
-    """Seconds that a run repeats a write while the database is away."""
-    budgets: BudgetService
-
-    def publisher(self, run: Run, interruption: Interruption) -> Publisher:
-        """The publisher of a run that was just claimed. It stops the run when the log has a newer owner."""
-        return Publisher(
-            run,
-            event_log=self.event_log,
-            events=self.events,
-            checkpoints=self.checkpoints,
-            clock=self.clock,
-            interruption=interruption,
-            stores_first=self.stores_first,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunContext:
     """One run that a worker executes: what is fixed, and its progress."""
 
@@ -126,6 +70,11 @@ class RunContext:
     def run(self) -> Run:
         """The run as it was claimed, with the fence that its owner has now."""
         return self.publisher.run
+
+    @property
+    def observation(self) -> RunObservation:
+        """Where to say what happens to the run."""
+        return self.publisher.observation
 
     @property
     def at(self) -> int:
@@ -199,12 +148,16 @@ class RunContext:
         memory = self.services.memory
         self.progress.blocks = await self.retry_while_unavailable(lambda: memory.blocks(self.agent.id))
 
-    async def checkpoint(self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = ()) -> None:
-        """Stores messages, with the events that showed them."""
+    async def checkpoint(
+        self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = (), earlier: Step | None = None
+    ) -> None:
+        """Stores messages, with the events that showed them; and `earlier`, the new state of a step that was made
+        before this owner came, if no step is in hand."""
         record = self.services.checkpoints.record
         async with self.publisher.saving() as tail:
-            checkpoint = self._checkpoint(messages, tail)
-            await self.retry_while_unavailable(lambda: record(self.run, checkpoint, starting=starting))
+            checkpoint = self._checkpoint(messages, tail, earlier)
+            with self.observation.write("checkpoint"):
+                await self.retry_while_unavailable(lambda: record(self.run, checkpoint, starting=starting))
 
     async def record_intent(self, call: ToolCall) -> None:
         """Stores that the tool of this call is about to start."""
@@ -219,7 +172,8 @@ class RunContext:
             self.progress.in_hand.wait()
         async with self.publisher.ending() as tail:
             checkpoint = self._checkpoint(messages, tail)
-            return Parked(await self.retry_while_unavailable(lambda: park(self.run, checkpoint, asked)))
+            with self.observation.write("park"):
+                return Parked(await self.retry_while_unavailable(lambda: park(self.run, checkpoint, asked)))
 
     async def retry_while_unavailable(self, action: Callable[[], Awaitable[Result]]) -> Result:
         """Does a write that must be whole: nothing interrupts it, and it is repeated while the database is away."""
@@ -251,7 +205,13 @@ class RunContext:
         if self.interruption.leaves:
             raise ShutdownRequested
 
-    def _checkpoint(self, messages: list[NewMessage], tail: LogTail) -> Checkpoint:
+    @property
+    def step_in_hand(self) -> Step | None:
+        """The step in hand, with its times, as it is stored."""
+        in_hand = self.progress.in_hand
+        return None if in_hand is None else self.observation.times.of(in_hand.step)
+
+    def _checkpoint(self, messages: list[NewMessage], tail: LogTail, earlier: Step | None = None) -> Checkpoint:
         progress = self.progress
         return Checkpoint(
             now=self.services.clock.now(),
@@ -259,7 +219,7 @@ class RunContext:
             tail=tail,
             usage=progress.usage,
             step_count=progress.step_count,
-            step=None if progress.in_hand is None else progress.in_hand.step,
+            step=self.step_in_hand or earlier,
         )
 
 
@@ -268,6 +228,7 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
     `UnreadableSecret` before anything is spent when a tool would have to run without what it was given."""
     run = publisher.run
     agent, tools = await services.agents.equipped(run.project_id, run.agent_id)
+    publisher.observation.run.agent_name = agent.name
     secrets = {}
     if run.options.compaction is None and any(map(runs_in_sandbox, tools)):
         secrets = services.secret_keys.open_all(agent.id, agent.tool_environment)

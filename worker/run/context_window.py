@@ -17,7 +17,8 @@ from shared.domain.events import Compacted, CompactionBegan
 from shared.domain.messages import CHARACTERS_PER_TOKEN, CompactionTrigger, Message
 from shared.domain.model_catalog import window_of
 from shared.domain.runs import Step
-from worker.run.answer import Answer, take_answer, tool_specs
+from worker.run.answer import take_answer, tool_specs
+from worker.run.answer_draft import Answer
 from worker.run.compaction import new_compaction, stats_of
 from worker.run.context import RunContext
 from worker.run.request_size import LastAnswer, fixed_tokens, history_tokens, last_answer, text_tokens

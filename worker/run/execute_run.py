@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
 from shared.domain.errors import (
@@ -28,9 +28,10 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.compaction import compact_thread
-from worker.run.context import Outcome, Parked, RunContext, RunServices, load_context
+from worker.run.context import Outcome, Parked, RunContext, load_context
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
+from worker.run.services import RunServices
 from worker.run.settle import (
     RunFinisher,
     cancelled,
@@ -96,11 +97,19 @@ class RunExecutor:
             if run is None:
                 log.debug("dispatch_ignored", dispatch=dispatch)
                 return
+            bind_contextvars(project=run.project_id)
+            log.info(
+                "run_claimed",
+                attempt=run.attempts_without_progress,
+                fence=run.fence,
+                since_submission_ms=round((self.services.clock.now() - run.created_at) / timedelta(milliseconds=1)),
+            )
             if run.cancel is not None:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
-            active.publisher = self.services.publisher(run, active.interruption)
+            publisher = active.publisher = self.services.publisher(run, self.worker, active.interruption)
             async with self.services.sandbox.of_run(run_id):
-                await self._execute(active.publisher, active.interruption, starting)
+                with publisher.observation.executing():
+                    await self._execute(publisher, active.interruption, starting)
 
     async def _claim(self, run_id: RunId, dispatch: int, alone_after: range) -> Run | None:
         runs, clock = self.services.runs, self.services.clock
@@ -165,6 +174,7 @@ class RunExecutor:
                 raise
             return Outcome(end=failed_by_budget(error))
         except ModelError as error:
+            log.warning("model_gave_no_answer", model=context.model, error=error.facts)
             return Outcome(end=failed_by_model(error, run))
         except (ShutdownRequested, LeaseLost, LifecycleError, Unavailable):
             raise

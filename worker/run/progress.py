@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.domain.agents import Block
-from shared.domain.ids import BlockId
+from shared.domain.ids import BlockId, StepId
 from shared.domain.messages import ToolReturn, estimate_tokens
 from shared.domain.runs import Step, Usage
 from shared.domain.settling import PARKED
@@ -47,6 +47,8 @@ class RunProgress:
     """What the tool rules look at."""
     open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
     """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
+    open_step_id: StepId | None = None
+    """The step that these calls belong to."""
 
     def begin_step(self, step: Step, asked: str) -> StepInHand:
         """A model call begins."""
@@ -67,6 +69,11 @@ class RunProgress:
         """Counts calls whose worker died."""
         if lost.estimated:
             self.usage = self.usage.plus(lost)
+
+    @property
+    def step_id(self) -> StepId | None:
+        """The step of the answer in hand. None: the run answers no message, or has not begun a step."""
+        return self.open_step_id if self.in_hand is None else self.in_hand.step.id
 
     @property
     def returns(self) -> dict[str, ToolReturn]:

@@ -14,15 +14,16 @@ import structlog
 from shared.clock import Clock, unix_ms
 from shared.concurrency import background
 from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
-from shared.domain.events import Event, LogContinued, StepRestarted, decode, encode
+from shared.domain.events import Event, StepRestarted, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
-from shared.runs.log_adoption import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore
 from worker.run.interruption import Interruption
+from worker.run.log_taking import take_log
+from worker.run.observation import RunObservation
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -57,11 +58,13 @@ class Publisher:
         checkpoints: CheckpointStore,
         clock: Clock,
         interruption: Interruption,
+        observation: RunObservation,
         stores_first: bool = False,
         kept_free: int = KEPT_FREE,
     ) -> None:
         self.run = run
         """The run with the fence that its owner has now."""
+        self.observation = observation
         self.shown = ShownStep()
         """What readers have seen of the step in hand."""
         self.has_saved = False
@@ -77,8 +80,8 @@ class Publisher:
         self._awake = asyncio.Event()
         self._idle = asyncio.Event()
         self._is_lost = False
-        self._trimmed = Seq(0)
-        self._to_trim = Seq(0)
+        self._unsent_since: float | None = None  # when the oldest event came that is not sent
+        self._trimmed = self._to_trim = Seq(0)
 
     @property
     def follows(self) -> Seq:
@@ -106,6 +109,8 @@ class Publisher:
         for event in events:
             self._writer.emit(encode(event))
             self.shown.take(event)
+        if self._unsent_since is None:
+            self._unsent_since = self._clock.monotonic()
         self._wake()
 
     def emit_unless_closed(self, event: Event) -> None:
@@ -118,6 +123,7 @@ class Publisher:
         """Says that what was shown of the step in hand is void after all."""
         shown = self.shown.message_id
         void = [] if shown is None else [shown]
+        self.observation.restarted()
         self.emit(StepRestarted(unix_ms(self._clock.now()), int(self.run.fence), void, self._writer.last))
 
     @asynccontextmanager
@@ -131,8 +137,7 @@ class Publisher:
         """The entries that SQL lacks, for a write that stores them. They count as stored when the block ends without an
         error."""
         async with self._writes:
-            tail = self._writer.to_store()
-            yield tail
+            yield (tail := self._writer.to_store())
             self._writer.was_stored(tail.last)
             self._wake()
 
@@ -182,25 +187,14 @@ class Publisher:
 
     async def _begin(self, *, goes_on: bool) -> None:
         """Adopts the log, and continues where it ends."""
-        run = self.run
-        adopted = await adopt_log(run, self._event_log, self._checkpoints, self._clock.now())
-        opening = None
-        if run.fence > 1:
-            is_shown = adopted.follows > run.checkpoint_seq
-            behind = await self._events.read(run.id, run.checkpoint_seq, None) if is_shown else []
-            self.shown = ShownStep(decode(entry) for _, entry in behind)
-            # Of what SQL has not, an embedded Redis has shown nothing.
-            is_whole = adopted.is_whole or self._stores_first
-            opening = self._opening(adopted.follows, goes_on=goes_on and is_whole)
-            self.shown.take(opening)
-        self._writer.begin(adopted.follows, None if opening is None else encode(opening))
+        stores = (self._event_log, self._events, self._checkpoints)
+        now, stores_first = self._clock.now(), self._stores_first
+        taken = await take_log(self.run, *stores, now, goes_on=goes_on, stores_first=stores_first)
+        self.shown = taken.shown
+        if isinstance(taken.opening, StepRestarted) and taken.opening.void_message_ids:
+            self.observation.restarted()
+        self._writer.begin(taken.follows, None if taken.opening is None else encode(taken.opening))
         self._wake()
-
-    def _opening(self, follows: Seq, *, goes_on: bool) -> LogContinued | StepRestarted:
-        at, attempt = unix_ms(self._clock.now()), int(self.run.fence)
-        if goes_on and self.shown.beginning is not None:
-            return LogContinued(at, follows, attempt)
-        return StepRestarted(at, attempt, list(self.shown.message_ids), follows)
 
     def _wake(self) -> None:
         self._idle.clear()
@@ -231,15 +225,20 @@ class Publisher:
             await asyncio.sleep(RETRY_S)  # SQL is away, and only what it has may be shown
             return
         tail = LogTail(tail.first, tail.entries[:APPEND_AT_MOST])
+        since, self._unsent_since = self._unsent_since, None
         try:
             needs = self._writer.needed_before(tail)
             await self._event_log.append(self.run.id, self.run.fence, tail, needs=needs)
             self._writer.was_sent(tail.last)
+            delay_s = None if since is None else self._clock.monotonic() - since
+            self.observation.shown(sum(map(len, tail.entries)), delay_s)
         except RedisLostData:
+            self._unsent_since = since
             await self._open_again()
         except LeaseLost as error:
             self._stop(error)
         except Unavailable as error:
+            self._unsent_since = since
             log.warning("events_wait_for_redis", entries=len(tail.entries), error=str(error))
             await asyncio.sleep(RETRY_S)
 
@@ -251,6 +250,7 @@ class Publisher:
                 raise LeaseLost  # noqa: TRY301 - as the log itself says it
             await self._event_log.open(self.run.id, self.run.fence)
             self._writer.redis_lost_data()
+            self.observation.log_lost()
         except LeaseLost as error:
             self._stop(error)
         except Unavailable as error:

@@ -29,7 +29,7 @@ from shared.domain.settling import RunEnd
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.sql.history.thread_queue import Dispatch
-from shared.sql.runs.settlement import Settlement, SettlementStore
+from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.publisher import FLUSH_S, Publisher
 
@@ -58,6 +58,7 @@ class RunFinisher:
         publisher = context.publisher
         if isinstance(outcome, Parked):
             publisher.send_end(outcome.tail)
+            publisher.observation.left_as("parked")
             log.info("run_parked")
             await self._finish_stream(publisher)
             return
@@ -88,6 +89,7 @@ class RunFinisher:
         """Leaves the run to whoever finds it after `until`; nobody has it till then. Raises `Unavailable`."""
         if not await publisher.hand_over(waits_until=until):
             raise Unavailable("the database does not answer; the run is tried again")
+        publisher.observation.left_as("waits")
         log.info("run_waits", reason=reason, until=until.isoformat())
 
     async def hand_over_late(self, publisher: Publisher) -> None:
@@ -101,22 +103,35 @@ class RunFinisher:
             await asyncio.sleep(PAUSE_S)
 
     async def _end(self, publisher: Publisher, settlement: Settlement) -> None:
-        settle = self.settlements.settle
         try:
             async with publisher.ending() as tail:
                 whole = msgspec.structs.replace(settlement, tail=tail)
-                settled = await retry_while_unavailable(
-                    lambda _: settle(publisher.run, whole), for_s=self.patience_s, clock=self.clock
-                )
+                settled = await self._settled(publisher, whole)
         except LifecycleError as error:
+            publisher.observation.left_as("refused")
             log.warning("settle_refused", reason=str(error))
             return
+        publisher.observation.ended_as(settled.run, settlement.now)
         publisher.send_end(settled.tail)
         end = settlement.end
-        log.info("run_settled", status=settled.run.status, stop_reason=end.stop_reason, cause=end.cause)
+        log_as = log.info if end.error is None else log.warning
+        log_as(
+            "run_settled",
+            status=settled.run.status,
+            stop_reason=end.stop_reason,
+            cause=end.cause,
+            # The type alone: messages and details may hold what users and models wrote.
+            error=None if end.error is None else end.error.error_type,
+        )
         await self._finish_stream(publisher)
         if settled.next is not None:
             await self._dispatch(settled.next)
+
+    async def _settled(self, publisher: Publisher, settlement: Settlement) -> Settled:
+        with publisher.observation.write("settle"):
+            return await retry_while_unavailable(
+                lambda _: self.settlements.settle(publisher.run, settlement), for_s=self.patience_s, clock=self.clock
+            )
 
     async def _finish_stream(self, publisher: Publisher) -> None:
         await publisher.wait_sent(FLUSH_S)
@@ -137,7 +152,7 @@ def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settleme
     end, now, progress = outcome.end, clock.now(), context.progress
     rollback = outcome.mode is CancelMode.ROLLBACK
     messages, usage = outcome.messages, progress.usage
-    step = None if progress.in_hand is None else progress.in_hand.step
+    step = context.step_in_hand
     if end.trigger is not RunTrigger.COMPLETE:
         cut_by = "cancel" if end.trigger is RunTrigger.CANCEL else "error"
         partial = context.publisher.shown.partial_answer(cut_by=cut_by, model=context.model, now=now)
@@ -160,10 +175,9 @@ def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settleme
 
 def _cut_off(context: RunContext, end: RunEnd) -> tuple[Step | None, Usage]:
     """The step in hand as it ended, and the usage with an estimate for the call that was cut off."""
-    progress = context.progress
-    if progress.in_hand is None:
+    progress, step = context.progress, context.step_in_hand
+    if progress.in_hand is None or step is None:
         return None, progress.usage
-    step = progress.in_hand.step
     if step.status != "pending":
         return step, progress.usage
     spoken = context.publisher.shown.text

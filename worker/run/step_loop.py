@@ -8,7 +8,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
 from shared.domain.settling import RunEnd, open_calls
 from shared.domain.tool_rules import ends_turn
-from worker.run.answer import Answer
+from worker.run.answer_draft import Answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.context_window import ContextWindow
@@ -32,7 +32,8 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
     history = await context.history()
     open_ = open_calls(history)
     if open_ is not None:
-        await finish_open_calls(context, open_)
+        with context.observation.step(max(progress.step_count, 1), goes_on=True):
+            await finish_open_calls(context, open_)
         context.stop_if_asked()
         if _ends_turn(context, [call.name for call in open_.calls]):
             return _completed(_by_rule(context))
@@ -43,20 +44,34 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         if await _deliver_input(context) or not is_fresh:
             history = await context.history()
         is_fresh = False
-        answer = await window.ask(history)
-        if not answer.calls:
-            if not await _goes_on(context, answer):
-                return _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)
-            context.stop_if_asked()
-            continue
-        if any(call.needs_approval for call in answer.calls):
-            return await ask_for_approval(context, answer)
-        await run_tools(context, answer.message, answer.calls)
+        with context.observation.step(progress.step_count + 1) as observed:
+            answer, end = await _step(context, window, history)
+            observed.outcome = "parked" if isinstance(end, Parked) else ""
+        if end is not None:
+            return end
         context.stop_if_asked()
+        if not answer.calls:
+            continue
         if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed(_by_rule(context))
         context.check_budget()
     return _completed("max_steps")
+
+
+async def _step(
+    context: RunContext, window: ContextWindow, history: Sequence[Message]
+) -> tuple[Answer, Outcome | Parked | None]:
+    """Asks the model once and runs the tools that it asks for. The answer, and the run's end if it has come."""
+    answer = await window.ask(history)
+    end: Outcome | Parked | None = None
+    if not answer.calls:
+        if not await _goes_on(context, answer):
+            end = _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)
+    elif any(call.needs_approval for call in answer.calls):
+        end = await ask_for_approval(context, answer)
+    else:
+        await run_tools(context, answer.message, answer.calls)
+    return answer, end
 
 
 def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:

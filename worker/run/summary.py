@@ -20,9 +20,10 @@ from shared.domain.messages import (
     estimate_tokens,
 )
 from shared.domain.model_catalog import context_window_of, window_of
-from shared.domain.runs import Usage
-from worker.models.provider import Finished, ModelCall, Text
+from shared.domain.runs import Step, Usage
+from worker.models.provider import Finished, ModelCall, ModelEvent, Text
 from worker.run.context import RunContext
+from worker.run.observed import ObservedModelCall
 from worker.run.transcript import excerpt, transcript
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -133,14 +134,21 @@ class Draft:
     pieces: list[str] = field(default_factory=list[str])
     used: Usage | None = None
 
-    async def take(self, context: RunContext, call: ModelCall) -> None:
-        """Takes the whole answer."""
-        async with aclosing(context.services.models.stream(call)) as events:
-            async for event in events:
-                if isinstance(event, Text):
-                    self.pieces.append(event.text)
-                elif isinstance(event, Finished):
-                    self.used = event.usage
+    async def take_all(self, context: RunContext, call: ModelCall, step: Step | None) -> None:
+        """Takes the whole answer. `step`: the step that the call makes."""
+        with context.observation.model_call(call, step) as observed:
+            async with aclosing(context.services.models.stream(call)) as events:
+                async for event in events:
+                    self._take(context, observed, event)
+
+    def _take(self, context: RunContext, observed: ObservedModelCall, event: ModelEvent) -> None:
+        if observed.is_silent:
+            context.observation.hear(observed, event)
+        if isinstance(event, Text):
+            self.pieces.append(event.text)
+        elif isinstance(event, Finished):
+            self.used = event.usage
+            observed.finish(event.usage, event.reason)
 
     @property
     def text(self) -> str:
@@ -161,11 +169,11 @@ async def _ask(context: RunContext, call: ModelCall, *, is_step: bool) -> str:
     if is_step:
         step = msgspec.structs.replace(context.new_step(), model=call.handle)
         in_hand = context.progress.begin_step(step, asked=call.system)
-        await draft.take(context, call)
+        await draft.take_all(context, call, step)
         in_hand.finish(context.count(call.handle, draft.usage_of(call)))
     else:
         try:
-            await draft.take(context, call)
+            await draft.take_all(context, call, None)
         finally:
             used = context.services.budgets.priced(call.handle, draft.usage_of(call))
             context.progress.count_aside(used)

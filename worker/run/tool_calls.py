@@ -26,6 +26,13 @@ async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: 
 
     A tool is not started with arguments that do not fit its schema: the result says what is wrong.
     """
+    with context.observation.tool_call(call, context.progress.step_id) as observed:
+        result = await _result_of(context, call, tool, arguments)
+        observed.returns(result)
+        return result
+
+
+async def _result_of(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
     schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.parameters
     checked = await check_arguments(arguments, schema)
     if isinstance(checked, RefusedArguments):

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from shared.domain.errors import NotFound
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
+from shared.domain.runs import Step
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
 from shared.domain.tool_rules import filled_in
 from worker.run.context import RunContext
@@ -41,7 +43,7 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
     checkpoints = context.services.checkpoints
     started = await context.retry_while_unavailable(lambda: checkpoints.intents(context.run.id))
-    context.progress.seen_memory = dict(open_.seen_memory)
+    context.progress.seen_memory, context.progress.open_step_id = dict(open_.seen_memory), open_.step_id
     decided = {call.id: decided_return(call, decisions.get(call.id)) for call in open_.calls}
     context.progress.returns.update({call_id: result for call_id, result in decided.items() if result is not None})
     brought = [call for call in open_.calls if call.id in decisions and decisions[call.id].kind == "tool"]
@@ -76,8 +78,22 @@ async def _store_returns(
     if shown := [result for result in returns if not result.of_speech]:
         context.emit(ToolsReturned(context.at, message.step_id, message.id, shown))
     context.progress.turn = context.progress.turn.and_then(message.body)
-    await context.checkpoint([message, *late_input])
+    await context.checkpoint([message, *late_input], earlier=await _earlier_step(context))
     context.progress.returns.clear()
+
+
+async def _earlier_step(context: RunContext) -> Step | None:
+    """The step of calls that an earlier owner left open, or that a decision has allowed, with the times of those that
+    were made here. None: the calls are of a step of this owner's, or the step is gone."""
+    steps, run, step_id = context.services.steps, context.run, context.progress.step_id
+    if context.progress.in_hand is not None or step_id is None:
+        return None
+    try:
+        step = await context.retry_while_unavailable(lambda: steps.get(run.project_id, step_id))
+    except NotFound:
+        return None
+    calls = [*step.timing.tools, *context.observation.times.calls_of(step_id)]
+    return replace(step, timing=replace(step.timing, tools=calls))
 
 
 def _may_run_together(context: RunContext, calls: Sequence[ToolCall]) -> bool:

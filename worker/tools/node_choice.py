@@ -1,11 +1,11 @@
 """Whether JavaScript calls work on this machine: tried out at a worker's start, behind the walls that were chosen."""
 
 import asyncio
-import logging
 import shutil
 import subprocess
 
 import msgspec
+import structlog
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
@@ -51,7 +51,7 @@ export async function tool(walls) {
 _FOUND: dict[tuple[str, ZygotePlan | PlainProcess, CallLimits], str | None] = {}
 """What was found for a Node.js: a machine does not change while a process lives."""
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> NodeProgram | None:
@@ -62,7 +62,7 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
     """
     found = setting or shutil.which("node") or shutil.which("nodejs")
     if found is None or setting == OFF:
-        logger.info("JavaScript tools are off: %s", "HOLDFAST_TOOL_NODE=off" if found else "there is no Node.js")
+        log.info("javascript_tools_off", reason="HOLDFAST_TOOL_NODE=off" if found else "there is no Node.js")
         return None
     try:
         node = await asyncio.to_thread(look_at, found)
@@ -73,11 +73,11 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         node, reason = None, str(error)
     if reason is None:
-        logger.info("JavaScript tools run in %s", found)
+        log.info("javascript_tools_run", node=found)
         return node
     if setting:
         raise InvalidRequest(f"HOLDFAST_TOOL_NODE: {setting} cannot run tools: {reason}; name another, or say off")
-    logger.warning("JavaScript tools are off: %s cannot run them: %s", found, reason)
+    log.warning("javascript_tools_off", node=found, reason=reason)
     return None
 
 

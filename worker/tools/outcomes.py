@@ -1,17 +1,17 @@
 """What a tool's process has written, as an outcome. All of it is tenant data: nothing in it is trusted."""
 
 import json
-import logging
 import signal
 import textwrap
 from typing import Any
 
 import msgspec
+import structlog
 
 from worker.tools.capped_pipe import CappedPipe
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_RESULT_CHARS = 1_000_000
 BYTES_PER_CHAR = 6
@@ -60,7 +60,7 @@ def payload(invocation: ToolInvocation, limits: CallLimits) -> bytes:
 
 def not_started(error: OSError) -> ToolOutcome:
     """The machine's fault, not the tool's; but the run can go on and the model can be told."""
-    logger.error("could not start a process for a tool call: %s", error)
+    log.error("tool_process_not_started", reason=str(error))
     return ToolOutcome("error", f"Error: the tool was not started: {error.strerror or error}")
 
 

@@ -1,0 +1,208 @@
+"""A worker's own port: whether it lives, whether it takes runs, and what it counts.
+
+A supervisor sees from outside what no log line says: an event loop that hangs answers nothing here. The port has no key
+and tells nothing of anybody's runs but numbers. It is for the machine, the cluster and Prometheus, never for callers.
+
+One request per connection, GET and HEAD alone: a connection costs a few kilobytes, and at most `REQUEST_S`.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from shared.clock import Clock
+from shared.concurrency import background
+from shared.process.context import ProcessContext
+from shared.process.listening import bound_sockets
+from shared.process.settings import Settings
+from shared.redis.connection import is_reachable
+from shared.telemetry.metrics import CONTENT_TYPE
+from worker.queue.queue_worker import QueueWorker
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+CONNECTIONS = 32
+"""At once. More wait in the kernel's queue."""
+
+HEAD_BYTES = 8192
+REQUEST_S = 10.0
+"""Seconds that one connection may take, from its beginning to its last byte."""
+
+ANSWER_S = 3.0
+"""Seconds for the database and Redis to answer. A probe of Kubernetes should wait longer."""
+
+KEPT_S = 1.0
+"""Nobody needs a key to ask for readiness, and it costs questions to the database and Redis."""
+
+LOOK_S = 5.0
+"""The worker looks at the queue once a second and oftener. One that has not for so long claims nothing."""
+
+NO_ROOM_S = 0.2
+JSON = "application/json"
+
+
+class Readiness:
+    """Whether this worker takes runs now. Asked often, it looks once per `KEPT_S`."""
+
+    def __init__(
+        self,
+        *,
+        services: Mapping[str, Callable[[], Awaitable[bool]]],
+        queue_worker: QueueWorker,
+        clock: Clock,
+    ) -> None:
+        self._services = services
+        self._queue_worker = queue_worker
+        self._clock = clock
+        self._one_asks = asyncio.Lock()
+        self._answers: dict[str, bool] = {}
+        self._kept_until = 0.0
+
+    async def look(self) -> tuple[bool, bytes]:
+        """Whether it is ready, and the JSON that says what is missing."""
+        async with self._one_asks:
+            if self._clock.monotonic() >= self._kept_until:
+                self._answers = await self._ask()
+                self._kept_until = self._clock.monotonic() + KEPT_S
+        worker = self._queue_worker
+        # Never kept: who asks behind SIGTERM must not be told what was true before it.
+        services = {**self._answers, "queue": worker.looked_s_ago() < LOOK_S}
+        is_ready = all(services.values()) and not worker.is_draining
+        said = {
+            "status": "ready" if is_ready else "not ready",
+            "services": services,
+            "draining": worker.is_draining,
+            "runs": worker.run_count,
+        }
+        return is_ready, msgspec.json.encode(said)
+
+    async def _ask(self) -> dict[str, bool]:
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                name: group.create_task(_in_time(question), name=f"ask the {name}")
+                for name, question in self._services.items()
+            }
+        return {name: task.result() for name, task in asked.items()}
+
+
+async def _in_time(question: Callable[[], Awaitable[bool]]) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await question()
+    except TimeoutError:
+        return False
+
+
+@dataclass(frozen=True)
+class HealthAnswer:
+    """What a request is answered."""
+
+    status: str
+    content_type: str
+    body: bytes
+    headers: str = ""
+
+    def as_bytes(self, *, has_body: bool) -> bytes:
+        head = (
+            f"HTTP/1.1 {self.status}\r\ncontent-type: {self.content_type}\r\ncontent-length: {len(self.body)}\r\n"
+            f"cache-control: no-store\r\nconnection: close\r\n{self.headers}\r\n"
+        )
+        return head.encode("ascii") + (self.body if has_body else b"")
+
+
+class HealthPort:
+    """Answers on bound sockets. `exposition` gives the metrics in Prometheus' text format."""
+
+    def __init__(self, readiness: Readiness, exposition: Callable[[], bytes]) -> None:
+        self._readiness = readiness
+        self._exposition = exposition
+        self._places = asyncio.Semaphore(CONNECTIONS)
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Until it is cancelled; its connections end with it. The socket listens already and does not block; whoever
+        bound it closes it."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._places.acquire()
+                try:
+                    accepted, _ = await loop.sock_accept(listening)
+                except OSError as error:
+                    log.warning("health_connection_not_accepted", error=error.strerror)
+                    self._places.release()
+                    await asyncio.sleep(NO_ROOM_S)  # the process has no descriptor left, and the connection stays
+                    continue
+                group.create_task(self._serve_one(accepted), name="connection of the health port")
+
+    async def _serve_one(self, accepted: socket.socket) -> None:
+        # Who breaks off, says too much or nothing at all is answered nothing.
+        broken = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        try:
+            with accepted, contextlib.suppress(*broken):
+                async with asyncio.timeout(REQUEST_S), _streams(accepted) as (reader, writer):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    answer = await self._answer(head)
+                    writer.write(answer.as_bytes(has_body=not head.startswith(b"HEAD ")))
+                    writer.close()
+                    await writer.wait_closed()
+        finally:
+            self._places.release()
+
+    async def _answer(self, head: bytes) -> HealthAnswer:
+        method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return HealthAnswer("405 Method Not Allowed", JSON, b'{"detail":"GET or HEAD"}', "allow: GET, HEAD\r\n")
+        match path:
+            case b"/healthz":
+                return HealthAnswer("200 OK", JSON, b'{"status":"ok"}')
+            case b"/readyz":
+                is_ready, said = await self._readiness.look()
+                return HealthAnswer("200 OK" if is_ready else "503 Service Unavailable", JSON, said)
+            case b"/metrics":
+                return HealthAnswer("200 OK", CONTENT_TYPE, self._exposition())
+            case _:
+                return HealthAnswer("404 Not Found", JSON, b'{"detail":"there is /healthz, /readyz and /metrics"}')
+
+
+@asynccontextmanager
+async def _streams(accepted: socket.socket) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(sock=accepted, limit=HEAD_BYTES)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+@contextmanager
+def health_sockets(settings: Settings) -> Generator[list[socket.socket]]:
+    """The port that the settings name, taken for the block and not yet open; nothing without one. Raises
+    `InvalidRequest` for a port that cannot be had."""
+    if not settings.worker_port:
+        yield []
+        return
+    host, port = settings.worker_host, settings.worker_port
+    with bound_sockets(host, port, host_name="HOLDFAST_WORKER_HOST", port_name="HOLDFAST_WORKER_PORT") as sockets:
+        yield sockets
+
+
+@asynccontextmanager
+async def health_port(
+    process: ProcessContext, queue_worker: QueueWorker, sockets: Sequence[socket.socket]
+) -> AsyncGenerator[None]:
+    """Answers on the sockets for as long as the block lasts."""
+    services = {"database": process.database.is_reachable, "redis": lambda: is_reachable(process.redis)}
+    readiness = Readiness(services=services, queue_worker=queue_worker, clock=process.clock)
+    port = HealthPort(readiness, process.metrics.exposition)
+    async with AsyncExitStack() as stack:
+        for one in sockets:
+            one.setblocking(False)
+            one.listen(CONNECTIONS)
+            await stack.enter_async_context(background(port.serve(one), name="health port"))
+        yield

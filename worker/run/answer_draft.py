@@ -1,0 +1,219 @@
+"""An answer of the model in the making: its pieces become events as they come, the whole of it becomes a message."""
+
+from collections import defaultdict
+from typing import Literal
+
+import msgspec
+import structlog
+
+from shared.domain.agents import requires_approval
+from shared.domain.base_tools import REWRITING
+from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
+from shared.domain.ids import MessageId
+from shared.domain.messages import AssistantMessage, NewMessage, Reasoning, ToolCall
+from shared.domain.shown_step import BegunAnswer
+from worker.models.provider import (
+    AttemptFailed,
+    CallArguments,
+    CallFinished,
+    CallStarted,
+    Finished,
+    ModelEvent,
+    Text,
+    Thought,
+)
+from worker.run.answer_text import ContinuedText, Speech, said_so_far
+from worker.run.context import RunContext
+from worker.run.observed import ObservedModelCall
+from worker.run.progress import StepInHand
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole answer of the model."""
+
+    message: NewMessage
+    calls: list[ToolCall]
+    reason: Literal["stop", "tool_calls", "length", "content_filter"]
+
+
+class AnswerDraft:
+    """An answer in the making.
+
+    The parts of an answer share one message id. When some calls wait for a person and others do not, the kind that
+    comes second gets an id of its own, because the wire shows it as a message of its own.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        in_hand: StepInHand,
+        beginning: BegunAnswer | None,
+        continued: ContinuedText | None,
+        observed: ObservedModelCall,
+    ) -> None:
+        self._context = context
+        self._in_hand = in_hand
+        self._observed = observed
+        self._step_id = in_hand.step.id
+        self._by_tokens = context.run.options.stream_tokens
+        self._id: MessageId = context.services.ids.message() if beginning is None else beginning.message_id
+        self._sibling: MessageId | None = None
+        self._first_kind: bool | None = None
+        self._parts: dict[str, int] = {} if beginning is None else {"text": 0}
+        self._text: list[str] = [] if beginning is None else [beginning.text]
+        self._continued = continued
+        self._thought: list[str] = []
+        self._signature: str | None = None
+        self._open: dict[int, tuple[str, str]] = {}
+        self._finished_calls: dict[int, ToolCall] = {}
+        self._speech: defaultdict[int, Speech] = defaultdict(Speech)
+        self._finished: Finished | None = None
+
+    def take(self, event: ModelEvent) -> None:
+        """Takes the next piece; shows it at once when the run was made for tokens."""
+        if self._observed.is_silent:
+            self._context.observation.hear(self._observed, event)
+        match event:
+            case Text():
+                self._take_text(event.text if self._continued is None else self._continued.more(event.text))
+            case Thought():
+                self._take_thought(event)
+            case CallStarted() | CallArguments():
+                self._take_call_piece(event)
+            case CallFinished():
+                self._finished_calls[event.index] = self._whole_call(event)
+            case Finished():
+                self._take_text("" if self._continued is None else self._continued.rest())
+                self._finished = event
+            case AttemptFailed():
+                log.info("model_call_retried", attempt=event.attempt, wait_s=event.wait, error=event.error)
+
+    def _take_text(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            if self._by_tokens:
+                self._show_text(text)
+
+    def _take_thought(self, event: Thought) -> None:
+        self._signature = event.signature or self._signature
+        self._thought.append(event.text)
+        if self._by_tokens and event.text:
+            self._show_thought(event.text, None)
+
+    def _take_call_piece(self, event: CallStarted | CallArguments) -> None:
+        if isinstance(event, CallStarted):
+            self._open[event.index] = (event.call_id, event.name)
+        if not self._by_tokens:
+            return
+        call_id, name = self._open[event.index]
+        if self._speaks(name):
+            if isinstance(event, CallArguments):
+                self._show_speech(self._speech[event.index].more(event.text))
+        elif isinstance(event, CallStarted):
+            self._show_call(call_id, tool=name, name=name)
+        else:
+            self._show_call(call_id, tool=name, arguments=event.text)
+
+    def _whole_call(self, event: CallFinished) -> ToolCall:
+        needs_approval = waits(self._context, event.name)
+        speech = said_so_far(event.arguments) if self._speaks(event.name) else None
+        return ToolCall(event.call_id, event.name, event.arguments, needs_approval, speech or None)
+
+    def _speaks(self, name: str) -> bool:
+        return self._context.speaks_by(name) and not waits(self._context, name)
+
+    def finish(self) -> Answer:
+        """The whole answer; shows it now when the run was made for steps."""
+        finished = self._finished
+        if finished is None:
+            raise AssertionError("a model's stream ended without Finished")
+        if not self._by_tokens:
+            self._show_whole()
+        context, calls = self._context, self._calls
+        rewrites = any(call.name in REWRITING for call in calls)
+        used = context.count(context.model, finished.usage)
+        self._in_hand.finish(used)
+        body = AssistantMessage(
+            text="".join(self._text),
+            reasoning=Reasoning("".join(self._thought), self._signature) if self._thought else None,
+            tool_calls=calls,
+            model=context.model,
+            # Of an answer that was continued, the provider's own form holds the rest only.
+            provider_response=finished.provider_response if self._continued is None else None,
+            seen_memory=dict(context.progress.seen_memory) if rewrites else {},
+            sibling_id=self._sibling,
+            sibling_holds=None if self._sibling is None else ("calls" if self._first_kind else "approvals"),
+        )
+        self._observed.finish(used, finished.reason, body)
+        message = NewMessage(id=self._id, created_at=context.services.clock.now(), body=body, step_id=self._step_id)
+        return Answer(message, calls, finished.reason)
+
+    @property
+    def _calls(self) -> list[ToolCall]:
+        # Interleaved deltas can finish a call twice: the last word on it counts.
+        return list(self._finished_calls.values())
+
+    def _show_text(self, text: str) -> None:
+        self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("text")))
+
+    def _show_speech(self, text: str) -> None:
+        if text:
+            self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("speech")))
+
+    def _show_thought(self, text: str, signature: str | None) -> None:
+        self._context.emit(
+            ReasoningChunk(self._context.at, self._step_id, self._id, text, self._part("reasoning"), signature)
+        )
+
+    def _show_call(self, call_id: str, *, tool: str, name: str | None = None, arguments: str | None = None) -> None:
+        needs_approval = waits(self._context, tool)
+        self._context.emit(
+            ToolCallChunk(
+                self._context.at,
+                self._step_id,
+                self._id_for(needs_approval),
+                call_id,
+                name,
+                arguments,
+                self._part("approvals" if needs_approval else "calls"),
+                needs_approval,
+            )
+        )
+
+    def _show_whole(self) -> None:
+        if self._thought:
+            self._show_thought("".join(self._thought), self._signature)
+        if self._text:
+            self._show_text("".join(self._text))
+        for call in self._calls:
+            self._show_speech(call.speech or "")
+        for needs_approval in (False, True):
+            calls = [call for call in self._calls if call.needs_approval is needs_approval and call.speech is None]
+            if calls:
+                part = self._part("approvals" if needs_approval else "calls")
+                message_id = self._id_for(needs_approval)
+                self._context.emit(ToolCalls(self._context.at, self._step_id, message_id, calls, part, needs_approval))
+
+    def _id_for(self, needs_approval: bool) -> MessageId:
+        if self._first_kind is None:
+            self._first_kind = needs_approval
+        if self._first_kind is needs_approval:
+            return self._id
+        if self._sibling is None:
+            self._sibling = self._context.services.ids.message()
+        return self._sibling
+
+    def _part(self, kind: str) -> int:
+        return self._parts.setdefault(kind, len(self._parts))
+
+
+def waits(context: RunContext, name: str) -> bool:
+    """Whether a call of this tool waits for a person or for the client."""
+    if any(tool.name == name for tool in context.run.options.client_tools):
+        return True
+    tool = context.tools.get(name)
+    if tool is None or name not in context.next_calls().allowed:
+        return False
+    return requires_approval(context.agent, name, tool.default_requires_approval)

@@ -1,0 +1,243 @@
+"""Tells observers what happens to a run in its worker: the one place where a run is observed.
+
+A `RunObservation` is made with each claim of a run, and is reached as `publisher.observation` and
+`context.observation`. Code that does something says so here, once, and whoever measures is told: the times of the
+steps, the metrics, the traces. Nothing else in the worker knows of measurements, and nothing here decides anything
+about the run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from types import TracebackType
+from typing import Generic, Literal, TypeVar
+
+from msgspec.structs import replace
+
+from shared.clock import Clock, unix_ms
+from shared.domain.errors import (
+    BudgetExceeded,
+    CancelRequested,
+    LeaseLost,
+    LifecycleError,
+    ModelError,
+    MoreInput,
+    RunTimeout,
+    ShutdownRequested,
+    Unavailable,
+)
+from shared.domain.ids import StepId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import ToolCall
+from shared.domain.runs import Run, Step, StepTiming, ToolTiming
+from worker.models.provider import AttemptFailed, ModelCall, ModelEvent
+from worker.run.interruption import Interruption
+from worker.run.observed import (
+    SUCCESS,
+    Observed,
+    ObservedModelCall,
+    ObservedRun,
+    ObservedStep,
+    ObservedToolCall,
+    ObservedWrite,
+    ObserverOf,
+    RunObserver,
+)
+
+Record = TypeVar("Record", bound=Observed)
+
+_OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
+    (CancelRequested, "cancelled"),
+    (RunTimeout, "timed_out"),
+    (BudgetExceeded, "budget"),
+    (ShutdownRequested, "handed_over"),
+    (MoreInput, "handed_over"),
+    (LeaseLost, "lost"),
+    (LifecycleError, "lost"),
+    (Unavailable, "put_off"),
+    (asyncio.CancelledError, "interrupted"),
+    (GeneratorExit, "interrupted"),
+)
+
+
+class StepTimes(RunObserver):
+    """The times of what one owner of a run has seen of its steps."""
+
+    def __init__(self) -> None:
+        self._timings: dict[StepId, StepTiming] = {}
+
+    def of(self, step: Step) -> Step:
+        """The step with its times, as far as they are known."""
+        timing = self._timings.get(step.id)
+        return step if timing is None else replace(step, timing=timing)
+
+    def calls_of(self, step_id: StepId) -> list[ToolTiming]:
+        """The calls of a step that were made here, as they ended."""
+        return self._timings.get(step_id, StepTiming()).tools
+
+    def ended(self, what: Observed) -> None:
+        match what:
+            case ObservedModelCall(step=Step() as step):
+                answered_at = what.ended_at if what.outcome == SUCCESS else 0
+                self._timings[step.id] = StepTiming(what.began_at, what.first_piece_at, answered_at)
+            case ObservedToolCall(call=call, step_id=step_id) if step_id is not None:
+                timing = self._timings.get(step_id, StepTiming())
+                one = ToolTiming(call.id, call.name, what.began_at, what.ended_at, what.outcome != SUCCESS)
+                self._timings[step_id] = replace(timing, tools=[*timing.tools, one])
+            case _:
+                pass
+
+
+class RunObservation:
+    """One claim of a run, as it is observed. `observers` make those who are told; `claimed_at` is the moment of the
+    claim."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        worker: str,
+        clock: Clock,
+        interruption: Interruption,
+        observers: Sequence[ObserverOf] = (),
+    ) -> None:
+        waited_s = (clock.now() - run.created_at).total_seconds()
+        self.run = ObservedRun(run=run, worker=worker, queue_wait_s=max(waited_s, 0) if run.fence == 1 else None)
+        self.times = StepTimes()
+        self._clock = clock
+        self._interruption = interruption
+        self._observers: list[RunObserver] = [self.times, *(observer_of(self.run) for observer_of in observers)]
+        self._step: Observed = self.run
+        self._claimed_at = clock.monotonic()
+        self._has_asked = False
+
+    def executing(self) -> AbstractContextManager[ObservedRun]:
+        """Around all that this worker does with the run."""
+        return self._observed(self.run)
+
+    def step(self, number: int, *, goes_on: bool = False) -> AbstractContextManager[ObservedStep]:
+        """Around a step. One at a time."""
+        return self._observed(ObservedStep(parent=self.run, number=number, goes_on=goes_on))
+
+    def model_call(self, call: ModelCall, step: Step | None) -> AbstractContextManager[ObservedModelCall]:
+        """Around a call of a model, with its retries. Whoever takes the answer's pieces calls `hear`."""
+        provider, _, model = call.handle.partition("/")
+        is_first, self._has_asked = not self._has_asked, True
+        claimed_s = self._clock.monotonic() - self._claimed_at
+        return self._observed(
+            ObservedModelCall(
+                parent=self._step,
+                call=call,
+                step=step,
+                provider=provider,
+                model=model,
+                is_first=is_first,
+                claimed_s=claimed_s,
+            )
+        )
+
+    def hear(self, call: ObservedModelCall, event: ModelEvent) -> None:
+        """An event came while the model was still silent: its first piece, or a failure that is tried again."""
+        if isinstance(event, AttemptFailed):
+            call.retries = event.attempt
+            for observer in self._observers:
+                observer.retried(call, event)
+            return
+        call.is_silent = False
+        call.first_piece_at = unix_ms(self._clock.now())
+        call.first_piece_s = self._clock.monotonic() - call.began_s
+        for observer in self._observers:
+            observer.first_piece(call)
+
+    def tool_call(self, call: ToolCall, step_id: StepId | None) -> AbstractContextManager[ObservedToolCall]:
+        """Around a call of a tool, whose result it is told."""
+        return self._observed(ObservedToolCall(parent=self._step, call=call, step_id=step_id))
+
+    def write(self, kind: Literal["checkpoint", "park", "settle"]) -> AbstractContextManager[ObservedWrite]:
+        """Around a write that the run waits for."""
+        return self._observed(ObservedWrite(parent=self._step, kind=kind))
+
+    def ended_as(self, settled: Run, now: datetime) -> None:
+        """This worker has stored the run's end."""
+        self.run.settled, self.run.outcome = settled, settled.status
+        if settled.status is RunStatus.CANCELLED and settled.cancel is not None:
+            self.run.cancelled_after_s = max((now - settled.cancel.requested_at).total_seconds(), 0)
+
+    def left_as(self, outcome: Literal["parked", "waits", "refused"]) -> None:
+        """This worker has the run no more, and has not ended it."""
+        self.run.outcome = outcome
+
+    def shown(self, size: int, delay_s: float | None) -> None:
+        """See `RunObserver.shown`. Once for each batch of events."""
+        for observer in self._observers:
+            observer.shown(size, delay_s)
+
+    def restarted(self) -> None:
+        """See `RunObserver.restarted`."""
+        for observer in self._observers:
+            observer.restarted()
+
+    def log_lost(self) -> None:
+        """See `RunObserver.log_lost`."""
+        for observer in self._observers:
+            observer.log_lost()
+
+    def _observed(self, record: Record) -> "_Scope[Record]":
+        return _Scope(self, record)
+
+    def begin(self, what: Observed) -> None:
+        """Its scope calls it."""
+        what.began_at, what.began_s = unix_ms(self._clock.now()), self._clock.monotonic()
+        if isinstance(what, ObservedStep):
+            self._step = what
+        for observer in self._observers:
+            observer.began(what)
+
+    def end(self, what: Observed, error: BaseException | None) -> None:
+        """Its scope calls it."""
+        what.ended_at, what.seconds = unix_ms(self._clock.now()), self._clock.monotonic() - what.began_s
+        what.error = error
+        what.outcome = what.outcome or self._outcome_of(error)
+        if what is self._step:
+            self._step = self.run
+        if isinstance(error, asyncio.CancelledError) and self.run.interrupted_in == "between":
+            self.run.interrupted_in = _part_of(what)
+        for observer in self._observers:
+            observer.ended(what)
+
+    def _outcome_of(self, error: BaseException | None) -> str:
+        if error is None:
+            return SUCCESS
+        if isinstance(error, ModelError):
+            return error.error_type
+        if isinstance(error, asyncio.CancelledError) and self._interruption.error is not None:
+            error = self._interruption.error
+        return next((outcome for kind, outcome in _OUTCOMES if isinstance(error, kind)), "error")
+
+
+def _part_of(what: Observed) -> Literal["model", "tool", "between"]:
+    match what:
+        case ObservedModelCall():
+            return "model"
+        case ObservedToolCall():
+            return "tool"
+        case _:
+            return "between"
+
+
+class _Scope(AbstractContextManager[Record], Generic[Record]):
+    """The block in which something happens."""
+
+    def __init__(self, observation: RunObservation, record: Record) -> None:
+        self._observation = observation
+        self._record = record
+
+    def __enter__(self) -> Record:
+        self._observation.begin(self._record)
+        return self._record
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._observation.end(self._record, error)
