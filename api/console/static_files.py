@@ -1,0 +1,60 @@
+"""Serves the console's files as they lie in `web/`. It renders nothing and knows nothing of runs, agents or keys: the
+page asks the API for those, with a key that whoever opened it has typed in. So the files themselves need no key."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+router = APIRouter(include_in_schema=False)
+
+WEB = Path(__file__).resolve().parent / "web"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""What a file is served as. One with another ending is there for who develops the console, and is not served."""
+
+IfNoneMatch = Annotated[str | None, Header()]
+
+
+@router.get("/console")
+async def open_console(if_none_match: IfNoneMatch = None) -> Response:
+    """The page."""
+    return await _file("index.html", if_none_match)
+
+
+@router.get("/console/{name:path}")
+async def console_file(name: str, if_none_match: IfNoneMatch = None) -> Response:
+    """A file of the page. 404 for what is none, and for what lies elsewhere."""
+    return await _file(name, if_none_match)
+
+
+async def _file(name: str, known: str | None) -> Response:
+    """A browser asks each time whether it has changed, so that after an upgrade no page is made of two releases."""
+    path = _path_of(name)
+    if path is None:
+        raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}")
+    try:
+        content = await asyncio.to_thread(path.read_bytes)
+    except FileNotFoundError as error:
+        raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}") from error
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Type": TYPES[path.suffix]}
+    if known is not None and tag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers)
+
+
+def _path_of(name: str) -> Path | None:
+    """Where a file of that name would lie; None for a name that leads elsewhere, or that no file can have."""
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        return None
+    path = WEB.joinpath(*name.split("/"))
+    return path if path.suffix in TYPES and path.is_relative_to(WEB) else None

@@ -1,0 +1,34 @@
+// How an agent is set up: its model and the options of it, what it does with approvals and a full window, and the names
+// of its secrets. Their values are never shown.
+
+import { html } from "../html.js";
+import { number } from "../lib/format.js";
+import { Time } from "./basics.js";
+import { JsonView } from "./json_view.js";
+
+/** @param {{agent: any}} props */
+export function AgentSettings({ agent }) {
+  const secrets = agent.secrets.map((/** @type {any} */ secret) => secret.key).join(", ");
+  const seconds = agent.approval_expires_s;
+  const expires = seconds ? `after ${number(seconds)} s: ${agent.on_approval_expiry}` : "never";
+  /** @type {[string, any][]} */
+  const facts = [
+    ["Model", agent.model],
+    ["Embedding", agent.embedding ?? "none: archival memory is searched by words"],
+    ["Context window", number(agent.llm_config?.context_window)],
+    ["Kind", agent.agent_type],
+    ["Time zone", agent.timezone],
+    ["Tags", agent.tags.join(", ") || "none"],
+    ["Approvals expire", expires],
+    ["Secrets", secrets || "none; names are shown to keys that may see them"],
+    ["Made", html`<${Time} at=${agent.created_at} />`],
+    ["Changed", html`<${Time} at=${agent.updated_at} />`],
+  ];
+  return html`<section aria-label="Settings">
+    <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <${JsonView} value=${agent.model_settings} label="Model settings" open=${true} />
+    <${JsonView} value=${agent.compaction_settings} label="When the window is full" open=${true} />
+    <${JsonView} value=${agent.tool_rules} label="Tool rules" open=${true} />
+    <${JsonView} value=${agent.metadata} label="Metadata" open=${true} />
+  </section>`;
+}

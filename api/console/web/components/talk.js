@@ -1,0 +1,199 @@
+// A place to talk to an agent: what was said, what it answers now, and a box for what to say next.
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
+import { shortId } from "../lib/format.js";
+import { useRunStream } from "../lib/run_stream.js";
+import { href } from "../lib/routing.js";
+import { stopRun } from "../lib/sent_messages.js";
+import { useTalk } from "../lib/talk.js";
+import { submitted } from "./arguments_editor.js";
+import { Empty, Failure, Time } from "./basics.js";
+import { Transcript } from "./transcript.js";
+
+/** @typedef {import("../lib/talk_entries.js").Entry} Entry */
+/** @typedef {ReturnType<typeof useTalk>} TalkState */
+
+const NEAR_PX = 80;
+
+/** @param {{agentId: string, conversationId: string | null}} props */
+export function Talk({ agentId, conversationId }) {
+  const talk = useTalk(agentId, conversationId);
+  const box = useStickyEnd();
+  if (!talk.isLoaded) {
+    if (talk.error) return html`<${Failure} error=${talk.error} retry=${talk.reload} />`;
+    return html`<p role="status">The history is being fetched.</p>`;
+  }
+  return html`<section class="talk" aria-label="Talk">
+    <div class="talk-box" ref=${box} tabindex="0" role="region" aria-label="What was said">
+      ${talk.hasOlder && html`<button type="button" onClick=${talk.showOlder}>Show what was said before</button>`}
+      ${talk.entries.length === 0 &&
+      html`<${Empty} title="Nothing has been said yet"><p>Write a message below: the answer streams in here.</p><//>`}
+      <ol class="talk-entries">
+        ${talk.entries.map(
+          (entry) => html`<${EntryView} key=${entry.key} entry=${entry} agentId=${agentId} talk=${talk} />`,
+        )}
+      </ol>
+    </div>
+    <${Failure} error=${talk.error} retry=${talk.reload} />
+    <${SayBox} talk=${talk} />
+  </section>`;
+}
+
+/** @param {{entry: Entry, agentId: string, talk: TalkState}} props */
+function EntryView({ entry, agentId, talk }) {
+  if (entry.kind === "said") return html`<${Said} entry=${entry} talk=${talk} />`;
+  if (entry.kind === "past") {
+    return html`<li class="answer" data-run=${entry.runId}>
+      <${RunLink} runId=${entry.runId} />
+      <${Transcript} transcript=${entry.transcript} agentId=${agentId} />
+    </li>`;
+  }
+  return html`<${Answering} runIds=${entry.runIds} agentId=${agentId} talk=${talk} />`;
+}
+
+/** @param {{entry: Extract<Entry, {kind: "said"}>, talk: TalkState}} props */
+function Said({ entry, talk }) {
+  const sent = entry.sent;
+  return html`<li class="said-here">
+    <p class="speaker">
+      User <span class="quiet-text">${entry.at ? html`<${Time} at=${entry.at} />` : stateOf(sent)}</span>
+    </p>
+    <div class="said">${entry.text}</div>
+    ${sent?.error &&
+    html`<div class="failure" role="alert">
+      <p>It was not taken: ${sent.error}</p>
+      <div class="buttons">
+        <button type="button" onClick=${() => talk.sendAgain(sent)}>Send again</button>
+        <button type="button" onClick=${() => talk.discard(sent)}>Discard</button>
+      </div>
+    </div>`}
+  </li>`;
+}
+
+/** @param {import("../lib/talk_entries.js").Sent | undefined} sent */
+function stateOf(sent) {
+  if (sent?.error) return "not sent";
+  return sent?.runId ? "waits for its turn" : "on its way";
+}
+
+/**
+ * A run that is followed, with those that go on with it: from its first frame, whatever was shown of it before, so
+ * nothing is lost and nothing doubled.
+ * @param {{runIds: string[], agentId: string, talk: TalkState}} props
+ */
+function Answering({ runIds, agentId, talk }) {
+  const { transcript, state, error } = useRunStream(runIds).value;
+  // The status stands below the answer, and is no part of what was said.
+  const answer = { ...transcript, items: transcript.items.filter((item) => item.kind !== "status") };
+  const injected = transcript.items.filter((item) => item.kind === "input" && item.messageId !== null);
+  useEffect(() => {
+    if (injected.length > 0) talk.noteShown(injected.flatMap((item) => [item.messageId ?? "", item.data?.otid ?? ""]));
+  }, [injected.length]);
+  return html`<li class="answer" data-run=${runIds[0]}>
+    <${RunLink} runId=${runIds.at(-1) ?? null} />
+    <${Transcript} transcript=${answer} agentId=${agentId} onDecide=${talk.reload} />
+    ${state === "waiting" &&
+    html`<p class="note" role="status">${error?.message ?? "The connection was lost."} Trying again.</p>`}
+    ${state === "ended" && html`<${Failure} error=${error} />`}
+    ${!transcript.hasEnded && state !== "ended" && html`<p class="note" role="status">The agent is at work.</p>`}
+    ${transcript.hasEnded && html`<p class="note">${endOf(transcript.stopReason)}</p>`}
+  </li>`;
+}
+
+/** @param {string | null} reason */
+function endOf(reason) {
+  if (reason === "requires_approval") return "It waits for a person to decide.";
+  return reason === null || reason === "end_turn" ? "" : `Stopped: ${reason.replaceAll("_", " ")}.`;
+}
+
+/** @param {{runId: string | null}} props */
+function RunLink({ runId }) {
+  if (!runId) return null;
+  return html`<a class="run-link quiet-text" href=${href(`/runs/${runId}`)}>Run ${shortId(runId).slice(4)}</a>`;
+}
+
+/** @param {{talk: TalkState}} props */
+function SayBox({ talk }) {
+  const [text, setText] = useState("");
+  const [ifBusy, setIfBusy] = useState("enqueue");
+  const busy = talk.active.length > 0;
+  const say = () => {
+    if (!text.trim()) return;
+    talk.send(text, ifBusy);
+    setText("");
+  };
+  const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    say();
+  };
+  return html`<form class="say" onSubmit=${submitted(say)}>
+    <label for="say">Message <span class="quiet-text">Enter sends, Shift and Enter begins a line</span></label>
+    <textarea
+      id="say" rows="3" value=${text} disabled=${talk.waitsForPerson} onKeyDown=${onKeyDown}
+      placeholder=${talk.waitsForPerson ? "Decide the call above first: the agent waits for it." : ""}
+      onInput=${(/** @type {any} */ event) => setText(event.currentTarget.value)}
+    />
+    <div class="buttons">
+      <button type="submit" class="main-button" disabled=${talk.waitsForPerson || !text.trim()}>Send</button>
+      ${busy && html`<${IfBusy} value=${ifBusy} onValue=${setIfBusy} />`}
+      ${busy && html`<${Stop} runIds=${talk.active.map((run) => run.id)} onStopped=${talk.reload} />`}
+    </div>
+  </form>`;
+}
+
+/** @param {{value: string, onValue: (value: string) => void}} props */
+function IfBusy({ value, onValue }) {
+  return html`<label class="inline">
+    While it answers
+    <select value=${value} onChange=${(/** @type {any} */ event) => onValue(event.currentTarget.value)}>
+      <option value="enqueue">wait for its end</option>
+      <option value="inject">tell it at its next step</option>
+      <option value="interrupt">stop it, then ask</option>
+    </select>
+  </label>`;
+}
+
+/** @param {{runIds: string[], onStopped: () => void}} props */
+function Stop({ runIds, onStopped }) {
+  const [said, setSaid] = useState("");
+  const stop = async () => {
+    setSaid("asked to stop");
+    try {
+      const receipts = await Promise.all(runIds.map(stopRun));
+      setSaid(receipts.map((receipt) => receipt.status).join(", "));
+      onStopped();
+    } catch (thrown) {
+      setSaid(thrown instanceof Error ? thrown.message : String(thrown));
+    }
+  };
+  return html`<button type="button" class="danger" onClick=${stop}>Stop</button><span role="status">${said}</span>`;
+}
+
+/** A box that stays at its end while it grows, unless its reader has scrolled away from there. */
+function useStickyEnd() {
+  const box = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const isNear = useRef(true);
+  useEffect(() => {
+    const element = box.current;
+    if (element === null) return undefined;
+    const look = () => {
+      isNear.current = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR_PX;
+    };
+    const follow = () => {
+      if (isNear.current) element.scrollTop = element.scrollHeight;
+    };
+    const grown = new ResizeObserver(follow);
+    const inner = element.querySelector(".talk-entries");
+    if (inner) grown.observe(inner);
+    element.addEventListener("scroll", look, { passive: true });
+    return () => {
+      grown.disconnect();
+      element.removeEventListener("scroll", look);
+    };
+  });
+  useLayoutEffect(() => {
+    if (box.current && isNear.current) box.current.scrollTop = box.current.scrollHeight;
+  });
+  return box;
+}

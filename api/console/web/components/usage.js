@@ -1,0 +1,33 @@
+// The tokens of a run.
+
+import { html } from "../html.js";
+import { request } from "../lib/api.js";
+import { number } from "../lib/format.js";
+import { usePolled } from "../lib/polling.js";
+
+const EVERY_MS = 2000;
+
+/** @param {{usage: Record<string, any> | null, runId: string, isActive: boolean}} props `usage`: what the stream said */
+export function Usage({ usage, runId, isActive }) {
+  const asked = usePolled(
+    (signal) => request("GET", `/v1/runs/${runId}/usage`, { signal }),
+    isActive ? EVERY_MS : 0,
+    [runId, isActive],
+  );
+  const shown = usage ?? asked.data.value;
+  if (!shown) return null;
+  const cached = shown.cached_input_tokens ?? shown.prompt_tokens_details?.cached_tokens;
+  const reasoning = shown.reasoning_tokens ?? shown.completion_tokens_details?.reasoning_tokens;
+  return html`
+    <section class="panel" aria-labelledby="usage-title">
+      <h2 id="usage-title">Tokens</h2>
+      <dl class="facts">
+        <div><dt>In</dt><dd>${number(shown.prompt_tokens)}</dd></div>
+        <div><dt>of these cached</dt><dd>${number(cached)}</dd></div>
+        <div><dt>Out</dt><dd>${number(shown.completion_tokens)}</dd></div>
+        <div><dt>of these reasoning</dt><dd>${number(reasoning)}</dd></div>
+        <div><dt>Total</dt><dd>${number(shown.total_tokens)}${shown.estimated ? " (in part estimated)" : ""}</dd></div>
+      </dl>
+    </section>
+  `;
+}

@@ -1,0 +1,196 @@
+// Asks the API, as any other caller: JSON requests, and streams of runs that go on where they were.
+
+import { key, noteRefusal } from "./session.js";
+import { framesOf } from "./server_sent_events.js";
+
+/** @typedef {import("./server_sent_events.js").Frame} Frame */
+/** @typedef {"connecting" | "live" | "waiting" | "ended"} StreamState waiting: the server is away, it is asked again */
+
+const FIRST_PAUSE_MS = 250;
+const LONGEST_PAUSE_MS = 5000;
+
+/** What the server answered, or that it did not. */
+export class ApiError extends Error {
+  /**
+   * @param {number} status 0 where there was no answer
+   * @param {string} message
+   * @param {number | null} retryAfter seconds
+   */
+  constructor(status, message, retryAfter = null) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/**
+ * A request and its JSON answer. Throws `ApiError`, and `AbortError` when the signal ends it.
+ * @param {string} method
+ * @param {string} path begins with /v1/
+ * @param {{query?: Record<string, unknown>, body?: unknown, signal?: AbortSignal}} [options] a list in the query is sent
+ *   as one parameter per value; undefined, null and "" are left out
+ * @returns {Promise<any>}
+ */
+export async function request(method, path, { query, body, signal } = {}) {
+  const answer = await send(method, path + asQuery(query), body, signal);
+  const text = await answer.text();
+  return text === "" ? null : JSON.parse(text);
+}
+
+/**
+ * Shows a run's stream to the end of the run, however often the connection is lost on the way.
+ * @param {string} runId
+ * @param {{startingAfter?: number, signal?: AbortSignal, onFrame: (frame: Frame) => void,
+ *   onState?: (state: StreamState, error: ApiError | null) => void}} options `startingAfter`: the number of the last frame
+ *   that is known already. `onFrame` gets the mark of the end, too: its data is null.
+ * @returns {Promise<void>} throws `ApiError` for what no repetition mends: the run is unknown, the key is not valid
+ */
+export async function streamRun(runId, { startingAfter = 0, signal, onFrame, onState = () => undefined }) {
+  let last = startingAfter;
+  let pause = FIRST_PAUSE_MS;
+  for (;;) {
+    onState("connecting", null);
+    try {
+      const body = { starting_after: last, include_status_events: true, include_event_times: true };
+      const answer = await send("POST", `/v1/runs/${encodeURIComponent(runId)}/stream`, body, signal);
+      onState("live", null);
+      for await (const frame of framesOf(bodyOf(answer))) {
+        pause = FIRST_PAUSE_MS;
+        last = frame.seq || last;
+        onFrame(frame);
+        if (frame.data === null) {
+          onState("ended", null);
+          return;
+        }
+      }
+    } catch (thrown) {
+      const error = asLost(thrown, signal);
+      onState("waiting", error);
+      pause = Math.max(pause, (error.retryAfter ?? 0) * 1000);
+    }
+    await paused(pause, signal);
+    pause = Math.min(pause * 2, LONGEST_PAUSE_MS);
+  }
+}
+
+/**
+ * Sends messages and shows the stream of the run that answers them. A connection that is lost once the run is known is
+ * taken up again at the run's stream.
+ * @param {string} path of an agent's or a conversation's messages
+ * @param {Record<string, unknown>} body
+ * @param {{signal?: AbortSignal, onFrame: (frame: Frame) => void,
+ *   onState?: (state: StreamState, error: ApiError | null) => void}} options
+ * @returns {Promise<void>}
+ */
+export async function streamMessages(path, body, { signal, onFrame, onState = () => undefined }) {
+  let runId = "";
+  let last = 0;
+  onState("connecting", null);
+  try {
+    const answer = await send("POST", path, { background: true, ...body, streaming: true }, signal);
+    onState("live", null);
+    for await (const frame of framesOf(bodyOf(answer))) {
+      last = frame.seq || last;
+      runId = frame.data?.run_id ?? runId;
+      onFrame(frame);
+      if (frame.data === null) {
+        onState("ended", null);
+        return;
+      }
+    }
+  } catch (thrown) {
+    if (runId === "") throw thrown;
+    asLost(thrown, signal);
+  }
+  if (runId === "") throw new ApiError(0, "The server ended the stream before it said which run it had begun");
+  await streamRun(runId, { startingAfter: last, signal, onFrame, onState });
+}
+
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {unknown} body
+ * @param {AbortSignal | undefined} signal
+ * @returns {Promise<Response>}
+ */
+async function send(method, path, body, signal) {
+  /** @type {Record<string, string>} */
+  const headers = key.value === "" ? {} : { Authorization: `Bearer ${key.value}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const sent = body === undefined ? undefined : JSON.stringify(body);
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: sent, signal, cache: "no-store", credentials: "omit" });
+  } catch (thrown) {
+    if (signal?.aborted) throw thrown;
+    throw new ApiError(0, "The server does not answer. It may be starting again, or your connection is lost.");
+  }
+  if (answer.ok) return answer;
+  const said = whatWasSaid(await answer.text(), answer);
+  if (answer.status === 401) noteRefusal(said);
+  const after = Number(answer.headers.get("Retry-After"));
+  throw new ApiError(answer.status, said, after > 0 ? after : null);
+}
+
+/**
+ * @param {string} text
+ * @param {Response} answer
+ */
+function whatWasSaid(text, answer) {
+  try {
+    const detail = JSON.parse(text).detail;
+    if (typeof detail === "string") return detail;
+    if (Array.isArray(detail)) return detail.map((one) => `${(one.loc ?? []).slice(1).join(".")}: ${one.msg}`).join("; ");
+    if (detail !== undefined) return JSON.stringify(detail);
+  } catch {
+    // It is no JSON: a proxy has answered.
+  }
+  return `The server answered ${answer.status} ${answer.statusText}`;
+}
+
+/** @param {Response} answer */
+function bodyOf(answer) {
+  if (answer.body === null) throw new ApiError(0, "The server sent no stream");
+  return answer.body;
+}
+
+/**
+ * An error that a repetition may mend; throws every other.
+ * @param {unknown} thrown
+ * @param {AbortSignal | undefined} signal
+ * @returns {ApiError}
+ */
+function asLost(thrown, signal) {
+  if (signal?.aborted) throw thrown;
+  if (!(thrown instanceof ApiError)) return new ApiError(0, "The connection was lost");
+  if (thrown.status === 0 || thrown.status === 429 || thrown.status >= 500) return thrown;
+  throw thrown;
+}
+
+/**
+ * @param {number} ms
+ * @param {AbortSignal | undefined} signal
+ * @returns {Promise<void>}
+ */
+function paused(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+}
+
+/** @param {Record<string, unknown> | undefined} query */
+function asQuery(query) {
+  const found = new URLSearchParams();
+  for (const [name, value] of Object.entries(query ?? {})) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== undefined && one !== null && one !== "") found.append(name, String(one));
+    }
+  }
+  const text = found.toString();
+  return text === "" ? "" : `?${text}`;
+}

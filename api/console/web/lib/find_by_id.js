@@ -1,0 +1,49 @@
+// Where an id leads, whatever it names.
+
+import { ApiError, request } from "./api.js";
+
+/**
+ * The address of what has this id. Throws `ApiError` for an id that names nothing here.
+ * @param {string} text
+ * @returns {Promise<string>}
+ */
+export async function addressOf(text) {
+  const id = text.trim();
+  const prefix = id.split("-")[0];
+  const find = FINDERS[prefix];
+  if (find === undefined) {
+    throw new ApiError(0, `${id} is no id: give that of a run, step, message, approval, agent or conversation (run-…)`);
+  }
+  return find(id);
+}
+
+/** @type {Record<string, (id: string) => Promise<string>>} */
+const FINDERS = {
+  run: async (id) => toRun((await get("runs", id)).id, id),
+  step: async (id) => toRun((await get("steps", id)).run_id, id),
+  message: async (id) => {
+    const found = await get("messages", id);
+    const parts = Array.isArray(found) ? found : [found];
+    return toRun(parts[0]?.run_id, id);
+  },
+  approval: async (id) => toRun((await get("approvals", id)).run_id, id),
+  agent: async (id) => `#/agents/${(await get("agents", id)).id}`,
+  conv: async (id) => `#/runs?conversation=${(await get("conversations", id)).id}`,
+};
+
+/**
+ * @param {string} noun
+ * @param {string} id
+ */
+function get(noun, id) {
+  return request("GET", `/v1/${noun}/${encodeURIComponent(id)}`);
+}
+
+/**
+ * @param {string | null | undefined} runId
+ * @param {string} id
+ */
+function toRun(runId, id) {
+  if (!runId) throw new ApiError(0, `${id} belongs to no run`);
+  return `#/runs/${runId}`;
+}

@@ -1,0 +1,279 @@
+// Folds the frames of a run's stream into what a person reads: texts, reasoning, calls with their results, and what
+// happened on the way. It asks nobody and draws nothing.
+
+/** @typedef {import("./server_sent_events.js").Frame} Frame */
+/**
+ * A call of a tool. `result` is undefined until it has come.
+ * @typedef {{id: string, name: string, arguments: string, needsApproval: boolean, result?: unknown, status?: string,
+ *   stdout?: string[] | null, stderr?: string[] | null}} Call
+ */
+/**
+ * @typedef {"text" | "reasoning" | "call" | "input" | "summary" | "compaction" | "gap" | "restarted" | "continued" |
+ *   "status" | "error" | "leg"} Kind leg: the run goes on as another one, after an approval
+ * @typedef {{kind: Kind, key: string, leg: number, seq: number, lastSeq: number, messageId: string | null, at: string | null,
+ *   text: string, isVoid: boolean, call?: Call, data?: Record<string, any>}} Item `isVoid`: it was shown, and the
+ *   worker that wrote it was lost before it was stored
+ */
+/**
+ * @typedef {{items: Item[], positions: Map<string, number>, runId: string | null, leg: number, lastSeq: number,
+ *   usage: Record<string, any> | null, stopReason: string | null, error: Record<string, any> | null,
+ *   hasEnded: boolean}} Transcript `leg`: how many runs were continued before the one that is shown now; the other fields
+ *   but `items` are of that one
+ */
+
+/** @returns {Transcript} */
+export function emptyTranscript() {
+  return {
+    items: [],
+    positions: new Map(),
+    runId: null,
+    leg: 0,
+    lastSeq: 0,
+    usage: null,
+    stopReason: null,
+    error: null,
+    hasEnded: false,
+  };
+}
+
+/**
+ * The transcript with one more frame. The one given is spent: its list goes on in the one returned, so that ten thousand
+ * frames cost ten thousand steps. An item that changes is a new object. The frames of a run's continuation follow its own.
+ * @param {Transcript} transcript
+ * @param {Frame} frame
+ * @returns {Transcript}
+ */
+export function addFrame(transcript, { seq, data }) {
+  const isNewLeg = Boolean(data?.run_id && transcript.runId && data.run_id !== transcript.runId);
+  const next = isNewLeg ? newLeg(transcript, data, seq) : { ...transcript, lastSeq: Math.max(transcript.lastSeq, seq) };
+  if (data === null) return { ...next, hasEnded: true };
+  next.runId = data.run_id ?? next.runId;
+  const add = ADDERS[data.message_type];
+  // A type that this page does not know is among the raw events.
+  return add === undefined ? next : add(next, data, seq);
+}
+
+/**
+ * @param {Transcript} transcript
+ * @param {any} data
+ * @param {number} seq
+ * @returns {Transcript}
+ */
+function newLeg(transcript, data, seq) {
+  const next = { ...emptyTranscript(), items: transcript.items, positions: transcript.positions };
+  next.leg = transcript.leg + 1;
+  next.lastSeq = seq;
+  return put(next, { ...item(next, "leg", data, seq), text: data.run_id });
+}
+
+/** @type {Record<string, (transcript: Transcript, data: any, seq: number) => Transcript>} */
+const ADDERS = {
+  assistant_message: (into, data, seq) => withText(into, "text", data, seq, asText(data.content)),
+  reasoning_message: (into, data, seq) => withText(into, "reasoning", data, seq, data.reasoning ?? ""),
+  tool_call_message: withCalls,
+  approval_request_message: withCalls,
+  tool_return_message: withResults,
+  user_message: (into, data, seq) => put(into, inputItem(into, data, seq)),
+  summary_message: (into, data, seq) => put(into, { ...item(into, "summary", data, seq), text: data.summary ?? "" }),
+  event_message: withEvent,
+  run_status: (into, data, seq) =>
+    data.status === "created" ? into : put(into, { ...item(into, "status", data, seq), text: data.status, data }),
+  error_message: (into, data, seq) =>
+    put({ ...into, error: data }, { ...item(into, "error", data, seq), text: data.message ?? "", data }),
+  stop_reason: (into, data) => ({ ...into, stopReason: data.stop_reason }),
+  usage_statistics: (into, data) => ({ ...into, usage: data }),
+};
+
+/**
+ * @param {Transcript} into
+ * @param {Kind} kind
+ * @param {any} data
+ * @param {number} seq
+ * @returns {Item}
+ */
+function item(into, kind, data, seq) {
+  return {
+    kind,
+    key: `${kind}:${data.run_id ?? ""}:${seq}`,
+    leg: into.leg,
+    seq,
+    lastSeq: seq,
+    messageId: data.id ?? null,
+    at: data.date ?? null,
+    text: "",
+    isVoid: false,
+  };
+}
+
+/**
+ * Puts an item in the place of the one with its key, or at the end.
+ * @param {Transcript} into
+ * @param {Item} one
+ */
+function put(into, one) {
+  const position = into.positions.get(one.key);
+  if (position === undefined) {
+    into.positions.set(one.key, into.items.length);
+    into.items.push(one);
+  } else {
+    into.items[position] = one;
+  }
+  return into;
+}
+
+/**
+ * @param {Transcript} into
+ * @param {string} key
+ */
+function found(into, key) {
+  const position = into.positions.get(key);
+  return position === undefined ? undefined : into.items[position];
+}
+
+/**
+ * @param {Transcript} into
+ * @param {"text" | "reasoning"} kind
+ * @param {any} data
+ * @param {number} seq
+ * @param {string} text
+ */
+function withText(into, kind, data, seq, text) {
+  const key = `${kind}:${data.id}:${data.otid}`;
+  const known = found(into, key);
+  const grown = known ?? { ...item(into, kind, data, seq), key };
+  return put(into, { ...grown, text: grown.text + text, lastSeq: seq });
+}
+
+/**
+ * Pieces of a call, or whole ones.
+ * @param {Transcript} into
+ * @param {any} data
+ * @param {number} seq
+ */
+function withCalls(into, data, seq) {
+  const needsApproval = data.message_type === "approval_request_message";
+  const calls = Array.isArray(data.tool_calls) ? data.tool_calls : [data.tool_call ?? data.tool_calls];
+  for (const one of calls) {
+    const known = openCall(into, one.tool_call_id);
+    /** @type {Call} */
+    const call = known?.call ?? { id: one.tool_call_id, name: "", arguments: "", needsApproval };
+    const isWhole = Array.isArray(data.tool_calls);
+    putCall(into, {
+      ...(known ?? callItem(into, one.tool_call_id, data, seq)),
+      lastSeq: seq,
+      call: {
+        ...call,
+        name: one.name ?? call.name,
+        arguments: isWhole ? (one.arguments ?? "") : call.arguments + (one.arguments ?? ""),
+        needsApproval: call.needsApproval || needsApproval,
+      },
+    });
+  }
+  return into;
+}
+
+/**
+ * @param {Transcript} into
+ * @param {any} data
+ * @param {number} seq
+ */
+function withResults(into, data, seq) {
+  for (const one of data.tool_returns ?? [data]) {
+    // The call of a run that goes on after an approval is in the log of the run before.
+    const begun = openCall(into, one.tool_call_id) ?? callItem(into, one.tool_call_id, data, seq);
+    /** @type {Call} */
+    const call = begun.call ?? { id: one.tool_call_id, name: data.name ?? "", arguments: "", needsApproval: false };
+    putCall(into, {
+      ...begun,
+      lastSeq: seq,
+      call: { ...call, result: one.tool_return, status: one.status, stdout: one.stdout, stderr: one.stderr },
+    });
+  }
+  return into;
+}
+
+/**
+ * @param {Transcript} into
+ * @param {string} callId
+ * @param {any} data
+ * @param {number} seq
+ * @returns {Item}
+ */
+function callItem(into, callId, data, seq) {
+  return { ...item(into, "call", data, seq), key: `call:${callId}:${seq}` };
+}
+
+/**
+ * The call of that id that waits for its result. Models give one id twice, and a step that comes again may, too.
+ * @param {Transcript} into
+ * @param {string} callId
+ */
+function openCall(into, callId) {
+  const last = found(into, `call:${callId}`);
+  return last === undefined || last.isVoid || last.call?.result !== undefined ? undefined : last;
+}
+
+/**
+ * @param {Transcript} into
+ * @param {Item & {call: Call}} one
+ */
+function putCall(into, one) {
+  put(into, one);
+  into.positions.set(`call:${one.call.id}`, into.positions.get(one.key) ?? 0);
+}
+
+/**
+ * @param {Transcript} into
+ * @param {any} data
+ * @param {number} seq
+ */
+function withEvent(into, data, seq) {
+  const told = data.event_data ?? {};
+  if (data.event_type === "step_restarted") {
+    const lost = new Set(told.void_message_ids ?? []);
+    into.items.forEach((one, position) => {
+      const isBehind = one.leg === into.leg && told.follows !== undefined && one.seq > told.follows && one.seq < seq;
+      if ((lost.has(one.messageId) || isBehind) && !one.isVoid) into.items[position] = { ...one, isVoid: true };
+    });
+  }
+  /** @type {Record<string, Kind>} */
+  const kinds = { step_restarted: "restarted", log_continued: "continued", gap: "gap", compaction: "compaction" };
+  const kind = kinds[data.event_type];
+  return kind === undefined ? into : put(into, { ...item(into, kind, data, seq), data: told });
+}
+
+/**
+ * What was said to a run while it worked, or the note with which a summary takes the place of old messages.
+ * @param {Transcript} into
+ * @param {any} data
+ * @param {number} seq
+ * @returns {Item}
+ */
+function inputItem(into, data, seq) {
+  const text = asText(data.content);
+  const packed = text.startsWith("{") ? unpacked(text) : null;
+  if (packed?.type === "system_alert") {
+    return { ...item(into, "summary", data, seq), text: packed.message ?? "", data: packed.compaction_stats ?? {} };
+  }
+  return { ...item(into, "input", data, seq), text, data: { otid: data.otid } };
+}
+
+/** @param {string} text */
+function unpacked(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * The text of a content that is a text, or a list of parts.
+ * @param {unknown} content
+ * @returns {string}
+ */
+export function asText(content) {
+  if (typeof content === "string") return content;
+  if (!Array.isArray(content)) return "";
+  return content.map((part) => (typeof part?.text === "string" ? part.text : `[${part?.type ?? "part"}]`)).join("");
+}

@@ -1,0 +1,125 @@
+// One run: what it said and did, live or replayed, where its time went, and the ways to steer it.
+
+import { html } from "../html.js";
+import { Failure, Id, Time, Duration } from "../components/basics.js";
+import { Status } from "../components/status.js";
+import { Connection } from "../components/connection.js";
+import { RawEvents } from "../components/raw_events.js";
+import { CancelRun } from "../components/cancel_run.js";
+import { InjectMessage } from "../components/inject_message.js";
+import { ResumeLines } from "../components/resume_lines.js";
+import { Transcript } from "../components/transcript.js";
+import { Usage } from "../components/usage.js";
+import { Waterfall } from "../components/waterfall.js";
+import { request } from "../lib/api.js";
+import { duration, number } from "../lib/format.js";
+import { asText } from "../lib/frames.js";
+import { usePolled } from "../lib/polling.js";
+import { refine } from "../lib/routing.js";
+import { isActive, useRunChain } from "../lib/run_chain.js";
+import { useRunStream } from "../lib/run_stream.js";
+import { durationOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
+
+/** @param {import("../app.js").PageProps} props */
+export function RunPage({ params, query }) {
+  const { runs, error, reload } = useRunChain(params.id);
+  const from = Math.max(0, Math.floor(Number(query.from ?? 0)) || 0);
+  if (runs.length === 0) {
+    return html`<h1>Run</h1><${Failure} error=${error} retry=${reload} />
+      ${error === null && html`<p role="status">Asking for the run…</p>`}`;
+  }
+  return html`<${ShownRun} key=${`${params.id}:${from}`} runs=${runs} from=${from} reload=${reload} />`;
+}
+
+/** @param {{runs: any[], from: number, reload: () => void}} props `runs`: the run, and those that go on with it */
+function ShownRun({ runs, from, reload }) {
+  const run = runs[0];
+  const last = runs[runs.length - 1];
+  const stream = useRunStream(runs.map((one) => one.id), Math.max(0, from - 1));
+  const { transcript, timeline, events, position } = stream.value;
+  const isWorking = isActive(last);
+  return html`
+    <div class="page-head">
+      <h1>Run <${Id} id=${run.id} whole=${true} /></h1>
+      <${Status} status=${last.status} stopReason=${last.stop_reason} />
+    </div>
+    <${Facts} run=${run} />
+    <${Chain} runs=${runs} />
+    <${WhatHappened} run=${last} />
+    <${Connection} shown=${stream.value} from=${from} onFrom=${(/** @type {number} */ number) => refine({ from: number || "" })} />
+    <div class="run-columns">
+      <section aria-labelledby="transcript-title">
+        <h2 id="transcript-title">What was said and done</h2>
+        <${Input} runId=${run.id} />
+        <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} onDecide=${reload} />
+      </section>
+      <aside aria-label="About this run">
+        ${isWorking && html`<${InjectMessage} runId=${last.id} />`}
+        <${CancelRun} key=${last.id} run=${last} onCancelled=${reload} />
+        <${Waterfall} timeline=${timeline} startedAt=${startedAtOf(run)} isLive=${isWorking || transcript.stopReason === "requires_approval"} />
+        <${Usage} usage=${transcript.usage} runId=${last.id} isActive=${isWorking} />
+        <${ResumeLines} runId=${last.id} lastSeq=${transcript.lastSeq} />
+        <${RawEvents} events=${events} count=${events.length} />
+      </aside>
+    </div>
+  `;
+}
+
+/** @param {{run: any}} props */
+function Facts({ run }) {
+  return html`
+    <dl class="facts">
+      <div><dt>Agent</dt><dd><${Id} id=${run.agent_id} href=${`#/agents/${run.agent_id}`} /></dd></div>
+      ${run.conversation_id && html`<div><dt>Conversation</dt><dd><${Id} id=${run.conversation_id} href=${`#/runs?conversation=${run.conversation_id}`} /></dd></div>`}
+      <div><dt>Created</dt><dd><${Time} at=${run.created_at} /></dd></div>
+      <div><dt>Duration</dt><dd><${Duration} ms=${durationOf(run)} since=${isActive(run) ? run.created_at : null} /></dd></div>
+      <div><dt>Waited for a worker</dt><dd>${duration(queueWaitOf(run))}</dd></div>
+      <div><dt>First token</dt><dd>${duration(firstTokenOf(run))}</dd></div>
+      <div><dt>Steps</dt><dd>${number(stepsOf(run))}</dd></div>
+      ${run.stop_reason && html`<div><dt>Stopped by</dt><dd>${run.stop_reason}</dd></div>`}
+      ${run.metadata?.trace_id && html`<div><dt>Trace</dt><dd><${Id} id=${run.metadata.trace_id} /></dd></div>`}
+    </dl>
+  `;
+}
+
+/** @param {{runs: any[]}} props */
+function Chain({ runs }) {
+  const before = runs[0].metadata?.continues_run_id;
+  const after = runs.slice(1);
+  if (!before && after.length === 0) return null;
+  return html`
+    <p class="note">
+      ${before && html`This run goes on after an approval, for which <a href=${`#/runs/${before}`}>the run before</a> waited. `}
+      ${after.length > 0 && html`After an approval it goes on as ${after.map((one) => html`<${Id} id=${one.id} href=${`#/runs/${one.id}`} /> `)}, which is shown here, too.`}
+    </p>
+  `;
+}
+
+/** @param {{run: any}} props */
+function WhatHappened({ run }) {
+  const { error, waiting, pruned_at: prunedAt } = run.metadata ?? {};
+  return html`
+    ${error && html`<div class="failure" role="alert"><p><strong>${error.error_type}</strong> ${error.message}</p>
+      ${error.detail && html`<pre tabindex="0" aria-label="Detail">${error.detail}</pre>`}</div>`}
+    ${waiting && html`<p class="note">The run waits for its ${waiting.for} until <${Time} at=${waiting.until} />.</p>`}
+    ${prunedAt && html`<p class="note">Retention removed this run's log <${Time} at=${prunedAt} />: its messages are left.</p>`}
+  `;
+}
+
+/** @param {{runId: string}} props */
+function Input({ runId }) {
+  const messages = usePolled(
+    (signal) => request("GET", `/v1/runs/${runId}/messages`, { query: { limit: 20, order: "asc" }, signal }),
+    0,
+    [runId],
+  );
+  const inputs = (messages.data.value ?? []).filter((/** @type {any} */ one) => one.message_type === "user_message");
+  const first = inputs[0];
+  if (first === undefined) return null;
+  return html`
+    <div class="item item-input" data-kind="asked">
+      <p class="speaker">User <span class="quiet-text"><${Time} at=${first.date} /></span></p>
+      <div class="said">${asText(first.content)}</div>
+    </div>
+  `;
+}
