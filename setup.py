@@ -1,14 +1,14 @@
 """Which packages an installation has. All else about Holdfast is in pyproject.toml.
 
-A wheel has one top-level name: `api`, `worker` and `shared` go into `holdfast/product`, where the launcher looks for
-them. An editable installation (`make dev`) has them where they are.
+A wheel has one top-level name: `api`, `cli`, `worker` and `shared` go into `holdfast/product`, where the launcher looks
+for them. An editable installation (`make dev`) has them where they are.
 """
 
 import sys
 
 from setuptools import find_packages, setup
 
-PRODUCT = ("api", "worker", "shared")
+PRODUCT = ("api", "cli", "worker", "shared")
 
 found = find_packages(include=[pattern for name in PRODUCT for pattern in (name, f"{name}.*")])
 if "editable_wheel" in sys.argv:

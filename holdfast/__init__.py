@@ -1,1 +1,1 @@
-"""The one name that an installation adds to a Python; `holdfast/product` there holds `api`, `worker` and `shared`."""
+"""The one name that an installation adds to a Python; the packages of the product are in `holdfast/product` there."""

@@ -1,39 +1,51 @@
 """`holdfast budgets`: what the accounts of a day have used, and what is set aside for calls that are under way."""
 
-import argparse
 from datetime import date
+from functools import partial
+from typing import Annotated
 
-from api.commands.processes import AddCommand, production_database
+import msgspec
+import typer
+
+from cli.operator.processes import production_database
+from cli.operator.start import operate
+from cli.options import JsonOption
 from shared.clock import SystemClock
 from shared.domain.budgets import Amount, Budgets, Limit, day_of, dollars
 from shared.domain.ids import ProjectId
 from shared.process.settings import Settings
 from shared.sql.runs.budgets import BudgetStore
 
-
-def add_budget_commands(add: AddCommand) -> None:
-    """Adds it to the parser, through its `add_parser`."""
-    showing = add("budgets", help="show what agents, keys and projects have used on a day, of what they may")
-    showing.add_argument("--project", help="(default: all)")
-    showing.add_argument("--day", type=_day, metavar="YYYY-MM-DD", help="by UTC (default: today)")
-    showing.set_defaults(run=_run_budgets)
+commands = typer.Typer()
 
 
 def _day(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError as error:
-        raise argparse.ArgumentTypeError("write the day as 2026-01-31") from error
+        raise typer.BadParameter("write the day as 2026-01-31") from error
 
 
-async def _run_budgets(settings: Settings, options: argparse.Namespace) -> None:
-    day: str = options.day or day_of(SystemClock().now())
+@commands.command(epilog="Example: holdfast budgets --day 2026-01-31")
+def budgets(
+    project: Annotated[str | None, typer.Option(help="Of this project (default: all).")] = None,
+    day: Annotated[str | None, typer.Option(parser=_day, metavar="YYYY-MM-DD", help="By UTC (default: today).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what agents, keys and projects have used on a day, of what they may."""
+    operate(partial(_show, project=project, day=day or day_of(SystemClock().now()), as_json=as_json))
+
+
+async def _show(settings: Settings, *, project: str | None, day: str, as_json: bool) -> None:
     database = await production_database(settings)
     try:
-        project = None if options.project is None else ProjectId(options.project)
-        totals = await BudgetStore(database).totals(day, project)
+        totals = await BudgetStore(database).totals(day, None if project is None else ProjectId(project))
     finally:
         await database.aclose()
+    if as_json:
+        for total in totals:
+            print(msgspec.json.encode(total).decode())
+        return
     if not totals:
         print(f"holdfast budgets: nothing was counted on {day}; accounts begin with the first call under a budget")
         return

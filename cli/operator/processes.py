@@ -1,15 +1,15 @@
 """What every command of production opens: its settings' database and Redis, and the wish to end."""
 
-import argparse
 import asyncio
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cli.operator.start import announce
 from shared.clock import SystemClock
 from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 from shared.domain.ids import IdMaker
@@ -22,15 +22,6 @@ from shared.sql.address import database_url, shown
 from shared.sql.engine import ANSWER_S, WAIT_S, Database
 from shared.sql.migrate import require_current
 
-AddCommand = Callable[..., argparse.ArgumentParser]
-"""`add_parser` of the command line: the name, `help`."""
-
-MISTAKE = 2
-"""How a process ends that somebody has to set up otherwise; starting it again does not help."""
-
-FAILURE = 1
-"""How it ends for another reason, such as a database that does not answer. Starting it again may help."""
-
 UNENCRYPTED = (
     "holdfast: WARNING: HOLDFAST_ENCRYPTION_KEY is not set: the secrets of agents are stored as plain text. `holdfast "
     "secrets generate-key` prints a key; give it to the workers and the API"
@@ -40,26 +31,12 @@ START_S = 30.0
 """How long a process that starts waits for a database that is away."""
 
 
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def port_number(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError("must be from 1 to 65535")
-    return number
-
-
 @asynccontextmanager
 async def open_process(
     settings: Settings, database: Database, redis: Redis, secret_keys: SecretKeys, *, is_embedded: bool = False
 ) -> AsyncGenerator[ProcessContext]:
     if not secret_keys:
-        print(UNENCRYPTED, file=sys.stderr, flush=True)
+        announce(settings, "secrets_are_plain_text", UNENCRYPTED, stream=sys.stderr)
     try:
         yield ProcessContext(
             settings=settings,
@@ -104,11 +81,11 @@ async def production_database(
 ) -> Database:
     async with named_database(settings) as url:
         database = Database(url, connections=settings.database_connections, wait_s=wait_s, answer_s=answer_s)
-        await _has_our_shape(database)
+        await _has_our_shape(settings, database)
     return database
 
 
-async def _has_our_shape(database: Database) -> None:
+async def _has_our_shape(settings: Settings, database: Database) -> None:
     """Returns when the database has our shape. Waits for one that is away: it may be starting, too."""
     deadline = time.monotonic() + START_S
     while True:
@@ -118,7 +95,8 @@ async def _has_our_shape(database: Database) -> None:
             if isinstance(error, Unusable) or time.monotonic() > deadline:
                 await database.aclose()
                 raise
-            print(f"holdfast: waiting for the database: {error}", file=sys.stderr, flush=True)
+            said = f"holdfast: waiting for the database: {error}"
+            announce(settings, "waiting_for_the_database", said, stream=sys.stderr)
         await asyncio.sleep(1)
 
 
@@ -170,5 +148,6 @@ async def production_redis(settings: Settings) -> Redis:
         await redis.aclose(close_connection_pool=True)
         raise Unusable(f"HOLDFAST_REDIS_URL: {error}") from error
     except Unavailable as error:
-        print(f"holdfast: HOLDFAST_REDIS_URL: {error}. Starting without it", file=sys.stderr, flush=True)
+        said = f"holdfast: HOLDFAST_REDIS_URL: {error}. Starting without it"
+        announce(settings, "started_without_redis", said, stream=sys.stderr)
     return redis

@@ -1,1 +1,0 @@
-"""The parts of the command `holdfast` that need no worker."""

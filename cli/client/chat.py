@@ -1,0 +1,112 @@
+"""`holdfast chat`: a conversation in a terminal. All of it is on the server: leave it, come back, and go on."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from cli.client.agents import AgentArgument, agent_of
+from cli.client.conversations import Conversation, ConversationOption, conversation_of
+from cli.client.decisions import decide_in_place
+from cli.client.follow import CANCEL_REASON, Follower
+from cli.client.server import DEFAULT_URL, Server, UrlOption, server_at
+from cli.client.terminal import console, hint
+from cli.printable import printable
+from shared.domain.errors import HoldfastError
+
+commands = typer.Typer()
+
+HELP = "[/cancel ends what waits or is at work, /approvals asks again for decisions, /history shows more, /quit leaves]"
+LONG_HISTORY = 200
+
+
+class Chat:
+    """What a person says in one conversation, and what is shown of it."""
+
+    def __init__(self, server: Server, conversation: Conversation) -> None:
+        self._server = server
+        self._conversation = conversation
+        self._follower = Follower(server)
+        self._console = console()
+
+    def show_history(self, count: int) -> None:
+        """The last messages, oldest first."""
+        for message in self._conversation.history(count):
+            content = message.get("content")
+            if isinstance(content, str):
+                mark, style = ("» ", "bold") if message["message_type"] == "user_message" else ("", "")
+                self._console.print(Text(printable(mark + content), style=style), soft_wrap=True)
+
+    def go_on(self) -> bool:
+        """Follows what is at work, and asks for what waits. False: the person has left it."""
+        for run in self._conversation.active_runs():
+            hint(f"[{run['id']} is at work]")
+            if self._follower.follow(run["id"]) is None:
+                return False
+        return self.ask()
+
+    def ask(self) -> bool:
+        """Asks for the decisions that the agent waits for. False: the person has left a run that went on."""
+        waiting = self._conversation.waiting_approvals()
+        if not waiting:
+            return True
+        continued = decide_in_place(self._server, self._server.get(f"/v1/runs/{waiting[0]['run_id']}"))
+        return continued is None or self._follower.follow(continued) is not None
+
+    def say(self, text: str) -> bool:
+        """Sends a message and shows the answer. False: the person has left it."""
+        return self._follower.follow(self._conversation.submit(text)) is not None
+
+    def obey(self, command: str) -> bool:
+        """Does what a line that begins with a slash asks for. False: leave."""
+        match command:
+            case "/quit" | "/exit":
+                return False
+            case "/cancel":
+                for run_id, status in self._conversation.cancel(CANCEL_REASON).items():
+                    hint(f"[{run_id}: {status}]")
+            case "/approvals":
+                return self.ask()
+            case "/history":
+                self.show_history(LONG_HISTORY)
+            case _:
+                hint(HELP)
+        return True
+
+
+@commands.command(epilog="Example: holdfast chat first")
+def chat(
+    agent: AgentArgument,
+    history: Annotated[int, typer.Option(min=0, max=1000, metavar="N", help="Show the last N messages.")] = 10,
+    conversation: ConversationOption = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Talk with an agent. Ctrl-C asks whether to cancel an answer or to leave it; /quit leaves.
+
+    An answer that is being given is shown from its beginning, and what waits for a decision is asked for."""
+    with server_at(url) as server:
+        found = agent_of(server, agent)
+        talk = Chat(server, conversation_of(server, found, conversation))
+        hint(f"[{found['name']}, {found['id']}; /help]")
+        if history:
+            talk.show_history(history)
+        goes_on = _goes_on(talk.go_on)
+        while goes_on:
+            try:
+                line = input("» ").strip()
+            except (EOFError, KeyboardInterrupt):
+                break
+            except UnicodeDecodeError:
+                hint("[that line is not UTF-8, and was not sent]")
+                continue
+            goes_on = not line or _goes_on(talk.obey if line.startswith("/") else talk.say, line)
+
+
+def _goes_on(act: Callable[..., bool], *given: str) -> bool:
+    """Whether the conversation goes on. What the server refuses is said, and ends nothing."""
+    try:
+        return act(*given)
+    except HoldfastError as error:
+        hint(f"[{error.message}]")
+        return True

@@ -1,0 +1,58 @@
+"""`holdfast logs`: the events of a run, as text or as JSON lines."""
+
+from collections.abc import Generator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from cli.client.follow import say_how_to_come_back
+from cli.client.run_stream import RunStream
+from cli.client.runs import AfterOption, RunArgument
+from cli.client.server import DEFAULT_URL, Record, UrlOption, server_at
+from cli.client.terminal import console, hint, print_json, second
+from cli.exit_statuses import INTERRUPTED
+from cli.options import JsonOption
+from cli.printable import printable
+
+commands = typer.Typer()
+
+_HEAD = frozenset({"id", "message_type", "date", "run_id", "seq_id", "otid", "step_id", "name", "sender_id", "is_err"})
+
+
+@commands.command(epilog="Example: holdfast logs run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --follow --json")
+def logs(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, to the run's end.")] = False,
+    starting_after: AfterOption = 0,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Show the events of a run, a line for each."""
+    shown = console()
+    with server_at(url) as server:
+        stream = RunStream(server, run, starting_after)
+        try:
+            for frame in stream.frames() if follow else _present(stream):
+                _show(shown, frame, as_json=as_json)
+        except KeyboardInterrupt:
+            say_how_to_come_back(run, stream.after)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _present(stream: RunStream) -> Generator[Record]:
+    is_all = yield from stream.present()
+    if not is_all:
+        hint(f"[the run goes on: holdfast logs {stream.run_id} --follow --starting-after {stream.after}]")
+
+
+def _show(shown: Console, frame: Record, *, as_json: bool) -> None:
+    if as_json:
+        print_json(frame)
+        return
+    facts = {name: value for name, value in frame.items() if name not in _HEAD and value is not None}
+    line = Text(f"{frame.get('seq_id', ''):>7}  {second(str(frame.get('date') or '')):<19}  ", style="dim")
+    line.append(f"{frame.get('message_type')}  ", style="cyan")
+    line.append(printable(" ".join(f"{name}={value!r}" for name, value in facts.items())))
+    shown.print(line, soft_wrap=True)

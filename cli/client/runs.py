@@ -1,0 +1,118 @@
+"""`holdfast runs`: list, show, watch, cancel and steer runs."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import typer
+
+from cli.client.agents import LimitOption, agent_of
+from cli.client.follow import CANCEL_REASON, Follower, status_of
+from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
+from cli.client.terminal import print_all, print_fields, print_json
+from cli.options import JsonOption
+
+commands = typer.Typer(help="List, show, watch, cancel and steer runs.")
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: run-…")]
+AfterOption = Annotated[
+    int, typer.Option("--starting-after", min=0, metavar="N", help="Only what comes behind frame N of the stream.")
+]
+COLUMNS = ("id", "agent_id", "status", "stop_reason", "created_at", "duration_s")
+FIELDS = (
+    *("id", "agent_id", "conversation_id", "status", "stop_reason", "created_at", "completed_at", "duration_s"),
+    *("prompt_tokens", "completion_tokens", "error", "metadata", "callback_url", "callback_status_code"),
+)
+
+
+class Status(StrEnum):
+    """What a run can be, on the wire."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@commands.command("list", epilog="Example: holdfast runs list --status running --agent first")
+def list_runs(
+    agent: Annotated[str | None, typer.Option(help="Of this agent: its id or name.")] = None,
+    conversation: Annotated[str | None, typer.Option(metavar="CONV", help="Of this conversation: conv-….")] = None,
+    status: Annotated[list[Status] | None, typer.Option(help="May be repeated (default: all).")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Such as end_turn or requires_approval.")] = None,
+    limit: LimitOption = 20,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """List runs, newest first."""
+    with server_at(url) as server:
+        agent_id = None if agent is None else agent_of(server, agent)["id"]
+        wanted = {"agent_id": agent_id, "statuses": [one.value for one in status or []] or None}
+        found = server.pages("/v1/runs", limit, stop_reason=stop_reason, conversation_id=conversation, **wanted)
+        shown = (one if as_json else {**one, "duration_s": _seconds(one)} for one in found)
+        print_all(shown, COLUMNS, as_json=as_json, nothing='no runs; make one: holdfast run AGENT "text"')
+
+
+@commands.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
+def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Show a run: what became of it, how long it took, what it used."""
+    with server_at(url) as server:
+        found: Record = server.get(f"/v1/runs/{segment(run)}")
+        usage: Record = server.get(f"/v1/runs/{segment(run)}/usage")
+    if as_json:
+        print_json({**found, "usage": usage})
+        return
+    metadata: Record = dict(found.get("metadata") or {})
+    error: Record = metadata.pop("error", None) or {}
+    shown: Record = {"metadata": metadata, "error": error.get("message"), "duration_s": _seconds(found)}
+    print_fields({**found, **usage, **shown}, FIELDS)
+
+
+@commands.command(epilog="Example: holdfast runs watch run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --starting-after 120")
+def watch(
+    run: RunArgument, starting_after: AfterOption = 0, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
+) -> None:
+    """Follow a run to its end, or show one that has ended. It exits as `holdfast run` does."""
+    with server_at(url) as server:
+        status = status_of(Follower(server, as_json=as_json).follow(run, starting_after))
+    raise typer.Exit(status)
+
+
+@commands.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
+def cancel(
+    run: RunArgument,
+    reason: Annotated[str, typer.Option(help="For the record.")] = CANCEL_REASON,
+    mode: Annotated[
+        Literal["interrupt", "rollback"], typer.Option(help="rollback takes the run's messages back.")
+    ] = "interrupt",
+    wait: Annotated[float, typer.Option(min=0, max=60, help="Seconds to wait for it to stop.")] = 10.0,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Cancel a run, and show the receipt."""
+    with server_at(url) as server:
+        receipt = server.post(f"/v1/runs/{segment(run)}/cancel", {"reason": reason, "mode": mode, "wait": wait})
+    fields = ("run_id", "status", "cause", "mode", "reason", "requested_at", "acknowledged_at", "stopped_at")
+    print_json(receipt) if as_json else print_fields(receipt, fields)
+
+
+@commands.command(epilog='Example: holdfast runs inject run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 "Only in Rome"')
+def inject(
+    run: RunArgument,
+    text: Annotated[str, typer.Argument(help="The message.")],
+    if_ended: Annotated[
+        Literal["refuse", "next"],
+        typer.Option(help="next keeps it for the agent's next run where this one ends before."),
+    ] = "refuse",
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Give a running run another message: its next step sees it."""
+    with server_at(url) as server:
+        answer = server.post(f"/v1/runs/{segment(run)}/inject", {"input": text, "if_ended": if_ended})
+    print_json(answer) if as_json else print_fields(answer, ("run_id", "message_ids", "if_ended"))
+
+
+def _seconds(run: Record) -> str | None:
+    duration = run.get("total_duration_ns")
+    return None if duration is None else f"{duration / 1e9:.1f}"

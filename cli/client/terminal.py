@@ -1,0 +1,101 @@
+"""What commands show: tables and text for people, JSON for machines."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.client.server import Record
+from cli.printable import printable
+
+COLOURS = {
+    "running": "cyan",
+    "created": "blue",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "requires_approval": "magenta",
+}
+
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
+"""What JSON leaves as it is in a string, and a terminal or `splitlines` does not."""
+
+WIDE = 500
+"""Columns where nobody looks: programs that read lines get whole ones."""
+
+
+def console() -> Console:
+    """Standard output; with colours only on a terminal, and none where NO_COLOR is set."""
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+
+
+def hint(text: str) -> None:
+    """Tells the person at the terminal; standard output stays for what was asked for."""
+    Console(stderr=True, highlight=False, markup=False, emoji=False).print(printable(text), style="dim", soft_wrap=True)
+
+
+def is_interactive() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def print_json(record: object) -> None:
+    """One line of JSON, for terminals and for programs that break lines where Unicode does."""
+    line = msgspec.json.encode(record).decode()
+    print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line), flush=True)
+
+
+def print_all(records: Iterable[Record], columns: Sequence[str], *, as_json: bool, nothing: str) -> None:
+    """A table with these fields of the records, or an object per line. `nothing` says what to do without any."""
+    found = list(records)
+    if as_json:
+        for record in found:
+            print_json(record)
+    elif not found:
+        hint(nothing)
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            # Ids are copied from here, so a row's own is never cut.
+            width = max(len(str(record.get(column))) for record in found) if column == "id" else None
+            table.add_column(column.removesuffix("_id").upper().replace("_", " "), overflow="fold", min_width=width)
+        for record in found:
+            table.add_row(*(cell(record, column) for column in columns))
+        console().print(table)
+
+
+def print_fields(record: Record, names: Sequence[str]) -> None:
+    """The fields that have a value, a line for each."""
+    shown = console()
+    width = max(map(len, names))
+    for name in names:
+        value = cell(record, name)
+        if str(value):
+            shown.print(Text(f"{name.replace('_', ' '):<{width}}  ", style="bold").append_text(value))
+
+
+def cell(record: Record, column: str) -> Text:
+    """A field as a text: times in UTC, statuses in their colour."""
+    value = record.get(column)
+    if value is None:
+        return Text("")
+    if column.endswith("_at") and isinstance(value, str):
+        return Text(second(value))
+    if isinstance(value, (dict, list)):
+        return Text(printable(msgspec.json.encode(value).decode()))
+    text = printable(str(value))
+    return Text(text, style=COLOURS.get(text, "") if column in ("status", "stop_reason") else "")
+
+
+def second(moment: str) -> str:
+    """A time of the API by UTC, to the second."""
+    try:
+        found = datetime.fromisoformat(moment)
+    except ValueError:
+        return printable(moment)
+    return f"{found.astimezone(UTC) if found.tzinfo else found:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,54 @@
+"""Every command, with the module that it is in. A module is loaded when its command is given, and no other one is."""
+
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from cli.load import load
+
+ASK, SERVE, KEEP = "Ask a server", "Run a server", "Keep a server"
+
+
+class Place(NamedTuple):
+    """Where a command is, and what the list of all says of it."""
+
+    module: str
+    help: str
+    panel: str
+
+
+COMMANDS: dict[str, Place] = {
+    "run": Place("cli.client.run", "Send a message to an agent, and follow the run.", ASK),
+    "chat": Place("cli.client.chat", "Talk with an agent.", ASK),
+    "runs": Place("cli.client.runs", "List, show, watch, cancel and steer runs.", ASK),
+    "logs": Place("cli.client.logs", "Show the events of a run.", ASK),
+    "agents": Place("cli.client.agents", "List, show, make and delete agents.", ASK),
+    "approvals": Place("cli.client.approvals", "List and decide what waits for a person.", ASK),
+    "top": Place("cli.client.top", "Watch a deployment: queue, workers, runs.", ASK),
+    "dev": Place("cli.operator.servers", "Run everything in one process, on embedded parts.", SERVE),
+    "api": Place("cli.operator.servers", "Serve the API.", SERVE),
+    "worker": Place("cli.operator.servers", "Execute runs.", SERVE),
+    "migrate": Place("cli.operator.upkeep", "Bring the database to the shape that this version needs.", SERVE),
+    "doctor": Place("cli.operator.doctor", "Say what is wrong with a machine and its settings.", KEEP),
+    "status": Place("cli.operator.status", "Say whether database, Redis and workers answer.", KEEP),
+    "keys": Place("cli.operator.keys", "Make, list, rotate and revoke keys of the API.", KEEP),
+    "secrets": Place("cli.operator.secrets", "Make a key for agents' secrets, or encrypt them anew.", KEEP),
+    "budgets": Place("cli.operator.budgets", "Show what was used on a day.", KEEP),
+    "audit": Place("cli.operator.audit", "Show who did what.", KEEP),
+    "prune": Place("cli.operator.upkeep", "Delete what runs that ended long ago have left.", KEEP),
+}
+
+
+class CommandTable(TyperGroup):
+    """The group of all commands. What it lists are names; the command itself comes from its module."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        return (name, found, rest) if name is None else (name, loaded(name), rest)
+
+
+def loaded(name: str) -> Any:
+    """The command of this name, ready to be invoked. The `commands` of its module is that command, or has it."""
+    found: Any = typer.main.get_command(load(COMMANDS[name].module).commands)
+    return getattr(found, "commands", {}).get(name, found)

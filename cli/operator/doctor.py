@@ -1,0 +1,174 @@
+"""`holdfast doctor`: what is wrong with this machine, its settings and the services that they name, and the fix.
+
+It changes nothing, and asks a model only when it is told to, because that costs money.
+"""
+
+import os
+import resource
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from cli.exit_statuses import FAILURE
+from cli.operator.findings import Finding, Verdict, doubtful, good, lines, skew, wrong
+from cli.operator.model_findings import model_findings
+from cli.operator.start import operate
+from cli.options import JsonOption
+from shared.clock import SystemClock
+from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
+from shared.process.data_directory import keys_of
+from shared.process.settings import Settings
+from shared.process.version import VERSION
+from shared.redis.connection import connect
+from shared.redis.server_settings import ServerSettings, settings_of
+from shared.sql.engine import Database
+from shared.sql.migrate import require_current
+from worker.tools.sandbox_choice import SandboxChoice
+
+commands = typer.Typer()
+
+FILES_BESIDE_CONNECTIONS = 500
+"""Files that a process has open beside its clients' connections: its own to Postgres, Redis, models and tools."""
+
+NOT_SET = "not set; `holdfast dev` needs none, `holdfast api` and `holdfast worker` do"
+
+
+@commands.command(epilog="Example: holdfast doctor --call && holdfast worker")
+def doctor(
+    call: Annotated[bool, typer.Option("--call", help="Ask a model of each provider for a word.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at the settings, at the services that they name, and at this machine: what is wrong, and the fix.
+
+    Exits with 1 when something is wrong."""
+    operate(partial(_run_doctor, call=call, as_json=as_json))
+
+
+async def _run_doctor(settings: Settings, *, call: bool, as_json: bool) -> None:
+    findings = [good("version", f"Holdfast {VERSION}"), good("settings", "every one of them is known and can be")]
+    findings += _keys(settings)
+    findings += [finding async for finding in _database(settings)]
+    findings += [finding async for finding in _redis(settings)]
+    findings += [finding async for finding in model_findings(settings, os.environ, call=call)]
+    findings += [await _walls(settings), _open_files(settings)]
+    for line in lines(findings, as_json=as_json):
+        print(line)
+    if any(finding.verdict is Verdict.WRONG for finding in findings):
+        raise typer.Exit(FAILURE)
+
+
+def _keys(settings: Settings) -> list[Finding]:
+    subject = "encryption key"
+    try:
+        keys = keys_of(settings)
+    except InvalidRequest as error:
+        return [wrong(subject, error.message, "`holdfast secrets generate-key` prints a key")]
+    if keys:
+        return [good(subject, f"secrets are encrypted with {keys.current!r}")]
+    fix = "set HOLDFAST_ENCRYPTION_KEY; `holdfast secrets generate-key` prints a key"
+    return [doubtful(subject, "the secrets of agents are stored as plain text", fix)]
+
+
+async def _database(settings: Settings) -> AsyncGenerator[Finding]:
+    subject = "database"
+    if not settings.database_url:
+        fix = "set HOLDFAST_DATABASE_URL=postgresql://role:password@host/database"
+        yield wrong(subject, "HOLDFAST_DATABASE_URL is not set", fix) if settings.redis_url else good(subject, NOT_SET)
+        return
+    try:
+        database = Database(settings.database_url)
+    except HoldfastError as error:
+        yield wrong(subject, error.message, "set HOLDFAST_DATABASE_URL")
+        return
+    try:
+        # Whole seconds are all that the database tells.
+        before = SystemClock().now()
+        now = await database.now()
+        yield good(subject, "answers")
+        yield skew("database clock", (now - before).total_seconds() if abs((now - before).total_seconds()) > 1 else 0.0)
+        yield await _migrations(database)
+    except Unavailable as error:
+        yield wrong(subject, error.message, "HOLDFAST_DATABASE_URL says where it is; docs/operations/postgres.md")
+    finally:
+        await database.aclose()
+
+
+async def _migrations(database: Database) -> Finding:
+    try:
+        await require_current(database)
+    except Unusable as error:
+        return wrong("migrations", error.message, "docs/operations/upgrade.md")
+    return good("migrations", "the database has the shape of this version")
+
+
+async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
+    subject = "redis"
+    if not settings.redis_url:
+        fix = "set HOLDFAST_REDIS_URL=redis://host:6379/0"
+        yield wrong(subject, "HOLDFAST_REDIS_URL is not set", fix) if settings.database_url else good(subject, NOT_SET)
+        return
+    try:
+        redis = connect(settings.redis_url)
+    except InvalidRequest as error:
+        yield wrong(subject, "HOLDFAST_REDIS_URL cannot be read", error.message)
+        return
+    try:
+        before = SystemClock().now()
+        found = await settings_of(redis)
+        yield good(subject, f"answers, version {found.version}")
+        yield skew("redis clock", (found.now - before).total_seconds())
+        for finding in _redis_settings(found):
+            yield finding
+    except Unavailable as error:
+        yield wrong(subject, error.message, "HOLDFAST_REDIS_URL says where it is; docs/operations/redis.md")
+    finally:
+        await redis.aclose(close_connection_pool=True)
+
+
+def _redis_settings(found: ServerSettings) -> list[Finding]:
+    """Whether it keeps what it is given. Nothing here is wrong: what Redis loses is rebuilt, which takes time."""
+    if found.eviction is None:
+        return [doubtful("redis settings", "it does not tell them", "docs/operations/redis.md has what they should be")]
+    findings = [
+        good("redis eviction", "noeviction")
+        if found.eviction == "noeviction"
+        else wrong(
+            "redis eviction",
+            f"{found.eviction} removes keys when memory runs short",
+            "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+        ),
+        good("redis persistence", "an append-only file" if found.appends else "snapshots")
+        if found.appends or found.snapshots
+        else doubtful(
+            "redis persistence",
+            "none: after a restart of Redis queues and logs are rebuilt from the database",
+            "appendonly yes, appendfsync everysec",
+        ),
+    ]
+    if not found.memory_limit:
+        findings.append(doubtful("redis memory", "maxmemory is not set", "set it below what the machine has"))
+    return findings
+
+
+async def _walls(settings: Settings) -> Finding:
+    subject = "walls around tools"
+    choice = SandboxChoice(settings.sandbox, settings.tool_user, settings.tool_python, settings.tool_scratch_mb)
+    try:
+        walls = await choice.best_walls()
+    except InvalidRequest as error:
+        return wrong(subject, error.message, "docs/tools.md")
+    if walls is None:
+        return doubtful(subject, "NONE: tools run as plain processes", "unset HOLDFAST_SANDBOX; docs/tools.md")
+    return good(subject, f"{walls.tier} works here")
+
+
+def _open_files(settings: Settings) -> Finding:
+    subject = "open files"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.max_connections + FILES_BESIDE_CONNECTIONS
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return good(subject, f"a process may have {soft:,}")
+    fix = f"ulimit -n {needed} (the hard limit is {hard:,}), or HOLDFAST_MAX_CONNECTIONS={max(10, soft // 2)}"
+    return doubtful(subject, f"a process may have {soft:,}, and HOLDFAST_MAX_CONNECTIONS asks for {needed:,}", fix)

@@ -1,0 +1,89 @@
+"""`holdfast status`: whether the deployment that the settings name works, and which walls its workers give to tools."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import typer
+
+from cli.exit_statuses import FAILURE
+from cli.operator.processes import production_database, production_redis
+from cli.operator.start import operate
+from cli.options import JsonOption
+from shared.domain.tools import SandboxTier
+from shared.process.settings import Settings
+from shared.process.version import VERSION
+from shared.redis.connection import Redis, is_reachable
+from shared.redis.queue import WorkerPresence
+from shared.redis.tool_presence import ToolPresence
+
+_NODE = {
+    True: "there, for tools in TypeScript",
+    False: "not there: tools in TypeScript are refused",
+    None: "unknown: no worker has said",
+}
+
+
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: holdfast status && echo well")
+def status(as_json: JsonOption = False) -> None:
+    """Say whether database, Redis and workers answer, and which walls tools have."""
+    operate(partial(_run_status, as_json=as_json))
+
+
+@dataclass(frozen=True)
+class _Status:
+    """What was found. The database is not among it: what is wrong with it ends the command in one line."""
+
+    version: str
+    redis: bool
+    workers: bool
+    sandboxes: list[SandboxTier]
+    node: bool | None
+
+
+async def _run_status(settings: Settings, *, as_json: bool) -> None:
+    redis = await production_redis(settings)
+    try:
+        database = await production_database(settings)
+        await database.aclose()
+        found = await _ask(redis)
+    finally:
+        await redis.aclose(close_connection_pool=True)
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        print("\n".join(_lines(found)))
+    if not found.workers:
+        raise typer.Exit(FAILURE)
+
+
+async def _ask(redis: Redis) -> _Status:
+    if not await is_reachable(redis):
+        return _Status(VERSION, redis=False, workers=False, sandboxes=[], node=None)
+    tools = ToolPresence(redis)
+    lives, sandboxes = await WorkerPresence(redis).is_any_alive(), await tools.sandboxes()
+    return _Status(VERSION, redis=True, workers=lives, sandboxes=sandboxes, node=await tools.runs_javascript())
+
+
+def _lines(found: _Status) -> list[str]:
+    shown = [f"holdfast   {found.version}", "database   answers, and has the shape of this version"]
+    if not found.redis:
+        return [*shown, "redis      does not answer"]
+    return [
+        *shown,
+        "redis      answers",
+        f"workers    {'at least one lives' if found.workers else 'none has shown itself'}",
+        f"walls      {_walls(found.sandboxes)}",
+        f"node       {_NODE[found.node]}",
+    ]
+
+
+def _walls(sandboxes: list[SandboxTier]) -> str:
+    if not sandboxes:
+        return "unknown: no worker has shown its own"
+    if sandboxes[-1] is SandboxTier.PROCESS:
+        return "NONE for some tools: a worker runs them as plain processes (HOLDFAST_SANDBOX=process)"
+    return f"{sandboxes[-1]}, the weakest that a worker has" if len(sandboxes) > 1 else str(sandboxes[-1])
