@@ -1,25 +1,28 @@
 """Headers that go beside answers, whoever gives them."""
 
 import json
-import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
+import structlog
 from fastapi.dependencies.models import Dependant
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import SHOULD_RETRY
+from api.letta.envelope import wire_time
 from api.letta.unused_input import models_in, unused_fields
 from api.openai.chat_request import ChatRequest, left_out
+from shared.domain.runs import Run
 
-log = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
 """Statuses that the same request would meet again. 408 is a body that was lost on its way."""
@@ -112,7 +115,7 @@ class UnusedInputWarnings:
         place: str = scope["path_params"].get("agent_id", route.unique_id)
         for name in names:
             if makes_agent or (place, name) not in self._logged:
-                log.warning("%s %s: not acted on: %s", scope["method"], scope["path"], _shown(name))
+                log.warning("input_not_acted_on", request=f"{scope['method']} {scope['path']}", field=_shown(name))
             self._logged[place, name] = None
             self._logged.move_to_end((place, name))
         while len(self._logged) > MAX_LOGGED:
@@ -154,3 +157,10 @@ def warning_of(notes: Sequence[str]) -> str:
             break
         header += f", {value}" if header else value
     return header
+
+
+def warn_if_pruned(response: Response, run: Run) -> None:
+    """Says of an answer about what a run has left behind that it is empty because retention deleted that."""
+    if run.pruned_at is not None:
+        said = f"run {run.id} was pruned at {wire_time(run.pruned_at)}: its log and its steps are deleted"
+        response.headers.append("Warning", warning_of([said]))

@@ -8,9 +8,14 @@ from api.access.authentication import Authentication
 from api.access.whose_rows import CallersRows
 from api.answer_headers import FinalAnswers, UnusedInputWarnings
 from api.caller_quotas import RequestLimits
+from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
+from api.incoming_traces import IncomingTraces
 from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
 from api.openapi_document import describe_truly
+from api.request_log import HEADER as REQUEST_ID
+from api.request_log import RequestLog
+from api.request_metrics import RequestMetrics, RouteNames
 from api.routes import (
     absent_lists,
     admin,
@@ -29,6 +34,7 @@ from api.routes import (
     health,
     messages,
     models,
+    operations,
     passages,
     project_messages,
     runs,
@@ -44,7 +50,7 @@ from shared.process.version import VERSION
 ROUTES = (
     health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
     models, conversations, conversation_messages, conversation_contexts, messages, project_messages, chat, runs, steps,
-    approvals, absent_lists, admin,
+    approvals, absent_lists, admin, operations, static_files,
 )  # fmt: skip
 
 
@@ -64,6 +70,7 @@ def create_app(services: Services, *, has_keys: bool) -> FastAPI:
     describe_truly(app, keys_are_required=has_keys)
     origins = listed(settings.cors_origins)
     # The last one that is added is the first one that a request meets.
+    app.add_middleware(RouteNames)
     app.add_middleware(UnusedInputWarnings, installs_packages=services.packages.are_built)
     app.add_middleware(CallersRows)
     app.add_middleware(AgentBodies, reach=access.reach)
@@ -79,9 +86,18 @@ def create_app(services: Services, *, has_keys: bool) -> FastAPI:
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Retry-After", "Warning", SHOULD_RETRY],
+            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID],
         )
     app.add_middleware(ShutdownAnswers)
     app.add_middleware(OpenAIErrors)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(RequestMetrics, metrics=services.operations.deployment_figures.metrics.api, clock=services.clock)
+    app.add_middleware(IncomingTraces)
+    app.add_middleware(
+        RequestLog,
+        clock=services.clock,
+        proxies=access.proxies,
+        routes=app.router.routes,
+        is_on=settings.access_log,
+    )
     return app

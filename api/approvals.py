@@ -1,11 +1,14 @@
 """Decisions on one waiting tool call: checked against what was shown and against the tool, then stored and followed."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from api.letta.approvals import DecisionIn, parsed_arguments
 from api.letta.content import tool_result
+from api.runs.submission_traces import SubmissionTraces
+from shared.clock import Clock
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.ids import ApprovalId, ProjectId
@@ -24,6 +27,10 @@ class ApprovalDecisions:
     approvals: ApprovalStore
     tools: ToolStore
     approval_service: ApprovalService
+    traces: SubmissionTraces
+    clock: Clock
+    on_continued: Callable[[], None] = lambda: None
+    """Told when a decision lets a run go on."""
 
     async def decide(self, project_id: ProjectId, approval_id: ApprovalId, request: DecisionIn) -> Decided:
         """Decides one call. The decision on the last call of an answer starts the continuation of the run.
@@ -41,8 +48,12 @@ class ApprovalDecisions:
             raise InvalidRequest(
                 f"{asked.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it"
             )
-        decision = await self._decision(asked, request)
-        return await self.approval_service.decide(asked, decision, by=request.decided_by)
+        began_at, decision = self.clock.now(), await self._decision(asked, request)
+        decided = await self.approval_service.decide(asked, decision, by=request.decided_by)
+        if decided.run is not None:
+            self.on_continued()
+            self.traces.decided(decided.run, began_at)
+        return decided
 
     async def _decision(self, asked: Approval, request: DecisionIn) -> Decision:
         if request.decision == "tool_return":

@@ -47,6 +47,8 @@ class CallerQuotas:
         self._ids = ids
         self._away_until: float | None = None
         self._reading = defaultdict[str, set[str]](set)
+        self.open_streams = 0
+        """Streams that this process has open, limited or not."""
 
     async def take_request(self, caller: Caller, kind: str) -> None:
         """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
@@ -90,9 +92,11 @@ class CallerQuotas:
             raise LimitReached(f"{_who(owner)} has {most} streams open", setting=setting, retry_after_s=READER_RETRY_S)
         for group in groups:
             self._reading[group.owner].add(reader)
+        self.open_streams += 1
         try:
             yield
         finally:
+            self.open_streams -= 1
             for group in groups:
                 self._reading[group.owner].discard(reader)
                 if not self._reading[group.owner]:

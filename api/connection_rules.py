@@ -1,10 +1,11 @@
 """What a connection to the API may cost, and how many there may be."""
 
-import logging
 import resource
 from typing import NamedTuple
 
-logger = logging.getLogger(__name__)
+import structlog
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FILES_FOR_OTHERS = 128
 """Open files that connections leave to the database, Redis, tools and logs."""
@@ -36,9 +37,9 @@ class ConnectionLimit:
             return False
         if not self._is_told:
             self._is_told = True
-            logger.warning(
-                "%d connections are open, which is all that HOLDFAST_MAX_CONNECTIONS and the limit of open files "
-                "(ulimit -n) allow: others get a 503",
-                self.most,
+            log.warning(
+                "connections_refused",
+                most=self.most,
+                reason="HOLDFAST_MAX_CONNECTIONS and the limit of open files (ulimit -n) allow no more",
             )
         return True

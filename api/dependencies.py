@@ -1,12 +1,15 @@
 """What routes declare instead of fetching it: services, the caller's project, checked ids, pages."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
+from pydantic import AfterValidator
 
 from api.access.callers import Caller
 from api.access.stream_tokens import LONGEST
+from api.letta.envelope import in_utc
 from api.letta.message_input import IfBusy
 from api.letta.messages import MessageType
 from api.letta.submission_keys import SubmissionHeaders, try_of
@@ -115,6 +118,9 @@ MessageTypes = Annotated[list[MessageType] | None, Query(alias="include_return_m
 
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""
+
+Moment = Annotated[datetime, AfterValidator(in_utc)]
+"""A time that a client names; without a zone it is UTC."""
 
 Number = Annotated[int, Query(ge=-(2**31), lt=2**31)]
 Numbers = Annotated[list[Number] | None, Query(max_length=1000)]

@@ -1,10 +1,10 @@
 """From errors to HTTP: one table. Whatever a route raises becomes its answer here and nowhere else."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -12,11 +12,13 @@ from starlette.routing import Match, Route
 
 from api.letta.refusals import model_error_body, validation_refusal
 from api.openai.errors import as_openai, invalid_input, speaks_openai
+from api.request_log import HEADER as REQUEST_ID
+from api.request_log import request_id
 from shared.domain import errors as domain
 from shared.domain.limits import LimitReached
 from shared.sql.engine import DATABASE_ERRORS, as_ours
 
-log = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RETRY_AFTER_S = 2
 """What a client is told to wait when a service of ours is away."""
@@ -164,9 +166,9 @@ def domain_error_answer(asked: str, error: Exception) -> JSONResponse:
     kind = next(kind for kind in type(error).__mro__ if kind in ERROR_ANSWERS)
     answer = ERROR_ANSWERS[kind]
     if answer.status == 503:
-        log.warning("%s: %s (%s)", asked, error, _cause(error))
+        log.warning("request_unavailable", request=asked, reason=str(error), cause=_cause(error))
     elif answer.status >= 500:
-        log.error("%s failed", asked, exc_info=error)
+        log.error("request_failed", request=asked, exc_info=error)
     headers = {SHOULD_RETRY: "true"} if answer.passes else {}
     if answer.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
@@ -189,11 +191,11 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
 
 
 async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    log.error("request_failed", request=f"{request.method} {request.url.path}", exc_info=error)
     # No middleware sees this answer.
     body = as_openai(500, _unknown(error)) if speaks_openai(request.url.path) else _unknown(error)
     # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
-    return JSONResponse(body, 500, {"Connection": "close"})
+    return JSONResponse(body, 500, {"Connection": "close", REQUEST_ID: request_id()})
 
 
 async def _answer_wrong_method(request: Request, error: Exception) -> JSONResponse:
@@ -213,4 +215,4 @@ def input_refusal(path: str, found: Sequence[Mapping[str, Any]]) -> JSONResponse
     """The answer to a request of which pydantic, or a check before it, has found these flaws."""
     if speaks_openai(path):
         return JSONResponse(invalid_input(found), 400)
-    return JSONResponse(validation_refusal(found), 422)
+    return JSONResponse(validation_refusal(found, trace_id=request_id()), 422)

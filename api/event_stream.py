@@ -15,11 +15,14 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.request_log import StreamFigures
+
 HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
     "content-type": "text/event-stream; charset=utf-8",
 }
+FRAME_END = b"\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 
 
@@ -47,13 +50,14 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        figures = scope.setdefault("state", {})[StreamFigures.KEY] = StreamFigures()
         async with self._entrance(scope):
-            await self._show(receive, send)
+            await self._show(receive, send, figures)
 
-    async def _show(self, receive: Receive, send: Send) -> None:
+    async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send(send), name="send events")
+            sending = group.create_task(self._send(send, figures), name="send events")
             leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
             ending = group.create_task(_wait_for(self._ending), name="watch for the server's end")
             await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -61,11 +65,15 @@ class EventStream(Response):
             is_cut = ending.done() and not sending.done() and not leaving.done()
             for task in (sending, leaving, ending):
                 task.cancel()
+        if sending.done() and not sending.cancelled():
+            figures.end = "whole"
         if is_cut:
+            figures.end = "server_ending"
             await send({"type": "http.response.body", "body": self._cut, "more_body": False})
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, figures: StreamFigures) -> None:
         async for body in self._batches():
+            figures.frames += body.count(FRAME_END)
             await send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

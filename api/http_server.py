@@ -6,19 +6,19 @@ a head that never ends and a body that nobody wants are the server's to end.
 
 import asyncio
 import functools
-import logging
 import signal
 from socket import socket
 from types import FrameType
 from typing import Any, cast
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.connection_rules import ConnectionLimit, ConnectionRules
 
-logger = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 """The request line and all headers."""
@@ -199,7 +199,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _drop_reader(self) -> None:
         """Ends a stream whose client has not taken one buffer in all this time."""
         self._stream_watch = None
-        logger.info("the client of a stream took nothing for %g s: it was cut off", self._reader_timeout_s)
+        log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
         self.transport.abort()
 
     def _look_at_reader(self) -> None:

@@ -1,14 +1,16 @@
 """The API's composition root: the only place that constructs what it consists of."""
 
 import asyncio
-import logging
 import math
+import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from random import random
 from secrets import token_bytes
 
+import structlog
 from fastapi import FastAPI
 
 from api.access.accepted_keys import AcceptedKeys
@@ -21,14 +23,15 @@ from api.access.issuing import KeyIssuer
 from api.access.stream_tokens import StreamTokens
 from api.access.whose_rows import project_of_request
 from api.application import create_app
-from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolShelf
 from api.callbacks.delivery import CallbackDelivery
 from api.callbacks.places import DeliveryPlaces
 from api.callbacks.signature import signing_key
 from api.caller_quotas import CallerQuotas
 from api.letta.models import OfferedModels
+from api.operations_parts import operations_service, showing_process
 from api.run_parts import (
+    approval_decisions,
     approval_service,
     chat_service,
     compaction_service,
@@ -51,11 +54,13 @@ from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
 from shared.process.context import ProcessContext
+from shared.process.measurements import measured
+from shared.process.traces import traced
+from shared.process.version import VERSION
 from shared.redis.connection import is_reachable
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
 from shared.redis.quotas import Quotas
-from shared.redis.tool_presence import ToolPresence
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.access.audit import AuditLog
 from shared.sql.access.owners import OwnerStore
@@ -83,7 +88,7 @@ from shared.sql.runs.steps import StepStore
 READINESS_KEPT_S = 1.0
 """Nobody needs a key to ask for it, and it costs questions to the database and Redis."""
 
-log = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -95,6 +100,9 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     )
     quotas = CallerQuotas(Quotas(process.redis), settings.limits, process.clock, process.ids)
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(measured(process, "api"))
+        name = f"{socket.gethostname()}-{os.getpid()}-{process.ids.claim()}"
+        process = await stack.enter_async_context(traced(process, service="holdfast-api", instance=name))
         http = CallersHttp(network)
         stack.push_async_callback(http.aclose)
         embeddings = EmbeddingClient(process.environment, network)
@@ -103,7 +111,10 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         await stack.enter_async_context(quotas.counting())
         await stack.enter_async_context(_callbacks(process, http).delivering())
         packages = await stack.enter_async_context(_packages(process))
+        await stack.enter_async_context(showing_process(process, quotas))
+        process.metrics.api.watch_readers(lambda: quotas.open_streams)
         services = _services(await _for_callers(process), process, feed, embeddings, quotas, packages)
+        log.info("api_started", version=VERSION)
         yield create_app(services, has_keys=await _is_true(services.access.keys.are_required(), unless_away=True))
 
 
@@ -130,7 +141,7 @@ async def _for_callers(process: ProcessContext) -> ProcessContext:
     is_told = process.settings.row_level_security
     can_bind = is_told and not process.database.is_sqlite
     if can_bind and await _is_true(process.database.passes_policies(), unless_away=False):
-        log.warning("row_level_security_is_void: give Holdfast a role that is no superuser and lacks BYPASSRLS")
+        log.warning("row_level_security_is_void", fix="give Holdfast a role that is no superuser and lacks BYPASSRLS")
     return replace(process, database=process.database.bound_to(project_of_request, policies=is_told))
 
 
@@ -145,6 +156,8 @@ def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
         key=signing_key(process.settings.callback_secret.get_secret_value()),
         intervals=IntervalLock(process.redis),
         places=DeliveryPlaces(process.clock),
+        on_attempt=process.metrics.api.callback_attempted,
+        tracer=process.tracer,
     )
 
 
@@ -195,7 +208,7 @@ def _services(
         listing=listing,
         steps=StepStore(database),
         approvals=approval_store,
-        decisions=ApprovalDecisions(approvals=approval_store, tools=tool_store, approval_service=decisions),
+        decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
         inbox=InboxStore(database),
         threads=AgentThreads(agents=agent_store, conversations=conversation_store),
         sending=AnswerService(submissions=submissions, streaming=streaming, waiter=waiter, messages=message_store),
@@ -205,14 +218,14 @@ def _services(
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(everybodys),
-        tool_presence=ToolPresence(process.redis),
+        operations=operations_service(process, everybodys, queue),
     )
 
 
 def _access(process: ProcessContext) -> Access:
     configured = ConfiguredKeys.parse(process.settings.api_keys.get_secret_value(), process.settings.api_keys_file)
     for warning in configured.warnings():
-        log.warning(warning)
+        log.warning("api_key_may_be_guessed", reason=warning)
     keys = AcceptedKeys(configured, ApiKeyStore(process.database), process.clock)
     return Access(
         keys=keys,

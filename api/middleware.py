@@ -183,7 +183,7 @@ class LettaPaths:
             await self._app(scope, receive, send)
             return
         path = scope["path"].rstrip("/") or "/"
-        scope = {**scope, "path": path}
+        scope["path"] = path  # in place: who stands outside reads the route that was found in this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
         if is_letta and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
             await JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)

@@ -1,8 +1,8 @@
 """Which model an agent or a conversation gets where its request leaves the choice to the server."""
 
-import logging
 from typing import TypeVar
 
+import structlog
 from fastapi import Response
 
 from api.answer_headers import warning_of
@@ -10,7 +10,7 @@ from api.letta.agents import AgentFields
 from api.letta.conversations import ConversationFields
 from api.letta.models import OfferedModels
 
-log = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 Body = TypeVar("Body", bound=AgentFields | ConversationFields)
@@ -25,5 +25,5 @@ def with_served_model(body: Body, models: OfferedModels, response: Response) -> 
         return body
     said = f"the model {asked} is {served} here"
     response.headers.append("Warning", warning_of([said]))
-    log.warning(said)
+    log.warning("model_is_another", asked=asked, served=served)
     return body.model_copy(update={"model": served})

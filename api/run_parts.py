@@ -1,7 +1,9 @@
 """The part of the composition root that makes what runs need: reading, submitting, deciding, cancelling."""
 
 import asyncio
+from functools import partial
 
+from api.approvals import ApprovalDecisions
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
 from api.runs.cancel import RunCanceller
@@ -11,6 +13,7 @@ from api.runs.queued_runs import QueuedRuns
 from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
+from api.runs.submission_traces import SubmissionTraces
 from api.runs.tool_runs import ToolRunService
 from api.runs.waiting import RunWaiter
 from shared.process.context import ProcessContext
@@ -20,6 +23,7 @@ from shared.redis.queue import RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns
 from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.checkpoints import CheckpointStore, EventStore
@@ -37,7 +41,8 @@ def run_reader(
     """Reads logs. `everybodys` is the process with a database that shows all projects."""
     # Silent readers of all projects ask one question together.
     log_ends = LogEnds(RunStore(everybodys.database))
-    return RunReader(runs=runs, events=events, event_log=event_log, feed=feed, log_ends=log_ends)
+    on_gap = everybodys.metrics.api.reader_gaps.inc
+    return RunReader(runs=runs, events=events, event_log=event_log, feed=feed, log_ends=log_ends, on_gap=on_gap)
 
 
 def stream_service(
@@ -98,8 +103,10 @@ def submission_service(
         settlements=canceller.unowned.settlements,
         queue=canceller.queue,
         canceller=canceller,
+        traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
         clock=process.clock,
         ids=process.ids,
+        on_submitted=process.metrics.api.run_submitted,
     )
 
 
@@ -129,6 +136,7 @@ def run_canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed
         clock=process.clock,
         wait_s=process.settings.cancel_wait_s,
         lease_s=process.settings.lease_s,
+        on_cancel=process.metrics.api.cancel_asked,
     )
 
 
@@ -144,6 +152,20 @@ def approval_service(process: ProcessContext, unowned: UnownedRuns, approvals: A
     )
 
 
+def approval_decisions(
+    process: ProcessContext, decisions: ApprovalService, tools: ToolStore, traces: SubmissionTraces
+) -> ApprovalDecisions:
+    """Checks what a person decides, and decides."""
+    return ApprovalDecisions(
+        approvals=decisions.approvals,
+        tools=tools,
+        approval_service=decisions,
+        traces=traces,
+        clock=decisions.clock,
+        on_continued=partial(process.metrics.api.run_submitted, "decision"),
+    )
+
+
 def unowned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
     """Ends runs that no worker has."""
     return UnownedRuns(
@@ -155,4 +177,5 @@ def unowned_runs(process: ProcessContext, run_store: RunStore, event_log: EventL
         queue=queue,
         clock=process.clock,
         ids=process.ids,
+        tracer=process.tracer,
     )

@@ -21,6 +21,18 @@ _SHOWN: Sequence[str] = (
     "form-action 'none'",
     "frame-ancestors 'none'",
 )
+_CONSOLE: Sequence[str] = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' data:",
+    "connect-src 'self'",
+    "font-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+)
+"""The console shows what models and tools wrote. No script but its own files runs there, whatever they wrote."""
 
 
 class SecurityHeaders:
@@ -40,10 +52,17 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Referrer-Policy"] = "no-referrer"
-                headers["Content-Security-Policy"] = "; ".join(_SHOWN) if path in DOCUMENTATION else _NOTHING
+                headers["Content-Security-Policy"] = _policy_of(path)
                 if path.startswith("/v1/"):
                     # Conversations are nobody's business but the caller's: no proxy and no browser keeps them.
                     headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         await self._app(scope, receive, guarded)
+
+
+def _policy_of(path: str) -> str:
+    """What a page at this path may load."""
+    if path in DOCUMENTATION:
+        return "; ".join(_SHOWN)
+    return "; ".join(_CONSOLE) if path == "/console" or path.startswith("/console/") else _NOTHING

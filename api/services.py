@@ -10,6 +10,7 @@ from api.base_tools import BaseToolShelf
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
 from api.letta.models import OfferedModels
+from api.operations import Operations
 from api.runs.cancel import CancelService
 from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
@@ -21,7 +22,6 @@ from shared.clock import Clock
 from shared.domain.ids import IdMaker
 from shared.packages.environments import PackageEnvironments
 from shared.process.settings import Settings
-from shared.redis.tool_presence import ToolPresence
 from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
@@ -82,8 +82,8 @@ class Services:
     cancels: CancelService
     readiness: Callable[[], Awaitable[Mapping[str, bool]]]
     """Which of the services that we need answer, by name."""
-    tool_presence: ToolPresence
-    """What living workers show of themselves."""
+    operations: Operations
+    """What living processes show of themselves, and figures."""
 
     @property
     def input_limits(self) -> InputLimits:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys
 from api.access.agent_reach import AgentReach
@@ -67,6 +68,7 @@ class Authentication:
         request, address = Request(scope), client_address(scope, self._access.proxies)
         try:
             caller = await self._identified(request, address)
+            bind_contextvars(project=caller.project_id, key=caller.key_id)
             with asked_by(self._asker(request, caller, address)):
                 scope.setdefault("state", {})["caller"] = await self._admitted(request, caller)
                 await self._app(scope, receive, send)
@@ -156,6 +158,10 @@ class Authentication:
         )
 
 
+METRICS = "/metrics"
+"""What a scraper asks for. It is no part of the API, and as little for everybody as a list of keys."""
+
+
 class _Refused(HTTPException):
     """The request is not let in."""
 
@@ -178,7 +184,7 @@ class StreamToken:
 
 def needs_key(path: str) -> bool:
     """Whether a request is answered to a caller alone."""
-    return path.startswith("/v1/") and path != "/v1/health"
+    return (path.startswith("/v1/") and path != "/v1/health") or path == METRICS
 
 
 def stream_token_of(scope: Scope) -> StreamToken | None:

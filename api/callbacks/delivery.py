@@ -21,6 +21,7 @@ from api.callbacks.signature import signed_headers
 from api.letta.runs import wire_callback
 from shared.clock import Clock
 from shared.domain.errors import NotFound, Unavailable
+from shared.domain.runs import Run
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, Unreachable
 from shared.process.version import VERSION
@@ -28,6 +29,8 @@ from shared.redis.queue import IntervalLock
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.callbacks import Callback, CallbackStore
 from shared.sql.runs.run_store import RunStore
+from shared.telemetry.run_attributes import of_run
+from shared.telemetry.tracer import Tracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -66,6 +69,9 @@ class CallbackDelivery:
     """Signs what is sent; None: unsigned."""
     intervals: IntervalLock
     places: DeliveryPlaces
+    tracer: Tracer
+    on_attempt: Callable[[str], None] = lambda _: None
+    """Told what came of each attempt: `delivered`, `failed` or `given_up`."""
 
     @asynccontextmanager
     async def delivering(self) -> AsyncGenerator[None]:
@@ -124,6 +130,7 @@ class CallbackDelivery:
             error=attempt.error,
             next_at=None if delay is None else now + delay,
         )
+        self.on_attempt("delivered" if attempt.error is None else "given_up" if delay is None else "failed")
         log.info(
             "callback_attempted",
             run_id=callback.run_id,
@@ -144,8 +151,7 @@ class CallbackDelivery:
             run = await self.runs.look_up(callback.run_id)
             told = wire_callback(run, await self.messages.list_of_run(run))
             body = json.dumps(told, ensure_ascii=False).encode()
-            async with asyncio.timeout(ATTEMPT_S):
-                status_code = await self._post(callback, body)
+            status_code = await self._post(callback, body, run)
         except NotFound:
             return Attempt(error="the run was deleted", final=True)
         except ForbiddenAddress as error:
@@ -159,10 +165,19 @@ class CallbackDelivery:
             return Attempt(status_code)
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
 
-    async def _post(self, callback: Callback, body: bytes) -> int:
-        """The status of the receiver's answer."""
+    async def _post(self, callback: Callback, body: bytes, run: Run) -> int:
+        """The status of the receiver's answer. The receiver is told the run's trace, and may go on with it."""
+        about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": callback.attempts}
         signed = signed_headers(
             self.key, message_id=callback.run_id, timestamp=int(self.clock.now().timestamp()), body=body
         )
         headers = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{VERSION}", **signed}
-        return await self.http.post(callback.url, body, headers)
+        with self.tracer.begin("callback", parent=run.options.traceparent, kind="client", attributes=about) as span:
+            if span.traceparent is not None:
+                headers["traceparent"] = span.traceparent
+            async with asyncio.timeout(ATTEMPT_S):
+                status_code = await self.http.post(callback.url, body, headers)
+            span.set({"http.response.status_code": status_code})
+            if status_code >= 300:
+                span.fail(str(status_code))
+        return status_code

@@ -36,6 +36,8 @@ class FrameOptions(msgspec.Struct, frozen=True):
     status_events: bool = False
     message_types: frozenset[str] | None = None
     """Types of messages to show; None: all."""
+    times: bool = False
+    """Each frame has `at_ms`, the Unix time of its event in ms: the wire's `date` has whole seconds."""
     compaction_messages: bool = False
     """The reader knows the wire's own messages of a compaction."""
 
@@ -58,6 +60,8 @@ class Frames:
         body = self._body(seq, event)
         if body is None or not self._is_wanted(body["message_type"]):
             return None
+        if self._options.times:
+            body["at_ms"] = event.at
         return Frame(seq, body, is_error=isinstance(event, events.Failed))
 
     def ping(self, seq: Seq, now: datetime) -> Frame:

@@ -24,9 +24,10 @@ _LONGEST_INPUT = 500
 _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 
 
-def validation_refusal(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The body of a 422 for these errors of pydantic's. The wire has their list as a text."""
-    body: dict[str, Any] = {"trace_id": "", "detail": repr([_wire_validation_error(one) for one in found])}
+def validation_refusal(found: Sequence[Mapping[str, Any]], *, trace_id: str) -> dict[str, Any]:
+    """The body of a 422 for these errors of pydantic's. The wire has their list as a text. `trace_id` is what the
+    request is found by in our logs."""
+    body: dict[str, Any] = {"trace_id": trace_id, "detail": repr([_wire_validation_error(one) for one in found])}
     prefixes = [match["prefix"] for one in found if (match := _malformed_id(one))]
     if prefixes:
         body["examples"] = [f"{prefix}-123e4567-e89b-42d3-8456-426614174000" for prefix in prefixes]

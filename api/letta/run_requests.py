@@ -1,4 +1,4 @@
-"""What a client asks of a run that is there: to stop, or to be shown again."""
+"""What a client asks of a run that is there: to stop, or to be shown again; and what it thinks of a step."""
 
 from typing import Annotated
 
@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.domain.errors import CancelMode
 from shared.domain.ids import MAX_SEQ
+from shared.domain.runs import Feedback
 
 
 class CancelRequestIn(BaseModel):
@@ -25,9 +26,19 @@ class StreamRequest(BaseModel):
     starting_after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
     include_pings: bool = True
     include_status_events: bool = False
+    include_event_times: Annotated[
+        bool, Field(description="Each frame has `at_ms`, when it was written, in Unix ms. `date` has whole seconds.")
+    ] = False
 
 
 class StreamTokenRequest(BaseModel):
     """The body of a request for a stream's token; all of it may be left out."""
 
     valid_for_s: Annotated[int, Field(ge=1, le=86_400)] = 900
+
+
+class FeedbackRequest(BaseModel):
+    """What a person thinks of a step. What is left out stays as it is; null, or an empty list, takes it back."""
+
+    feedback: Feedback | None = None
+    tags: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=100)] | None = None

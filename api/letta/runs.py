@@ -7,6 +7,7 @@ from typing import Any
 from api.letta.envelope import wire_time
 from api.letta.frames import error_fields, usage_fields
 from api.letta.messages import NOT_ANSWERS, wire_messages
+from api.letta.run_metrics import duration_ns, ns_between
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Message
@@ -53,7 +54,7 @@ def wire_run(run: Run) -> dict[str, Any]:
         "callback_sent_at": _without_zone(run.callback_sent_at),
         "callback_status_code": run.callback_status_code,
         "callback_error": run.callback_error,
-        "ttft_ns": None,
+        "ttft_ns": ns_between(run.created_at, run.first_token_at),
         "total_duration_ns": duration_ns(run),
     }
 
@@ -113,29 +114,6 @@ def wire_receipt(run: Run) -> dict[str, Any]:
     }
 
 
-def duration_ns(run: Run) -> int | None:
-    """How long the run took from its submission, in nanoseconds; None while it has not ended."""
-    if run.completed_at is None:
-        return None
-    return int((run.completed_at - run.created_at).total_seconds() * 1e9)
-
-
-def wire_metrics(run: Run, tools_used: list[str]) -> dict[str, Any]:
-    """Counts and times of a run."""
-    return {
-        "id": run.id,
-        "organization_id": None,
-        "agent_id": run.agent_id,
-        "project_id": run.project_id,
-        "run_start_ns": int(run.created_at.timestamp() * 1e9),
-        "run_ns": duration_ns(run),
-        "num_steps": run.step_count,
-        "tools_used": tools_used or None,
-        "template_id": None,
-        "base_template_id": None,
-    }
-
-
 def wire_step(step: Step) -> dict[str, Any]:
     """A step."""
     usage = step.usage
@@ -166,12 +144,12 @@ def wire_step(step: Step) -> dict[str, Any]:
             "cache_creation_tokens": usage.cache_write_tokens,
         },
         "stop_reason": step.stop_reason,
-        "tags": [],
+        "tags": step.tags,
         "tid": None,
         "trace_id": None,
         "request_id": None,
         "messages": [],
-        "feedback": None,
+        "feedback": step.feedback,
         "project_id": None,
         "error_type": step.error.error_type if step.error else None,
         "error_data": _error_object(RunId(step.run_id), step.error),
@@ -180,7 +158,15 @@ def wire_step(step: Step) -> dict[str, Any]:
 
 
 def _metadata(run: Run) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"run_type": run.options.run_type}
+    metadata: dict[str, Any] = {
+        "run_type": run.options.run_type,
+        "started_at": wire_time(run.started_at),
+        "queue_wait_ms": _ms(ns_between(run.created_at, run.started_at)),
+        "first_token_ms": _ms(ns_between(run.created_at, run.first_token_at)),
+        "step_count": run.step_count,
+        "prompt_tokens": run.usage.prompt_tokens,
+        "completion_tokens": run.usage.completion_tokens,
+    }
     if run.options.tool_name is not None:
         metadata["tool_name"] = run.options.tool_name
     if run.error is not None:
@@ -195,6 +181,8 @@ def _metadata(run: Run) -> dict[str, Any]:
         metadata["waiting"] = {"for": "budget", "until": wire_time(run.waits_until)}
     if run.pruned_at is not None:
         metadata["pruned_at"] = wire_time(run.pruned_at)
+    if run.trace_id is not None:
+        metadata["trace_id"] = run.trace_id
     return metadata
 
 
@@ -210,6 +198,10 @@ def _cancel(request: CancelRequest) -> dict[str, Any]:
 
 def _error_object(run_id: RunId, error: RunError | None) -> dict[str, Any] | None:
     return None if error is None else error_fields(run_id, error.error_type, error.message, error.detail)
+
+
+def _ms(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6
 
 
 def _without_zone(moment: datetime | None) -> str | None:

@@ -68,8 +68,8 @@ async def show_status(services: ServicesDep) -> dict[str, Any]:
     """What this deployment is and whether it works: its version, the services that it needs, and the walls that the
     living workers put around tools. `sandbox` is the weakest of them, `javascript` whether any of them runs tools in
     JavaScript; null when no worker has shown it."""
-    answers, sandboxes = await services.readiness(), await services.tool_presence.sandboxes()
-    return wire_status(VERSION, answers, sandboxes, await services.tool_presence.runs_javascript())
+    shown = services.operations.tool_presence
+    return wire_status(VERSION, await services.readiness(), await shown.sandboxes(), await shown.runs_javascript())
 
 
 @router.get("/audit")

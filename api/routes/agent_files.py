@@ -1,11 +1,11 @@
 """Agent files: an agent leaves as one, and agents come from one."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
+import structlog
 from fastapi import APIRouter, Form, Header, Response, UploadFile
 from pydantic import BaseModel, ConfigDict
 
@@ -25,7 +25,7 @@ from shared.process.version import VERSION
 from shared.sql.definitions.agents import AgentDetails
 
 router = APIRouter(prefix="/v1/agents", tags=["agents"])
-log = logging.getLogger(__name__)
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class ExportRequest(BaseModel):
@@ -121,7 +121,7 @@ async def import_agents(
     if notes:
         response.headers["Warning"] = warning_of(notes)
         made = ", ".join(one.agent.id for one in brought.agents)
-        log.warning("agent file imported as %s, with %d notes in the answer's Warning header", made, len(notes))
+        log.warning("agent_file_imported_with_notes", agents=made, notes=len(notes))
     return {"agent_ids": [one.agent.id for one in brought.agents]}
 
 

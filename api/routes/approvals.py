@@ -2,29 +2,52 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Depends, Path
 
-from api.dependencies import HundredOldestFirst, OptionalAgentIdQuery, ProjectDep, ServicesDep
+from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, ServicesDep
 from api.letta.approvals import DecisionIn, wire_approval, wire_decided
+from api.runs.threads import DEFAULT
+from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId
+from shared.sql.paging import Page
 
 router = APIRouter(prefix="/v1/approvals", tags=["approvals"])
 
 ApprovalIdPath = Annotated[ApprovalId, Path(pattern=f"^approval-{UUID4_PATTERN}$")]
 
 
+def _page(
+    decided: bool = False,
+    limit: Limit = 100,
+    after: str | None = None,
+    before: str | None = None,
+    order: Order | None = None,
+    ascending: bool | None = None,
+) -> Page:
+    """What waits longest comes first, and what was decided last, unless `order` or `ascending` says otherwise."""
+    upwards = (order == "asc" if order else not decided) if ascending is None else ascending
+    return Page(limit=limit, after=after or None, before=before or None, ascending=upwards)
+
+
 @router.get("")
 async def list_approvals(
     services: ServicesDep,
     project_id: ProjectDep,
-    page: HundredOldestFirst,
+    page: Annotated[Page, Depends(_page)],
+    decided: bool = False,
     agent_id: OptionalAgentIdQuery = None,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The tool calls that wait for a person or for the client, oldest first."""
-    thread_id = None if conversation_id is None else ThreadId(conversation_id)
-    waiting = await services.approvals.waiting(project_id, page, agent_id=agent_id, thread_id=thread_id)
-    return [wire_approval(approval) for approval in waiting]
+    """The tool calls that wait for a person or for the client, oldest first; with `decided`, those that were decided,
+    the newest decision first. `conversation_id=default` means the own history of the agent that is named. Cursors are
+    ids of approvals."""
+    if conversation_id == DEFAULT and agent_id is None:
+        raise InvalidRequest("agent_id is missing: conversation_id 'default' is the own history of the agent named")
+    named = agent_id if conversation_id == DEFAULT else conversation_id
+    thread_id = None if named is None else ThreadId(named)
+    find = services.approvals.decided if decided else services.approvals.waiting
+    found = await find(project_id, page, agent_id=agent_id, thread_id=thread_id)
+    return [wire_approval(approval) for approval in found]
 
 
 @router.get("/{approval_id}")

@@ -3,10 +3,11 @@
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from api.dependencies import ServicesDep
 from shared.process.version import VERSION
+from shared.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])
 
@@ -22,6 +23,7 @@ async def index(request: Request) -> dict[str, str]:
     return {
         "name": "Holdfast",
         "version": VERSION,
+        "console": "/console",
         "paths": "/docs" if app.openapi_url else "docs/api.md; HOLDFAST_DOCS=on serves them at /docs",
         "health": "/v1/health",
         "readiness": "/readyz",
@@ -33,6 +35,12 @@ async def index(request: Request) -> dict[str, str]:
 async def health() -> dict[str, str]:
     """Letta's health check: the process answers. Clients read in `version` which API they can expect."""
     return {"version": LETTA_VERSION, "status": "ok", "holdfast_version": VERSION}
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(services: ServicesDep) -> Response:
+    """What this process counts and measures, for Prometheus. Needs the scope admin where keys are needed."""
+    return Response(await services.operations.deployment_figures.exposition(), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthz")
@@ -50,7 +58,7 @@ async def ready(services: ServicesDep) -> JSONResponse:
     body: dict[str, Any] = {
         "status": "ready" if is_ready else "not ready",
         "services": dict(answers),
-        "sandbox": await services.tool_presence.weakest_sandbox(),
-        "javascript": await services.tool_presence.runs_javascript(),
+        "sandbox": await services.operations.tool_presence.weakest_sandbox(),
+        "javascript": await services.operations.tool_presence.runs_javascript(),
     }
     return JSONResponse(body, 200 if is_ready else 503)

@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.access.stream_tokens import end_of_token
+from api.answer_headers import warn_if_pruned
 from api.dependencies import (
     CallerDep,
     HundredNewestFirst,
     HundredOldestFirst,
+    Moment,
     ProjectDep,
     RunIdPath,
     ServicesDep,
@@ -18,9 +20,11 @@ from api.dependencies import (
 )
 from api.letta.envelope import wire_time
 from api.letta.message_input import InjectRequest, user_messages
+from api.letta.run_metrics import wire_run_metrics
 from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
-from api.letta.runs import WIRE_STATUSES, wire_metrics, wire_run, wire_step, wire_usage
+from api.letta.runs import WIRE_STATUSES, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
+from api.letta.traces import wire_trace
 from api.message_answers import message_answers
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
@@ -30,6 +34,7 @@ from shared.domain.messages import ToolReturns
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
+from shared.sql.runs.steps import StepFilter
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -43,6 +48,8 @@ def _run_filter(
     background: bool | None = None,
     stop_reason: StopReason | None = None,
     conversation_id: str | None = None,
+    created_after: Moment | None = None,
+    created_before: Moment | None = None,
     active: bool = False,
 ) -> RunFilter:
     wanted = [*(agent_ids or []), *([agent_id] if agent_id else [])]
@@ -55,6 +62,8 @@ def _run_filter(
         background=background,
         stop_reason=stop_reason,
         conversation_id=None if conversation_id is None else ConversationId(conversation_id),
+        created_after=created_after,
+        created_before=created_before,
     )
 
 
@@ -65,7 +74,8 @@ async def list_runs(
     page: HundredNewestFirst,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
-    """The project's runs. A page begins behind the run `after`, in the order asked for."""
+    """The project's runs. A page begins behind the run `after`, in the order asked for. `created_after` and
+    `created_before` are times, both excluded."""
     return [wire_run(run) for run in await services.listing.page(project_id, wanted, page)]
 
 
@@ -112,11 +122,12 @@ async def list_run_messages(
 
 @router.get("/{run_id}/steps")
 async def list_run_steps(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredNewestFirst
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredNewestFirst, response: Response
 ) -> list[dict[str, Any]]:
-    """The run's steps."""
-    await services.runs.get(project_id, run_id)
-    return [wire_step(step) for step in await services.steps.list(project_id, page, run_id=run_id)]
+    """The run's steps. Of a pruned run there are none, and a `Warning` header says so."""
+    run = await services.runs.get(project_id, run_id)
+    warn_if_pruned(response, run)
+    return [wire_step(step) for step in await services.steps.list(project_id, page, StepFilter(run_id=run_id))]
 
 
 @router.get("/{run_id}/usage")
@@ -127,14 +138,34 @@ async def retrieve_run_usage(run_id: RunIdPath, services: ServicesDep, project_i
 
 
 @router.get("/{run_id}/metrics")
-async def retrieve_run_metrics(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
-    """How long the run took, and which tools it called."""
+async def retrieve_run_metrics(
+    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, response: Response
+) -> dict[str, Any]:
+    """How long the run took, part by part, and which tools it called. Of a pruned run the times of its steps are gone,
+    and a `Warning` header says so."""
     run = await services.runs.get(project_id, run_id)
+    warn_if_pruned(response, run)
     messages = await services.messages.list_of_run(run)
     returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
     called = {one.tool_name for some in returns for one in some}
     called |= {run.options.tool_name} if run.options.tool_name else set()
-    return wire_metrics(run, sorted(called))
+    steps, approvals = await services.steps.of_run(run), await services.approvals.of_run(run)
+    return wire_run_metrics(run, sorted(called), steps, approvals)
+
+
+@router.get("/{run_id}/trace")
+async def retrieve_run_trace(
+    run_id: RunIdPath,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    response: Response,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> list[dict[str, Any]]:
+    """The run as spans, in the order in which they began: itself, its steps, its calls of models and tools. Of a pruned
+    run only the first ones are left, and a `Warning` header says so."""
+    run = await services.runs.get(project_id, run_id)
+    warn_if_pruned(response, run)
+    return wire_trace(run, await services.steps.of_run(run), limit)
 
 
 @router.post("/{run_id}/stream", response_model=None)
@@ -150,7 +181,9 @@ async def stream_run(
     `starting_after`."""
     request = request or StreamRequest()
     run = await services.runs.get(project_id, run_id)
-    return services.streaming.resume(run, request, last_event_id, status_events=status_events)
+    stream = services.streaming.resume(run, request, last_event_id, status_events=status_events)
+    warn_if_pruned(stream, run)
+    return stream
 
 
 @router.get("/{run_id}/stream", response_model=None)
@@ -167,7 +200,9 @@ async def stream_run_for_browsers(
         return Response(status_code=204)
     # An EventSource that comes back asks for the same address again, and its header says how far it has come.
     request = StreamRequest(starting_after=None if last_event_id else starting_after)
-    return services.streaming.resume(run, request, last_event_id, status_events=False)
+    stream = services.streaming.resume(run, request, last_event_id, status_events=False)
+    warn_if_pruned(stream, run)
+    return stream
 
 
 @router.post("/{run_id}/stream-token")

@@ -82,7 +82,7 @@ async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: Proje
 
 async def _refuse_without_node(services: ServicesDep, tool: Tool) -> None:
     """Where workers live and none of them could run the tool. Where none lives, some may come."""
-    if tool.source_type == TYPESCRIPT and await services.tool_presence.runs_javascript() is False:
+    if tool.source_type == TYPESCRIPT and await services.operations.tool_presence.runs_javascript() is False:
         raise InvalidRequest(
             f"the tool {tool.name!r} is written in TypeScript, and no worker has Node.js: install it beside a worker, "
             "or write the tool in Python"

@@ -1,7 +1,7 @@
 """Cancels of runs: recorded first, announced second, and answered with what is true."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -45,6 +45,8 @@ class RunCanceller:
     wait_s: float
     lease_s: float
     """Seconds of a lease. A worker renews three times in it, and takes a lease again that Redis forgot."""
+    on_cancel: Callable[[RunStatus], None] = lambda _: None
+    """Told of each cancel, with the run's status then."""
 
     async def cancel(
         self,
@@ -65,6 +67,7 @@ class RunCanceller:
         record = self.runs.request_cancel
         async with self.feed.subscribe(run.id) as subscription:
             run = await retry_while_unavailable(lambda _: record(run, request), for_s=PATIENCE_S, clock=self.clock)
+            self.on_cancel(run.status)
             try:
                 return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
             except Unavailable as error:

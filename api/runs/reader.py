@@ -2,7 +2,7 @@
 has."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,6 +88,8 @@ class RunReader:
     event_log: EventLog
     feed: EventFeed
     log_ends: LogEnds
+    on_gap: Callable[[], None] = lambda: None
+    """Told when a reader is shown that a part of a log is gone."""
 
     async def follow(self, run: Run, after: Seq, *, quiet_s: float) -> AsyncGenerator[Entries]:
         """Batches of entries after a cursor, up to the end of the log. An empty batch: nothing came for `quiet_s`.
@@ -116,7 +118,7 @@ class RunReader:
             except Unavailable:
                 await asyncio.sleep(AWAY_S)
                 continue
-            entries = _next_of(last, stored or [entry for entry in _end_of(run) if entry[0] > last])
+            entries = self._next_of(last, stored or [entry for entry in _end_of(run) if entry[0] > last])
             yield entries
             last = entries[-1][0]
 
@@ -159,13 +161,13 @@ class RunReader:
     async def _read(self, run: Run, subscription: Subscription, last: Seq, *, is_stored: bool) -> Entries:
         stored = await self._stored_page(run.id, last) if is_stored else []
         if stored:
-            return _next_of(last, stored)
+            return self._next_of(last, stored)
         entries = await subscription.read(self.event_log, last)
         known = unbroken(last, entries)
         if len(known) < len(entries):
             # Redis no longer has what is in between. The reader gets that from SQL, and then these entries again.
             subscription.fall_behind()
-            return known or _next_of(last, await self._stored_page(run.id, last) or entries)
+            return known or self._next_of(last, await self._stored_page(run.id, last) or entries)
         return known
 
     async def _stored_page(self, run_id: RunId, last: Seq) -> Entries:
@@ -181,15 +183,15 @@ class RunReader:
         except Unavailable:
             return None
 
-
-def _next_of(last: Seq, entries: Entries) -> Entries:
-    """The entries that follow `last`. One entry (`gap`) stands for all that no store has any more."""
-    known = unbroken(last, entries)
-    if known:
-        return known
-    first, entry = entries[0]
-    gap = Gap(at=decode(entry).at, first_missing=Seq(last + 1))
-    return [(Seq(first - 1), encode(gap)), *unbroken(Seq(first - 1), entries)]
+    def _next_of(self, last: Seq, entries: Entries) -> Entries:
+        """The entries that follow `last`. One entry (`gap`) stands for all that no store has any more."""
+        known = unbroken(last, entries)
+        if known:
+            return known
+        self.on_gap()
+        first, entry = entries[0]
+        gap = Gap(at=decode(entry).at, first_missing=Seq(last + 1))
+        return [(Seq(first - 1), encode(gap)), *unbroken(Seq(first - 1), entries)]
 
 
 def _end_of(run: Run) -> Entries:

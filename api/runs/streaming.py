@@ -80,6 +80,7 @@ class StreamService:
             pings=request.include_pings,
             status_events=status_events or request.include_status_events,
             message_types=None if wanted is None else frozenset(wanted),
+            times=request.include_event_times,
             compaction_messages=run.options.compaction_messages,
         )
         return self.stream(run, _cursor(request.starting_after, last_event_id), options)

@@ -19,6 +19,7 @@ from api.letta.message_input import (
 from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.runs.cancel import RunCanceller
 from api.runs.queued_runs import QueuedRuns
+from api.runs.submission_traces import SubmissionTraces
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions
@@ -97,8 +98,11 @@ class SubmissionService:
     input_limits: InputLimits
     canceller: RunCanceller
     decisions: ApprovalService
+    traces: SubmissionTraces
     clock: Clock
     ids: IdMaker
+    on_submitted: Callable[[str], None] = lambda _: None
+    """Told what kind of run was submitted: `message`, `decision`, `compaction` or `tool`."""
 
     async def submit(self, submission: Submission) -> Run:
         """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
@@ -125,17 +129,21 @@ class SubmissionService:
         refuse_if_busy: bool = False,
     ) -> Run:
         """Stores a run with its input and dispatches it. Raises `PendingApproval`, `Busy` or `LimitReached`."""
-        try:
-            await self.queued_runs.take_place(run.project_id)
-        except LimitReached:
-            # What was submitted before is found again, however long the queue is.
-            if await self.runs.of_keys(run.project_id, run.keys_thread_id, keys) is None:
-                raise
-        submit = self.runs.submit
-        submitted = await self._persist(
-            lambda again: submit(run, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again)
-        )
-        await self.queue.dispatch_stored(submitted.run)
+        with self.traces.submitting(run) as (traced, span):
+            try:
+                await self.queued_runs.take_place(run.project_id)
+            except LimitReached:
+                # What was submitted before is found again, however long the queue is.
+                if await self.runs.of_keys(run.project_id, run.keys_thread_id, keys) is None:
+                    raise
+            submit = self.runs.submit
+            submitted = await self._persist(
+                lambda again: submit(traced, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again)
+            )
+            span.set({"holdfast.run.id": submitted.run.id, "holdfast.sent_again": submitted.run.id != run.id})
+            if submitted.is_new:
+                self.on_submitted(_kind_of(submitted.run))
+            await self.queue.dispatch_stored(submitted.run)
         return submitted.run
 
     async def submit_or_fail(self, submission: Submission) -> Run:
@@ -147,9 +155,10 @@ class SubmissionService:
             shown = RunError("internal_error", "An error occurred during agent execution.", error.message)
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
             given = user_messages(submission.request.given_messages(), self.ids, now)
-            run, refused = self._run(submission), Settlement(end=end, now=now)
-            store_refused = self.settlements.store_refused
-            return await self._persist(lambda again: store_refused(run, given, refused, again=again))
+            refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused
+            with self.traces.submitting(self._run(submission)) as (run, span):
+                span.fail(type(error).__name__)
+                return await self._persist(lambda again: store_refused(run, given, refused, again=again))
 
     async def _submit_messages(self, submission: Submission, given: Sequence[MessageIn], keys: SubmissionKeys) -> Run:
         messages = user_messages(list(given), self.ids, self.clock.now())
@@ -180,6 +189,9 @@ class SubmissionService:
             # A client that was cut off sends its decision again. The tools have run, so the model is asked to go on.
             alive = NewMessage(id=self.ids.message(), created_at=now, body=UserMessage(content=KEEP_ALIVE))
             return await self.submit_run(run, [alive, *said], keys)
+        if submitted.is_new:
+            self.on_submitted("decision")
+        self.traces.decided(submitted.run, now)
         return submitted.run
 
     async def _make_room(
@@ -253,3 +265,9 @@ class SubmissionService:
             callback_url=request.callback_url,
             created_at=self.clock.now(),
         )
+
+
+def _kind_of(run: Run) -> str:
+    if run.answers_messages:
+        return "message"
+    return "tool" if run.options.compaction is None else "compaction"

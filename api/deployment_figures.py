@@ -1,0 +1,70 @@
+"""What a scrape says of the whole deployment: its runs by status, its queue, its callbacks.
+
+Every API process says the same of it; a sum over processes would count it more than once. SQL and Redis are asked when
+somebody scrapes, and seldom: a scrape every second costs them no more than one every `KEPT_S`. One that does not answer
+in time is left out, and never holds a scrape up.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shared.clock import Clock
+from shared.domain.errors import Unavailable
+from shared.redis.queue import RunQueue
+from shared.sql.runs.figures import RunFigureStore
+from shared.telemetry.api_metrics import DeploymentState
+from shared.telemetry.metrics import Metrics
+
+KEPT_S = 5.0
+"""Seconds for which figures are shown again."""
+
+ASK_S = 2.0
+"""Seconds that SQL and Redis have to answer. Prometheus waits for ten."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(kw_only=True)
+class DeploymentFigures:
+    """Keeps the figures of the deployment, and gives the process's metrics with them."""
+
+    metrics: Metrics
+    figures: RunFigureStore
+    """Of a database that shows all projects."""
+    queue: RunQueue
+    clock: Clock
+    _asked_at: float = -math.inf
+    _one_asks: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def exposition(self) -> bytes:
+        """All metrics of this process in Prometheus' text format, with figures of the deployment that are `KEPT_S` old
+        at most."""
+        async with self._one_asks:
+            if self.clock.monotonic() - self._asked_at >= KEPT_S:
+                self.metrics.api.deployment = await self._ask()
+                self._asked_at = self.clock.monotonic()
+        # Up to twenty milliseconds of computing, which no token has to wait for.
+        return await asyncio.to_thread(self.metrics.exposition)
+
+    async def _ask(self) -> DeploymentState:
+        async with asyncio.TaskGroup() as group:
+            counting = group.create_task(_in_time(self.figures.of_deployment), name="count the runs")
+            looking = group.create_task(_in_time(self.queue.state), name="look at the queue")
+        counts, queue = counting.result(), looking.result()
+        return DeploymentState(
+            runs=None if counts is None else dict(counts.runs),
+            callbacks_waiting=None if counts is None else counts.callbacks_waiting,
+            queue_waiting=None if queue is None else queue.waiting,
+            oldest_wait_s=None if queue is None else queue.oldest_wait_s or 0.0,
+        )
+
+
+async def _in_time(ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
+    try:
+        async with asyncio.timeout(ASK_S):
+            return await ask()
+    except (Unavailable, TimeoutError):
+        return None

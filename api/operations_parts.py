@@ -1,0 +1,55 @@
+"""The part of the composition root that makes what operators look at: this process, shown to the others, and the
+deployment."""
+
+import os
+import socket
+from contextlib import AbstractAsyncContextManager
+from secrets import token_hex
+
+from api.caller_quotas import CallerQuotas
+from api.deployment_figures import DeploymentFigures
+from api.operations import Operations
+from shared.domain.operations import ApiState
+from shared.process.context import ProcessContext
+from shared.process.version import VERSION
+from shared.redis.process_presence import ProcessPresence
+from shared.redis.queue import RunQueue
+from shared.redis.tool_presence import ToolPresence
+from shared.sql.runs.callbacks import CallbackStore
+from shared.sql.runs.figures import RunFigureStore
+
+
+def operations_service(process: ProcessContext, everybodys: ProcessContext, queue: RunQueue) -> Operations:
+    """Looks at the deployment, and at the rows of a caller's project. `everybodys` is the process with a database that
+    shows all projects."""
+    return Operations(
+        database=process.database,
+        redis=process.redis,
+        redis_is_embedded=process.is_embedded,
+        presence=ProcessPresence(process.redis),
+        tool_presence=ToolPresence(process.redis),
+        queue=queue,
+        figures=RunFigureStore(process.database),
+        callbacks=CallbackStore(process.database),
+        clock=process.clock,
+        deployment_figures=DeploymentFigures(
+            metrics=process.metrics, figures=RunFigureStore(everybodys.database), queue=queue, clock=process.clock
+        ),
+    )
+
+
+def showing_process(process: ProcessContext, quotas: CallerQuotas) -> AbstractAsyncContextManager[None]:
+    """Shows this process to who looks at the deployment, for as long as the block lasts."""
+    name = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+    started_at = process.clock.now()
+
+    def state() -> ApiState:
+        return ApiState(
+            name=name,
+            version=VERSION,
+            started_at=started_at,
+            seen_at=process.clock.now(),
+            readers=quotas.open_streams,
+        )
+
+    return ProcessPresence(process.redis).showing(state)

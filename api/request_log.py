@@ -1,0 +1,135 @@
+"""The id by which a request is found, and the access log: one line per request, when its answer has ended.
+
+The id is bound to every line that is logged on the way, and is on every answer. The line has the route as it is
+declared, never the path or the query as they were sent: those may hold what users wrote, or a token.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import MutableHeaders
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars, clear_contextvars, get_contextvars
+
+from api.access.client_address import Network, client_address
+from shared.clock import Clock
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+HEADER = "X-Request-Id"
+_HEADER = HEADER.lower().encode()
+
+_SANE = re.compile(r"[\x21-\x7e]{1,128}")
+"""An id of a caller's that is taken over: as long as the ids of proxies and of traces, and nothing that breaks a
+line."""
+
+_OURS = re.compile(r"[a-z]+-[0-9a-f-]{36}")
+"""What a parameter of a path looks like that is an id, and not a text."""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+PROBES = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
+"""Asked every few seconds by machines: their lines are for DEBUG while all is well."""
+
+
+@dataclass(slots=True)
+class StreamFigures:
+    """What was sent of a stream, and why it ended. Kept in the request's state under `KEY`."""
+
+    frames: int = 0
+    end: str = "client_left"
+
+    KEY = "stream_figures"
+
+
+def request_id() -> str:
+    """The id of the request that the present task answers; empty outside of one."""
+    return str(get_contextvars().get("request_id", ""))
+
+
+class RequestLog:
+    """Gives each request its id, and logs it. `is_on`: whether there is an access log. `proxies` are believed what they
+    say about addresses."""
+
+    def __init__(
+        self, app: ASGIApp, *, clock: Clock, proxies: Sequence[Network], routes: Sequence[BaseRoute], is_on: bool
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._proxies = proxies
+        self._nouns = frozenset(_noun(getattr(route, "path", "")) for route in routes)
+        self._is_on = is_on
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked_at = self._clock.monotonic()
+        said, status = _id_of(scope), 500
+        # The rest of the product finds one id, whoever made it.
+        scope["headers"] = [*((name, value) for name, value in scope["headers"] if name != _HEADER), (_HEADER, said)]
+        # Never taken back: what fails is logged outside of here, too, and each request is a task of its own.
+        clear_contextvars()
+        bind_contextvars(request_id=said.decode())
+        method, path = scope["method"], scope["path"]
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = said.decode()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, named)
+        finally:
+            if self._is_on:
+                self._log(scope, method, path, status, self._clock.monotonic() - asked_at)
+
+    def _log(self, scope: Scope, method: str, path: str, status: int, seconds: float) -> None:
+        log_as = log.debug if path in PROBES and status < 400 else log.info
+        log_as(
+            "request_answered",
+            method=method if method in _METHODS else "other",
+            route=self._route(scope, path),
+            status=status,
+            duration_ms=round(seconds * 1000, 1),
+            client=client_address(scope, self._proxies),
+            **dict(_ids(scope)),
+            **_figures(scope),
+        )
+
+    def _route(self, scope: Scope, path: str) -> str:
+        """The declared path; of a request that no route saw, the noun of one."""
+        found = getattr(scope.get("route"), "path", None)
+        if found is not None:
+            return str(found)
+        noun = _noun(path)
+        return f"{noun}/…" if noun in self._nouns else "unknown"
+
+
+def _id_of(scope: Scope) -> bytes:
+    given = dict(scope["headers"]).get(_HEADER, b"").decode("latin-1")
+    return (given if _SANE.fullmatch(given) else f"req-{uuid4()}").encode()
+
+
+def _noun(path: str) -> str:
+    """`/v1/agents` of everything below it."""
+    parts = path.split("/", 3)
+    return "/".join(parts[:3] if parts[1:2] == ["v1"] else parts[:2])
+
+
+def _ids(scope: Scope) -> Iterator[tuple[str, str]]:
+    parameters: dict[str, Any] = scope.get("path_params", {})
+    for name, value in parameters.items():
+        if name.endswith("_id") and isinstance(value, str) and _OURS.fullmatch(value):
+            yield name, value
+
+
+def _figures(scope: Scope) -> dict[str, Any]:
+    figures = scope.get("state", {}).get(StreamFigures.KEY)
+    return {"frames": figures.frames, "stream_end": figures.end} if isinstance(figures, StreamFigures) else {}
