@@ -7,8 +7,9 @@ COPY holdfast holdfast
 COPY shared shared
 COPY worker worker
 COPY api api
+COPY cli cli
 RUN /opt/holdfast/bin/pip install --no-cache-dir --disable-pip-version-check \
-    -c constraints.txt '.[anthropic,google,packages,postgres]'
+    -c constraints.txt '.[anthropic,google,otel,packages,postgres]'
 
 FROM python:3.13-slim
 # bubblewrap is for tier 1 of the walls around tools. A container as it comes has tier 2, which does not need it.
@@ -22,7 +23,7 @@ ENV PATH=/opt/holdfast/bin:$PATH PYTHONUNBUFFERED=1 HOLDFAST_LOG_JSON=true
 USER holdfast
 WORKDIR /home/holdfast
 EXPOSE 8283
-# An API answers on its port. Workers and migrations have none: they live while their process does.
+# An API answers on its port. A worker has one where HOLDFAST_WORKER_PORT says so, which is its orchestrator's to ask.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-c", "\
 import urllib.request; \
 command = open('/proc/1/cmdline', 'rb').read().split(b'\\0'); \
