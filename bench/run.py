@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.deployments import Deployment, embedded, machine, model, services
 from bench.measurements import SECTIONS, Row
+from bench.progress import progress_bar
 
 EMBEDDED, SERVICES = "embedded", "services"
 TITLES = {EMBEDDED: "`holdfast dev` (embedded)", SERVICES: "`holdfast api` + `worker` (Redis, Postgres)"}
@@ -56,12 +57,14 @@ def start(
 async def measure_one(name: str, starting: AbstractAsyncContextManager[Deployment], sections: list[str]) -> list[Row]:
     """Every section on one deployment."""
     rows: list[Row] = []
-    async with starting as deployment:
-        for section in sections:
-            began = time.monotonic()
-            say(f"{name}: {section} …")
-            rows += await SECTIONS[section](deployment)
-            say(f"{name}: {section} took {time.monotonic() - began:.0f} s")
+    with progress_bar(name, len(sections)) as progress:
+        async with starting as deployment:
+            for done, section in enumerate(sections, 1):
+                began = time.monotonic()
+                say(f"{name}: {section} …")
+                rows += await SECTIONS[section](deployment)
+                say(f"{name}: {section} took {time.monotonic() - began:.0f} s")
+                progress(done)
     return rows
 
 

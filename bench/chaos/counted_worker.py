@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import Any
 
-from api.cli import main
 from bench.chaos.tools import STARTS, birth_of, write_start
+from cli.main import main
 from tests.kit.commands import execute
 from worker.tools import walled_sandbox, zygote
 from worker.tools.walled_sandbox import WalledProcess

@@ -23,6 +23,9 @@ from tests.kit.commands import ROOT, Launch, execute
 COMMIT = "0c674cc"
 """The last one in which the numbers of a log were reserved."""
 
+PROGRAM = "from api.cli import main; main()"
+"""Its commands had another home than ours."""
+
 STAYS_S = 8.0
 """How long the earlier release is alone."""
 
@@ -44,7 +47,7 @@ def launch_of_earlier(directory: Path) -> Launch | None:
         return None
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(directory, filter="data")
-    return partial(execute, directory=directory)
+    return partial(execute, program=PROGRAM, directory=directory)
 
 
 async def upgrade(deployment: Deployment, ledger: Ledger) -> None:

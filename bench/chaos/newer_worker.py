@@ -3,8 +3,8 @@ not know. It takes runs over from them and they from it, as during an upgrade.""
 
 from typing import Any
 
-from api.cli import main
 from bench.chaos.counted_worker import count_starts
+from cli.main import main
 from shared.domain.log_writer import LogWriter
 from worker.run import publisher
 

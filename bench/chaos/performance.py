@@ -44,6 +44,7 @@ from bench.chaos.submitting import Submitting
 from bench.chaos.tool_checks import check_counts, check_tools
 from bench.chaos.tools import STARTS, StartLog, kill_left_over
 from bench.chaos.witness import Witness
+from bench.progress import progress_bar
 from shared.concurrency import background
 from shared.domain.lifecycle import TERMINAL
 from tests.kit.product.callback_receiver import CallbackReceiver
@@ -206,8 +207,11 @@ class Performance:
         )
 
     async def _say_how_it_goes(self, crowds: list[Crowd]) -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_S)
-            ledger = self.ledger
-            alive = sum(crowd.alive for crowd in crowds)
-            say(f"{alive} stories, {len(ledger.runs)} runs accepted, {len(ledger.violations)} violations")
+        began = asyncio.get_running_loop().time()
+        with progress_bar("things break", self.minutes * 60) as progress:
+            while True:
+                await asyncio.sleep(PROGRESS_S)
+                progress(asyncio.get_running_loop().time() - began)
+                ledger = self.ledger
+                alive = sum(crowd.alive for crowd in crowds)
+                say(f"{alive} stories, {len(ledger.runs)} runs accepted, {len(ledger.violations)} violations")
