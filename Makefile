@@ -6,9 +6,10 @@ STAMP := $(VENV)/.installed
 # Most tests wait for processes and servers more than they compute.
 TEST_PROCESSES ?= 5
 FAST_TESTS := tests/architecture tests/unit tests/contract
+CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
 
-.PHONY: help dev test test-fast lint check check-fast format bench chaos fuzz long-conversation clean
+.PHONY: help dev test test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,7 +27,7 @@ lint: $(STAMP) ## Run the linter, the format check, the dead-code check and the 
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/vulture
-	@$(BIN)/vulture api shared worker bench tests
+	@$(BIN)/vulture api cli shared worker bench tests
 	@$(BIN)/pyright
 
 check-fast: $(STAMP) ## Run the linters beside the fast tests, in two minutes: what to run while you work
@@ -37,6 +38,16 @@ check: lint test ## Run all that a change must pass
 format: $(STAMP) ## Sort imports and format the code
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
+
+console-types: $(CONSOLE_TYPES)/.installed ## Check the types of the console's JavaScript
+	@$(CONSOLE_TYPES)/node_modules/.bin/tsc --project api/console/jsconfig.json
+
+console-vendor: ## Fetch the console's libraries again (ARGS="preact@11.2.1" moves one to another version)
+	@.ci/console-vendor $(ARGS)
+
+screenshots: $(STAMP) ## Take the pictures of the console in docs/images, as its tests see it
+	@mkdir -p docs/images
+	@HOLDFAST_TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/browser $(ARGS)
 
 bench: $(STAMP) ## Measure (ARGS are given to bench/run.py)
 	@$(BIN)/python -m bench.run $(ARGS)
@@ -53,6 +64,13 @@ long-conversation: $(STAMP) ## Talk for 2,000 turns while workers are killed, an
 clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
 	@rm -rf $(VENV) .venv-contract build *.egg-info .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The checker, and the types of the libraries that the console has without them.
+$(CONSOLE_TYPES)/.installed: .ci/console-types.json
+	@mkdir -p $(CONSOLE_TYPES)
+	@cp .ci/console-types.json $(CONSOLE_TYPES)/package.json
+	@npm install --silent --no-audit --no-fund --prefix $(CONSOLE_TYPES)
+	@touch $@
 
 # PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter behind it, so each is tried.
 $(STAMP): pyproject.toml setup.py constraints.txt

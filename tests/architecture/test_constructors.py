@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from tests.kit.project.source_tree import Source, calls, dotted_name, enclosing_functions, expect_none, product_sources
 
-MAY_READ_SETTINGS = ("api/main.py", "worker/main.py", "api/cli.py", "shared/sql/migrations/")
+MAY_READ_SETTINGS = ("api/main.py", "worker/main.py", "cli/operator/start.py", "shared/sql/migrations/")
 CONSTANT = re.compile(r"_?[A-Z][A-Za-z0-9]*|_{0,2}[A-Z][A-Z0-9_]*")
 """NAMES_LIKE_THIS and types."""
 MAY_BE_LOWER_CASE = frozenset(
-    {"get_logger", "getLogger", "APIRouter", "MetaData", "Table", "Index", "NewType", "Encoder", "Decoder"}
+    {"get_logger", "getLogger", "APIRouter", "Typer", "MetaData", "Table", "Index", "NewType", "Encoder", "Decoder"}
 )
-"""Loggers, routers, descriptions of tables and of codecs: they hold no state and open nothing."""
+"""Loggers, routers, groups of commands, descriptions of tables and of codecs: they hold no state and open nothing."""
 
 LIVING = re.compile(
     r"(Client|Pool|Engine|Store|Session|Worker|Redis|Settings|FastAPI|App|Queue|Lock|Event|Semaphore|Database|Log"

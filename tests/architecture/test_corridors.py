@@ -19,6 +19,7 @@ _STATE = (
     "shared/runs",
     "shared/sql",
     "shared/sql/*",
+    "shared/telemetry",
 )
 
 CORRIDORS: dict[str, tuple[str, ...]] = {
@@ -48,12 +49,23 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     ),
     # A run that no worker owns: the only room where SQL and Redis meet outside of the API and the worker. The clock
     # decides here, and says so to the audit log.
-    "shared/runs": ("shared", "shared/domain", "shared/redis", "shared/sql/access", "shared/sql/runs"),
+    "shared/runs": (
+        "shared",
+        "shared/domain",
+        "shared/redis",
+        "shared/sql/access",
+        "shared/sql/runs",
+        "shared/telemetry",
+    ),
     # Archival memory, and the only HTTP client that the API and the worker share: both embed what they store and seek.
     "shared/archival": ("shared", "shared/domain", "shared/network", "shared/sql/archival"),
     # Environments for tools: the API chooses their versions when a tool is made, a worker needs them when it runs.
     "shared/packages": ("shared", "shared/domain", "shared/process"),
-    "shared/process": ("shared", "shared/domain", "shared/network", "shared/redis", "shared/sql"),
+    # Counts, durations and traces of a process. It knows no part of the product but its words.
+    "shared/telemetry": ("shared", "shared/domain"),
+    "shared/process": (
+        *("shared", "shared/domain", "shared/network", "shared/redis", "shared/sql", "shared/telemetry"),
+    ),
     # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
     # run, and know nothing of it.
     "worker/models": ("shared/domain", "shared/network"),
@@ -62,9 +74,9 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "worker/tools": ("shared/domain", "worker/proxy", "worker/tools/inside"),
     "worker/tools/inside": (),
     "worker/queue": ("shared", "shared/domain", "shared/redis"),
-    "worker/run": (*_STATE, "shared/typescript", "worker/models", "worker/tools"),
+    "worker/run": (*_STATE, "shared/telemetry", "shared/typescript", "worker/models", "worker/tools"),
     "worker/upkeep": _STATE,
-    "worker": (*_STATE, "shared/process", "worker/*"),
+    "worker": (*_STATE, "shared/process", "shared/telemetry", "worker/*"),
     # The API. Routes are read by `application` alone; what happens to a run does not know the routes that ask for it.
     "api/tool_source": ("shared/domain", "shared/typescript"),
     "api/letta": (
@@ -78,11 +90,28 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "api/openai": ("shared/domain", "api/letta"),
     "api/runs": (*_STATE, "api", "api/letta", "api/openai"),
     "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
+    # The console's files. They ask the API over the wire, as any other caller.
+    "api/console": (),
     # Who is let in, before any route.
     "api/access": (*_STATE, "api"),
-    "api/commands": (*_STATE, "shared/process", "api/access", "api/letta"),
-    "api/routes": (*_STATE, "shared/process", "api", "api/access", "api/letta", "api/openai", "api/runs"),
-    "api": (*_STATE, "shared/process", "api/*", "worker"),
+    "api/routes": (
+        *_STATE,
+        "shared/process",
+        "shared/telemetry",
+        "api",
+        "api/access",
+        "api/letta",
+        "api/openai",
+        "api/runs",
+    ),
+    "api": (*_STATE, "shared/process", "shared/telemetry", "api/*"),
+    # The command line. What a caller of the API may do is done over HTTP: no server's module can be reached from there.
+    "cli": ("shared/domain", "shared/process"),
+    "cli/client": ("cli", "shared/domain"),
+    "cli/operator": (
+        *(*_STATE, "shared/process", "cli", "api", "api/access", "api/letta"),
+        *("worker", "worker/models", "worker/tools"),
+    ),
 }
 """A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""
 

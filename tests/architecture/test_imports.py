@@ -1,4 +1,4 @@
-"""Rule 2: imports point down. `api` and `worker` import `shared`, never each other; `shared` imports neither.
+"""Rule 2: imports point down. `api` and `worker` import `shared`, never each other; `shared` neither; `cli` all.
 
 No cycle of any size, also not through an import inside a function; and no import inside a function at all, but for the
 model SDKs, which cost seconds and hundreds of megabytes and of which a deployment uses one or two. What reaches a
@@ -19,16 +19,23 @@ from tests.kit.project.source_tree import (
     product_sources,
 )
 
-ALLOWED_PACKAGES = {"api": {"api", "shared"}, "worker": {"worker", "shared"}, "shared": {"shared"}}
-RUNS_BOTH = ("api/cli.py",)
-"""The console script: its `dev` command runs the API and a worker in one process, `worker` starts one."""
+ALLOWED_PACKAGES = {
+    "api": {"api", "shared"},
+    "worker": {"worker", "shared"},
+    "shared": {"shared"},
+    # The console script: its `dev` command runs the API and a worker in one process. Nothing imports it.
+    "cli": {"api", "cli", "shared", "worker"},
+}
 
 LAZY_IMPORTERS = ("worker/models/",)
 LAZY_PACKAGES = ("pydantic_ai", "openai", "anthropic", "google", "genai_prices", "tiktoken")
 """Model SDKs. `worker/models` imports each when the first call needs it."""
 
-CHOOSES_BY_NAME = "worker/models/registry.py"
-"""Picks the module of a provider's wire from its own table."""
+LATE_MODULES = {"shared/process/traces.py": "shared.telemetry.otlp"}
+"""A file, and the module of ours that it imports when the settings ask for it: OpenTelemetry's SDK is an extra."""
+
+CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py")
+"""One loads the module of the command that was given, the other that of a provider's wire, each from its own table."""
 
 TOOL_PROCESS = tuple(
     f"worker/tools/inside/child_{part}.py"
@@ -51,15 +58,19 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fakeredis": ("shared/redis/",),
     # The engine's names stand in four files: its client, its keys, its description of a job, and its worker.
     "arq": ("shared/redis/connection.py", "shared/redis/keys.py", "shared/redis/queue.py", "worker/queue/arq_jobs.py"),
-    "fastapi": ("api/",),
+    "prometheus_client": ("shared/telemetry/",),
+    "fastapi": ("api/", "cli/operator/servers.py"),
     "starlette": ("api/",),
     "uvicorn": ("api/",),
     # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
-    "httpx2": ("worker/models/", "shared/network/", "shared/archival/embedding_client.py"),
+    "httpx2": ("cli/client/", "worker/models/", "shared/network/", "shared/archival/embedding_client.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "anthropic": ("worker/models/",),
     "google": ("worker/models/",),
+    "opentelemetry": ("shared/telemetry/otlp.py",),
+    "typer": ("cli/",),
+    "rich": ("cli/",),
     # Nowhere: bytes from outside must never become objects, and one HTTP client is enough.
     "pickle": (),
     "marshal": (),
@@ -92,8 +103,6 @@ def _origin(source: Source, node: ast.ImportFrom) -> str:
 
 
 def wrong_directions(source: Source) -> Iterator[str]:
-    if source.is_in(RUNS_BOTH):
-        return
     for node, name in imports(source):
         package = name.split(".")[0]
         if package == "tests" or (package in PRODUCT_PACKAGES and package not in ALLOWED_PACKAGES[source.package]):
@@ -117,7 +126,7 @@ def late_imports(source: Source) -> Iterator[str]:
         if dotted_name(call.func) in ("__import__", "import_module", "importlib.import_module"):
             first = call.args[0] if call.args else None
             name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
-            if not _may_be_late(source, name) and source.path != CHOOSES_BY_NAME:
+            if not _may_be_late(source, name) and source.path not in CHOOSES_BY_NAME:
                 yield source.at(call, "imports a module by its name; imports belong at the top of the file")
 
 
@@ -125,6 +134,8 @@ def _may_be_late(source: Source, name: str) -> bool:
     package = name.split(".")[0]
     if source.is_in(TOOL_PROCESS):
         return package in TOOL_PROCESS_LATE
+    if name.rpartition(".")[0] == LATE_MODULES.get(source.path):
+        return True
     return source.is_in(LAZY_IMPORTERS) and (package in LAZY_PACKAGES or name.startswith("worker.models."))
 
 

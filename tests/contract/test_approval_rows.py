@@ -223,6 +223,24 @@ async def test_what_waits_in_a_project_is_listed_oldest_first(stores: Stores) ->
     assert await stores.approvals.waiting(OTHER_PROJECT, Page()) == []
 
 
+async def test_what_was_decided_is_listed_by_its_decision(stores: Stores) -> None:
+    conversations = [ThreadId(f"conv-{number}") for number in range(3)]
+    parked = [await stores.parked(A, thread_id=thread_id) for thread_id in conversations]
+    asked = [(await stores.asked(run))[0] for run in parked]
+    for minutes, one in ((2, asked[0]), (1, asked[1])):
+        await stores.decisions.decide(one, approve("a"), by="ada", now=NOW + timedelta(minutes=minutes))
+
+    newest = await stores.approvals.decided(PROJECT, Page())
+    assert [one.id for one in newest] == [asked[0].id, asked[1].id]
+    assert {one.decided_by for one in newest} == {"ada"}
+    assert await stores.approvals.decided(PROJECT, Page(after=asked[0].id)) == newest[1:]
+    assert await stores.approvals.decided(PROJECT, Page(limit=1, ascending=True)) == newest[1:]
+    assert await stores.approvals.decided(PROJECT, Page(), agent_id=AGENT.id) == newest
+    assert await stores.approvals.decided(PROJECT, Page(), thread_id=conversations[1]) == newest[1:]
+    assert await stores.approvals.decided(PROJECT, Page(), agent_id=AgentId("agent-2")) == []
+    assert await stores.approvals.decided(OTHER_PROJECT, Page()) == []
+
+
 async def test_requests_that_nobody_decided_in_time_are_found(stores: Stores) -> None:
     run = await stores.claimed(said("all of it"))
     asking = answer("may I?", A, B, call("c", needs_approval=True))

@@ -17,6 +17,7 @@ from shared.domain.runs import Run, Step, Usage
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.checkpoints import BLOCK_ENTRIES
+from shared.sql.runs.steps import StepFilter
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -74,7 +75,7 @@ async def test_a_step_is_stored_again_as_it_ended(stores: Stores) -> None:
     await stores.checkpoints.record(run, checkpoint(run, step=step))
     ended = replace(step, status="success", stop_reason="end_turn")
     await stores.checkpoints.record(run, checkpoint(run, step=ended))
-    assert await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id) == [ended]
+    assert await stores.steps.list(PROJECT, Page(ascending=True), StepFilter(run_id=run.id)) == [ended]
 
 
 async def test_a_message_that_is_there_stays_as_it_is(stores: Stores) -> None:
@@ -99,7 +100,7 @@ async def test_a_checkpoint_whose_answer_was_lost_is_stored_once(stores: Stores)
     assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi", "let me see"]
     assert await stores.events.read(run.id, Seq(1)) == [(2, ENTRY), (3, ENTRY)]
     assert set(await stores.checkpoints.intents(run.id)) == {"a"}
-    assert await stores.steps.list(PROJECT, Page(ascending=True), run_id=run.id) == [step]
+    assert await stores.steps.list(PROJECT, Page(ascending=True), StepFilter(run_id=run.id)) == [step]
 
 
 async def test_a_checkpoint_that_did_not_arrive_is_stored_when_it_is_sent_again(stores: Stores) -> None:

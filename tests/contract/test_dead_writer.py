@@ -18,6 +18,7 @@ from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.event_log import EventLog
 from tests.kit.runs.stored_runs import Stores, stored_runs
+from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_losses import fail_over, replicate
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
@@ -42,6 +43,7 @@ class Worker:
             checkpoints=stores.checkpoints,
             clock=SystemClock(),
             interruption=self.interruption,
+            observation=unobserved(run),
         )
 
     async def show(self, *texts: str) -> bool:

@@ -13,6 +13,7 @@ from shared.domain.log_writer import Entries, LogTail, continues
 from shared.domain.runs import Run
 from shared.redis.event_log import EventFeed, EventLog
 from tests.kit.runs.stored_runs import Stores, stored_runs
+from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_servers import PrivateRedis, read_only
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
@@ -34,6 +35,7 @@ def publisher_of(run: Run, stores: Stores, event_log: EventLog) -> Publisher:
         checkpoints=stores.checkpoints,
         clock=SystemClock(),
         interruption=Interruption(),
+        observation=unobserved(run),
     )
 
 

@@ -13,6 +13,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.unowned import UnownedRuns
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
+from tests.kit.runs.unobserved import unobserved
 from worker.run.active_runs import ActiveRuns
 from worker.run.publisher import Publisher
 from worker.upkeep.sweeper import Sweeper
@@ -88,6 +89,7 @@ async def test_an_old_job_is_not_taken_again_because_the_same_worker_has_a_newer
             checkpoints=stores.checkpoints,
             clock=clock,
             interruption=active.interruption,
+            observation=unobserved(run),
         )
         assert await active_runs.still_owned(run.id, run.dispatch)
         assert not await active_runs.still_owned(run.id, run.dispatch - 1)

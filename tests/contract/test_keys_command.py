@@ -1,6 +1,7 @@
 """`holdfast keys` makes, shows, rotates and revokes keys where the database is, and running servers follow."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -82,6 +83,17 @@ async def test_the_output_of_create_is_the_secret_alone(keys: KeysCommand, datab
         headers = {"Authorization": f"Bearer {secret}"}
         assert (await http.get("/v1/agents", headers=headers)).json() == []
         assert (await http.get("/v1/agents")).status_code == 401, "the database has a key now"
+
+
+async def test_programs_read_a_key_with_its_id(keys: KeysCommand) -> None:
+    made = json.loads((await keys("create", "--name", "x", "--json")).output)
+    assert made["key"].startswith("holdfast_")
+    rotated = json.loads((await keys("rotate", made["id"], "--json")).output)
+    assert rotated["id"] == made["id"]
+    assert rotated["key"] != made["key"]
+    revoked = json.loads((await keys("revoke", made["id"], "--json")).output)
+    assert (revoked["id"], revoked["status"]) == (made["id"], "revoked")
+    assert "key" not in revoked
 
 
 async def test_keys_are_listed_without_their_secrets(keys: KeysCommand) -> None:

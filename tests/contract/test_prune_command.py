@@ -1,6 +1,7 @@
 """`holdfast prune` says what it deletes, and with `--dry-run` what it would delete."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -75,9 +76,14 @@ async def test_a_dry_run_says_what_would_be_deleted_and_deletes_nothing(
     assert "would be deleted" in dry.output
     assert await prune(database_url, tmp_path, "--older-than-days", "1", "--dry-run") == dry
 
+    told = json.loads((await prune(database_url, tmp_path, "--older-than-days", "1", "--dry-run", "--json")).output)
+    assert (told["dry_run"], told["counted"]) == (True, counted(dry))
+
     done = await prune(database_url, tmp_path, HOLDFAST_RETAIN_DAYS="1")
     assert done.status == 0
     assert counted(done) == counted(dry)
+    told = json.loads((await prune(database_url, tmp_path, "--older-than-days", "1", "--json")).output)
+    assert (told["dry_run"], told["counted"]["runs"]) == (False, 0)
     assert counted(done)["runs"] == counted(done)["event_blocks"] == 210
     assert await stores.runs.input_of(running.id) != []
 
@@ -108,7 +114,7 @@ async def test_it_may_be_told_to_end_and_started_again(stores: Stores, database_
         (["--dry-run"], "--older-than-days"),
         (["--older-than-days", "0"], "must be at least 1"),
         (["--older-than-days", "some"], "--older-than-days"),
-        (["--older-than-days", "1000000"], "less than or equal to 36500"),
+        (["--older-than-days", "1000000"], "must be at most 36500"),
     ],
 )
 async def test_a_number_of_days_that_makes_no_sense_is_refused(

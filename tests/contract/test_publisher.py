@@ -18,6 +18,7 @@ from shared.domain.runs import Run
 from shared.redis.event_log import EventLog
 from shared.sql.run_tables import event_blocks
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, checkpoint, stored_runs
+from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
@@ -51,6 +52,7 @@ def publisher_of(
         checkpoints=stores.checkpoints,
         clock=SystemClock(),
         interruption=interruption or Interruption(),
+        observation=unobserved(run),
         stores_first=stores_first,
         kept_free=kept_free,
     )

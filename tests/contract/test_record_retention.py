@@ -56,6 +56,7 @@ async def test_the_audit_log_grew_for_ever(stores: Stores) -> None:
     assert not retention(stores, clock).is_wanted
     assert not any((await retention(stores, clock, audit=32).prune()).values())
     assert await retention(stores, clock, audit=30).count() == {"audit_events": AT_ONCE + 5}
+    assert await retention(stores, clock, audit=30).prune(stop=lambda: True) == {"audit_events": 0}
     assert await retention(stores, clock, audit=30).prune(1) == {"audit_events": AT_ONCE}
     assert await retention(stores, clock, audit=30).prune() == {"audit_events": 5}
     assert await kept(stores) == ["young"]

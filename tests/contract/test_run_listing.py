@@ -103,6 +103,57 @@ async def test_a_list_holds_what_was_asked_for(stores: Stores) -> None:
     assert await listed(RunFilter(stop_reason="error", background=True)) == []
 
 
+WAYS = [
+    RunFilter(created_after=NOW + timedelta(minutes=2), created_before=NOW + timedelta(minutes=7)),
+    RunFilter(statuses=[RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.AWAITING_APPROVAL]),
+    RunFilter(statuses=[RunStatus.FAILED], agent_ids=[AGENT.id]),
+    RunFilter(statuses=[RunStatus.CREATED, RunStatus.CANCELLED], created_before=NOW + timedelta(minutes=5)),
+    RunFilter(stop_reason="error", agent_ids=[AGENT.id]),
+    RunFilter(stop_reason="end_turn", statuses=[RunStatus.COMPLETED], created_after=NOW + timedelta(minutes=1)),
+    RunFilter(thread_id=ThreadId("conv-3"), stop_reason="error", statuses=[RunStatus.FAILED]),
+    RunFilter(statuses=list(RunStatus)),
+    RunFilter(created_after=NOW.replace(year=9999), created_before=NOW.replace(year=1)),
+]
+
+
+def is_wanted(run: Run, wanted: RunFilter) -> bool:
+    return (
+        (wanted.statuses is None or run.status in wanted.statuses)
+        and wanted.stop_reason in (None, run.stop_reason)
+        and wanted.thread_id in (None, run.thread_id)
+        and (wanted.created_after is None or run.created_at > wanted.created_after)
+        and (wanted.created_before is None or run.created_at < wanted.created_before)
+    )
+
+
+async def test_every_way_to_a_page_finds_the_same_runs_in_the_same_order(stores: Stores) -> None:
+    """A list of several statuses is read by several indices, and one of times does not walk over other times."""
+    triggers = (RunTrigger.COMPLETE, RunTrigger.FAIL, RunTrigger.CANCEL, None)
+    for number in range(12):
+        trigger, thread_id = triggers[number % 4], ThreadId(f"conv-{number % 5}")
+        # Numbered a little later than one that is a little younger: clocks differ.
+        at = NOW + timedelta(minutes=number + (2 if number % 3 else 0))
+        if trigger is None:
+            await stores.submitted(created_at=at, thread_id=ThreadId(f"conv-w{number}"))
+        else:
+            await stores.ended(trigger, created_at=at, thread_id=thread_id)
+    await stores.parked(WAITS, thread_id=ThreadId("conv-p"))
+    everything = await stores.listing.page(PROJECT, EVERY, Page(limit=100, ascending=True))
+    assert len(everything) == 13
+    for wanted in WAYS:
+        expected = [run for run in everything if is_wanted(run, wanted)]
+        for ascending in (True, False):
+            seen: list[Run] = []
+            while page := await stores.listing.page(
+                PROJECT, wanted, Page(limit=2, after=seen[-1].id if seen else None, ascending=ascending)
+            ):
+                seen += page
+            assert seen == (expected if ascending else expected[::-1])
+        if len(expected) > 3:
+            before = Page(limit=2, before=expected[3].id, ascending=True)
+            assert await stores.listing.page(PROJECT, wanted, before) == expected[1:3]
+
+
 async def test_active_runs_are_those_that_have_not_ended(stores: Stores) -> None:
     await stores.ended()
     parked = await stores.parked(WAITS)

@@ -1,6 +1,7 @@
 """Secrets are stored encrypted and stay readable while keys change; `holdfast secrets rotate` ends such a change."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -163,6 +164,8 @@ async def test_rotate_encrypts_everything_with_the_first_key(
 
     again = await secrets(database_url, tmp_path, "rotate", **both)
     assert again.output.splitlines()[0].split()[0] == "0", "what is done is not done again"
+    told = json.loads((await secrets(database_url, tmp_path, "rotate", "--json", **both)).output)
+    assert told == {"dry_run": False, "current": "new", "agents_changed": 0, "secrets_by_key": {"new": 3}}
 
 
 async def test_rotate_goes_on_after_a_secret_that_it_cannot_read_and_names_the_key(

@@ -27,6 +27,7 @@ from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.log_adoption import adopt_log
 from shared.runs.unowned import UnownedRuns
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, stored_runs
+from tests.kit.runs.unobserved import unobserved
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
@@ -192,6 +193,7 @@ def publisher_of(run: Run, stores: Stores, event_log: EventLog) -> Publisher:
         checkpoints=stores.checkpoints,
         clock=SystemClock(),
         interruption=Interruption(),
+        observation=unobserved(run),
     )
 
 

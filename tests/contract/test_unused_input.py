@@ -1,6 +1,5 @@
 """Nothing in silence: what Holdfast does not act on is said in a header, and written down."""
 
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -15,6 +14,7 @@ from api.letta.blocks import BlockCreate
 from api.letta.message_input import MessagesRequest
 from api.letta.tools import ToolCreate
 from api.letta.unused_input import NOT_ACTED_ON, unused_fields
+from tests.kit.log_events import log_events
 from tests.kit.product import api_client
 from tests.kit.project.documents import table_rows
 from tests.kit.services.databases import open_database
@@ -96,16 +96,16 @@ async def test_a_header_cannot_be_written_by_a_name(http: httpx.AsyncClient) -> 
     assert answer.headers["warning"].endswith(' and 11 more"')
 
 
-async def test_it_is_logged_once_for_each_agent(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_logged_once_for_each_agent(http: httpx.AsyncClient) -> None:
     agents = [(await http.post("/v1/agents/", json={"model": "builtin/echo"})).json()["id"] for _ in range(2)]
 
-    with caplog.at_level(logging.WARNING, logger="api.answer_headers"):
+    with log_events() as logged:
         for agent_id in [*agents, *agents]:
             path = f"/v1/agents/{agent_id}/messages/async"
             assert warned(await http.post(path, json={"input": "Hi", "return_logprobs": True})) == ["return_logprobs"]
 
-    assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [
-        f"/v1/agents/{agent_id}/messages/async" for agent_id in agents
+    assert [one["request"] for one in logged.all("input_not_acted_on")] == [
+        f"POST /v1/agents/{agent_id}/messages/async" for agent_id in agents
     ]
 
 

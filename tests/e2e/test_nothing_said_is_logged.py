@@ -65,7 +65,7 @@ async def _exercise(http: httpx.AsyncClient, models: ModelServer) -> dict[str, s
 async def test_secrets_and_messages_were_in_the_log_at_debug(tmp_path: Path) -> None:
     """Finding M9 of the security audit: 10 lines with the secret, 23 with the user's text."""
     port = free_port()
-    settings = {"log_level": "DEBUG", "model_retries": 1}
+    settings = {"log_level": "DEBUG", "model_retries": 1, "access_log": True}
     async with ModelServer() as models, processes_in(tmp_path, models.base_urls()) as processes, api_at(port) as http:
         dev = await processes.dev(port, **settings)
         answers = await _exercise(http, models)
@@ -79,8 +79,21 @@ async def test_secrets_and_messages_were_in_the_log_at_debug(tmp_path: Path) -> 
     assert answers["events"].count("event") > 0
     assert SECRET.encode() not in on_disk
     assert TEXT.encode() in on_disk, "messages are not encrypted"
-    assert "run_settled" in log
+    for event in (
+        "worker_started",
+        "jobs_claimed",
+        "model_call_ended",
+        "tool_call_ended",
+        "run_written",
+        "worker_ended",
+    ):
+        assert f" {event} " in log
     assert "error='llm_error (HTTP 500)'" in log, "what can be known without the text"
+    failed = [line for line in log.splitlines() if "[warning" in line and " run_settled " in line]
+    assert len(failed) == 2
+    assert all("worker=" in one and "project=default" in one and "run_id=run-" in one for one in failed)
+    assert ["error=llm_bad_request" in failed[0], "error=llm_error" in failed[1]] == [True, True]
+    assert "route=/v1/agents/{agent_id}/messages status=422" in log, "the path has what the user wrote"
     assert not re.findall(f".*(?:{SECRET}|{TEXT}|Traceback).*", log)
 
 

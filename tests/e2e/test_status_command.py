@@ -1,6 +1,7 @@
 """`holdfast status` says what works and which walls tools have, as an operator asks for it."""
 
 import asyncio
+import json
 from pathlib import Path
 
 from shared.sql.engine import Database
@@ -11,10 +12,10 @@ from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
 
-async def _said(environment: dict[str, str], files: tuple[Path, Path]) -> tuple[int, str]:
+async def _said(environment: dict[str, str], files: tuple[Path, Path], *arguments: str) -> tuple[int, str]:
     for file in files:
         file.write_text("")
-    process = await asyncio.to_thread(fork, Command(["status"], environment, *files))
+    process = await asyncio.to_thread(fork, Command(["status", *arguments], environment, *files))
     await wait_until(lambda: process.exit_status() is not None, description="the command to end")
     return process.exit_status() or 0, "".join(file.read_text() for file in files)
 
@@ -40,6 +41,8 @@ async def test_the_walls_of_the_workers_are_shown(
         await wait_until(is_shown, description="the worker's walls")
         status, text = await _said(environment, files)
         assert (status, "at least one lives" in text) == (0, True), text
+        told = json.loads((await _said(environment, files, "--json"))[1])
+        assert (told["redis"], told["workers"], told["sandboxes"]) == (True, True, ["process"])
 
     await private_redis.kill()
     status, text = await _said(environment, files)

@@ -102,6 +102,9 @@ def test_a_wheel_has_one_name_and_every_file_of_the_product(installation: Instal
     scripts = [path.relative_to(ROOT).as_posix() for name in PRODUCT_PACKAGES for path in (ROOT / name).rglob("*.lua")]
     assert scripts
     assert {f"holdfast/product/{path}" for path in scripts} <= names
+    page = [path.relative_to(ROOT).as_posix() for path in (ROOT / "api/console/web").rglob("*") if path.is_file()]
+    assert "api/console/web/index.html" in page
+    assert {f"holdfast/product/{path}" for path in page} <= names
 
 
 def test_commands_work_beside_packages_of_the_same_names(installation: Installation) -> None:

@@ -69,7 +69,7 @@ async def answer_of(
             await end_leases(product.context.redis)
             await processes.worker(**PLAIN_TOOLS)
         [answer] = await wait_until(lambda: answers, description="the answer", timeout=60)
-    assert crash_at.endswith((":before", ":after")) or "lost on purpose" in worker.log.read_text()
+    assert crash_at.endswith((":before", ":after")) or "answer_lost_on_purpose" in worker.log.read_text()
     return answer
 
 

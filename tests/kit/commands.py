@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from api.cli import main
+from cli.command_table import COMMANDS
+from cli.main import main
 
-PRELOADED = [__name__, "tests.kit.model_clients"]
+PRELOADED = [__name__, "tests.kit.model_clients", *{place.module for place in COMMANDS.values()}]
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,7 +42,7 @@ class CommandProcess:
 Launch = Callable[[Command], CommandProcess]
 
 
-HOLDFAST = "from api.cli import main; main()"
+HOLDFAST = "from cli.main import main; main()"
 
 
 def execute(command: Command, program: str = HOLDFAST, directory: Path = ROOT) -> CommandProcess:

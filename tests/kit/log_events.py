@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import structlog
+from structlog.contextvars import get_contextvars
 
 
 class LogEvents:
@@ -18,8 +19,12 @@ class LogEvents:
         wanted = {"event": event, **fields}.items()
         return any(wanted <= seen.items() for seen in self._seen)
 
+    def all(self, event: str) -> list[dict[str, Any]]:
+        """Every such event, with its fields."""
+        return [seen for seen in self._seen if seen["event"] == event]
+
     def note(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        self._seen.append(dict(event))
+        self._seen.append({**get_contextvars(), **event})
         return event
 
 

@@ -28,6 +28,10 @@ async def test_what_waits_is_listed_across_agents_with_what_a_person_must_know(p
     assert [approval["id"] for approval in await waiting(product)] == [*first.ids, *second.ids]
     assert [approval["id"] for approval in await waiting(product, limit=1)] == first.ids
     assert await waiting(product, conversation_id="conv-unknown") == []
+    own = await waiting(product, conversation_id="default", agent_id=first.agent_id)
+    assert [approval["id"] for approval in own] == first.ids
+    unnamed = await product.http.get("/v1/approvals", params={"conversation_id": "default"})
+    assert (unnamed.status_code, "agent_id is missing" in unnamed.text) == (400, True)
     [shown] = await waiting(product, agent_id=second.agent_id)
     assert shown == (await product.http.get(f"/v1/approvals/{shown['id']}")).json()
     assert (shown["status"], shown["run_id"], shown["tool_name"]) == ("waiting", second.run_id, "launch")

@@ -22,7 +22,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.conversation_driver import TOOLS, TURNS, ConversationDriver
 
-INTERLEAVINGS = int(os.environ.get("HOLDFAST_TEST_INTERLEAVINGS") or (400 if os.environ.get("CI") == "true" else 60))
+INTERLEAVINGS = int(os.environ.get("HOLDFAST_TEST_INTERLEAVINGS") or (200 if os.environ.get("CI") == "true" else 60))
 
 choices = st.lists(st.sampled_from(["approve", "deny", "tool"]), min_size=1, max_size=3)
 

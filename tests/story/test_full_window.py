@@ -28,7 +28,14 @@ from tests.kit.wait_until import wait_until
 Settings = Any
 
 
-@pytest.mark.parametrize("counts", [True, False], ids=["counted", "estimated"])
+@pytest.mark.parametrize(
+    ("backends", "counts"),
+    [
+        pytest.param("embedded", True, id="embedded-counted"),
+        pytest.param("services", False, id="services-estimated", marks=pytest.mark.services),
+    ],
+    indirect=["backends"],
+)
 async def test_sixty_turns_in_a_small_window_never_exceed_it(product: Product, counts: bool) -> None:
     def answer(request: ReceivedRequest) -> Turn:
         if last_of(request)["role"] == "user":

@@ -72,6 +72,10 @@ async def world(database: Database, redis: ArqRedis, models: ModelServer) -> Asy
             yield World(product, client, alpha, await one_of_everything(client, "beta", "honolulu"), before)
 
 
+# Where only the stores stand between the projects, and where the tables' policies bind every route.
+@pytest.mark.parametrize(
+    "database", ["sqlite_url", pytest.param("plain_owner_url", marks=pytest.mark.services)], indirect=True
+)
 @pytest.mark.timeout(900)
 async def test_every_route_answers_for_another_projects_things_as_for_what_nobody_has(world: World) -> None:
     async with api_app(world.product.context.database, api_keys=KEYS) as app:

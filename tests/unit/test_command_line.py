@@ -1,5 +1,7 @@
 """What the command line says to those who got it wrong: one line that names what to change, and a status of 2."""
 
+import asyncio
+import json
 import os
 import socket
 import sqlite3
@@ -69,8 +71,11 @@ WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
     (["worker"], {"HOLDFAST_ENCRYPTION_KEY": "nonsense"}, "HOLDFAST_ENCRYPTION_KEY, entry 1: write it as id:key"),
     (["secrets", "rotate"], {}, "HOLDFAST_ENCRYPTION_KEY is not set"),
     # the command itself
-    ([], {}, "the following arguments are required: command"),
-    (["serve"], {}, "invalid choice: 'serve'"),
+    (["serve"], {}, "No such command 'serve'"),
+    (["keys"], {}, "Missing command; `holdfast keys --help` shows"),
+    (["runs", "list"], {"HOLDFAST_API_KE": "x"}, "did you mean HOLDFAST_API_KEY?"),
+    (["dev"], {"HOLDFAST_OTLP_ENDPOINT": "collector:4317"}, "HOLDFAST_OTLP_ENDPOINT: it should be the address"),
+    (["dev"], {"HOLDFAST_OTLP_ENDPOINT": f"https://ada:{PASSWORD}@collector"}, "OTEL_EXPORTER_OTLP_HEADERS"),
 ]
 
 Start = Callable[[Command], CommandProcess]
@@ -101,6 +106,22 @@ async def test_a_wrong_start_is_refused_in_one_line(
     tmp_path: Path, arguments: list[str], settings: dict[str, str], named: str
 ) -> None:
     assert named in await refused(tmp_path, arguments, settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [(["worker"], "HOLDFAST_DATABASE_URL is not set"), (["serve"], "No such command 'serve'")]
+)
+async def test_the_reason_of_a_failed_start_was_no_json_among_lines_of_json(
+    tmp_path: Path, arguments: list[str], named: str
+) -> None:
+    files = tmp_path / "output", tmp_path / "errors"
+    for file in files:
+        file.write_text("")
+    process = await asyncio.to_thread(fork, Command(arguments, {"HOLDFAST_LOG_JSON": "true"}, *files))
+    await wait_until(lambda: process.exit_status() is not None, description="the command to end")
+    line = json.loads(files[1].read_text())
+    assert (line["event"], line["level"], line["status"]) == ("command_failed", "error", 2)
+    assert named in line["reason"]
 
 
 async def test_a_port_that_is_taken_is_refused_before_anything_is_done(tmp_path: Path) -> None:

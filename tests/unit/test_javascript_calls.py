@@ -12,6 +12,7 @@ import pytest
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
+from tests.kit.log_events import log_events
 from tests.kit.node import need_node
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, WALLED, sandbox_of, walls
 from tests.kit.wait_until import wait_until
@@ -183,14 +184,15 @@ async def test_a_call_in_python_may_execute_nothing_although_one_in_javascript_m
 
 
 async def test_a_node_that_does_not_work_is_off_and_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = tmp_path / "node"
     wrong.write_text("#!/bin/sh\necho no\n")
     wrong.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    assert await find_node("", PLAIN, LIMITS) is None
-    assert "JavaScript tools are off" in caplog.text
+    with log_events() as logged:
+        assert await find_node("", PLAIN, LIMITS) is None
+    assert logged.has("javascript_tools_off", node=str(wrong))
     with pytest.raises(InvalidRequest, match=r"HOLDFAST_TOOL_NODE: .*/node cannot run tools"):
         await find_node(str(wrong), PLAIN, LIMITS)
     assert await find_node("off", PLAIN, LIMITS) is None

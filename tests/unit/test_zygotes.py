@@ -176,9 +176,9 @@ async def test_a_cancelled_tool_cleans_up(name: str) -> None:
 async def test_a_tool_that_ignores_a_cancel_is_killed_after_the_grace(name: str) -> None:
     source = NAMED.format(work="__import__('signal').signal(15, 1); name(mark + '!'); time.sleep(600)")
     async with sandbox_of(name, grace_s=0.3) as sandbox:
-        outcome = await sandbox.call(msgspec.structs.replace(tool_call(source, mark="deaf"), timeout_s=4.0))
+        outcome = await sandbox.call(msgspec.structs.replace(tool_call(source, mark=f"deaf-{name}"), timeout_s=4.0))
         assert outcome.text == "Error: tool timed out after 4 s"
-        assert named_processes("deaf!") == []
+        assert named_processes(f"deaf-{name}!") == []
 
 
 @pytest.mark.parametrize("name", EVERY_SANDBOX)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-PRODUCT_PACKAGES = ("api", "worker", "shared")
+PRODUCT_PACKAGES = ("api", "cli", "worker", "shared")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -51,7 +51,7 @@ def _read(folders: tuple[str, ...]) -> tuple[Source, ...]:
 
 @cache
 def product_sources() -> tuple[Source, ...]:
-    """`api`, `worker` and `shared`."""
+    """`api`, `cli`, `worker` and `shared`."""
     return _read(PRODUCT_PACKAGES)
 
 

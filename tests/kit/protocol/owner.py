@@ -24,8 +24,9 @@ from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
 from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
 from worker.run.active_runs import ActiveRuns
-from worker.run.context import Outcome, Parked, RunContext, RunServices
+from worker.run.context import Outcome, Parked, RunContext
 from worker.run.execute_run import RunExecutor
+from worker.run.services import RunServices
 from worker.run.settle import RunFinisher, cancelled
 
 Order = Literal["checkpoint", "record_intent", "take_new_fence", "park", "settle", "hand over"]

@@ -41,6 +41,10 @@ ADVISORY_LOCKS_WAITED_FOR = """
 """
 
 
+_NUMBERS = itertools.count(1)
+"""Of the databases of this process, on whatever server."""
+
+
 class PostgresServer:
     """Makes databases on the server of `admin_url` and drops them again.
 
@@ -51,7 +55,6 @@ class PostgresServer:
     def __init__(self, admin_url: str) -> None:
         self._admin = make_url(admin_url)
         self._prefix = f"holdfast_test_{os.getpid()}"
-        self._numbers = itertools.count(1)
         self._free: list[str] = []
         self._plain_owner: str | None = None
 
@@ -61,7 +64,7 @@ class PostgresServer:
 
     def create_database(self) -> str:
         """The URL of a new, empty database."""
-        name = f"{self._prefix}_{next(self._numbers)}"
+        name = f"{self._prefix}_{next(_NUMBERS)}"
         self._execute(f'CREATE DATABASE "{name}"')
         return self._admin.set(database=name).render_as_string(hide_password=False)
 

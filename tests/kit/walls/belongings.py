@@ -25,6 +25,9 @@ Belongings = Mapping[str, list[str]]
 SAID_BY_TOKEN = re.compile(r"\d{10}\.[^.]+\.")
 ID = re.compile(r"\b[a-z]+-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\b")
 
+LONG = 1000
+"""Characters of a value that is unlike any other by its length alone: its letters need not be drawn one by one."""
+
 
 def key_of(project: str) -> str:
     """The key that a project is given here."""
@@ -50,7 +53,19 @@ def _unknown(value: str) -> str:
     # The first letter stays: lists of words are in the order of the alphabet. Of a token only the signature is another.
     kept = SAID_BY_TOKEN.match(value)
     begin = value[:1] if kept is None else kept.group()
-    return begin + "".join(map(_another, value[len(begin) :]))
+    rest = value[len(begin) :]
+    return begin + (rest.translate(_another_alphabet()) if len(rest) > LONG else "".join(map(_another, rest)))
+
+
+def _another_alphabet() -> dict[int, int]:
+    """Every letter and digit moved by the same number of places."""
+    letters, digits = random.randrange(1, 26), random.randrange(1, 10)
+    turned = string.ascii_lowercase[letters:] + string.ascii_lowercase[:letters]
+    return {
+        **str.maketrans(string.ascii_lowercase, turned),
+        **str.maketrans(string.ascii_uppercase, turned.upper()),
+        **str.maketrans(string.digits, string.digits[digits:] + string.digits[:digits]),
+    }
 
 
 def _another(character: str) -> str:

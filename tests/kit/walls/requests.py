@@ -72,12 +72,13 @@ IN_QUERIES: Mapping[str, tuple[str, ...]] = {
 SAY_NOTHING_OF_ROWS = frozenset(
     {
         "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
-        "connected_to_agents_count_gt", "connected_to_agents_count_lt", "dry_run", "end_datetime",
-        "exclude_letta_tools", "exclude_tool_types", "hidden", "include", "include_return_message_types", "is_open",
-        "last_stop_reason", "limit", "match_all_tags", "order", "order_by", "provider_category", "provider_name",
-        "provider_type", "requires_approval", "return_only_letta_tools", "scrub_messages", "show_hidden_agents",
-        "since", "sort_by", "start_datetime", "starting_after", "statuses", "stop_reason", "tag_match_mode",
-        "templates_only", "tool_types", "top_k", "until", "use_legacy_format",
+        "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
+        "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "has_feedback",
+        "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "match_all_tags",
+        "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
+        "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "since", "sort_by", "start_date",
+        "start_datetime", "starting_after", "statuses", "stop_reason", "tag_match_mode", "templates_only", "tool_types",
+        "top_k", "until", "use_legacy_format",
     }
 )  # fmt: skip
 """Parameters that name no row."""
@@ -241,6 +242,7 @@ BODIES: Mapping[str, list[Body]] = {
     "POST /v1/admin/keys": [lambda _, other: {"name": "mine", "scopes": ["write", f"agent:{other['agents']}"]}],
     "POST /v1/admin/keys/{key_id}/rotate": [lambda _, __: {}],
     "POST /v1/approvals/{approval_id}": [lambda _, __: {"decision": "approve"}],
+    "PATCH /v1/steps/{step_id}/feedback": [lambda _, __: {"feedback": "positive", "tags": ["mine"]}],
 }
 """What each route is sent. The first of a list goes with foreign ids in the path, and each goes with own ones."""
 

@@ -26,6 +26,9 @@ CHANGES = (
 )
 """What differs between any two answers."""
 
+EACH_ITS_OWN = frozenset({"content-length", "date", "x-request-id"})
+"""Headers that differ between any two answers."""
+
 UNSEEN = frozenset({"passage_words"})
 """On SQLite an index of the database's own kind, without the columns that the table has on Postgres."""
 
@@ -101,12 +104,13 @@ class Walker:
         text = answer.text
         for value in sorted(named, key=len, reverse=True):
             text = text.replace(value, "<named>")
-        seen = [value for value in self._secrets if value in text or value in str(answer.headers)]
+        shown = f"{text} {answer.headers}"
+        seen = [value for value in self._secrets if value in shown]
         if seen:
             raise Leak(f"{_shown(request)} shows {seen[0]}: {text[:500]}")
         for pattern, instead in CHANGES:
             text = pattern.sub(instead, text)
-        headers = {name: value for name, value in answer.headers.items() if name not in ("content-length", "date")}
+        headers = {name: value for name, value in answer.headers.items() if name not in EACH_ITS_OWN}
         for value in named:
             headers = {name: said.replace(value, "<named>") for name, said in headers.items()}
         return answer.status_code, headers, text

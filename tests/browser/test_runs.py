@@ -1,0 +1,116 @@
+"""The table of runs: live, filtered, found by id, long, without a mouse."""
+
+from datetime import UTC, datetime, timedelta
+
+from playwright.async_api import Locator, expect
+
+from tests.kit.browser.console_runs import play, start_run
+from tests.kit.browser.viewer import Viewer
+from tests.kit.product import Product
+from tests.kit.tools import LAUNCH
+
+
+def row_of(viewer: Viewer, run_id: str) -> Locator:
+    return viewer.page.locator(f"tr[data-key='{run_id}']")
+
+
+async def test_a_new_project_says_what_to_do_first(viewer: Viewer) -> None:
+    await viewer.open("/runs")
+    await expect(viewer.page.get_by_role("heading", name="No runs yet")).to_be_visible()
+    await expect(viewer.page.get_by_label("Commands", exact=True)).to_contain_text("curl")
+    await viewer.expect_accessible()
+
+
+async def test_a_run_appears_and_ends_without_a_reload(viewer: Viewer, product: Product) -> None:
+    await viewer.open("/runs")
+    run = await start_run(product.http, "Hello", model="builtin/slow")
+    status = row_of(viewer, run["id"]).locator(".status")
+    await expect(status).to_have_text("running")
+    await product.http.post(f"/v1/runs/{run['id']}/cancel", json={"wait": 30})
+    await expect(status).to_have_text("cancelled")
+
+
+async def test_filters_are_kept_in_the_address(viewer: Viewer, product: Product) -> None:
+    first = await start_run(product.http, "One")
+    second = await start_run(product.http, "Two")
+    for run in (first, second):
+        await product.ended(run["id"])
+    await viewer.open("/runs")
+    await expect(row_of(viewer, second["id"])).to_be_visible()
+
+    await viewer.page.get_by_label("Agent", exact=True).fill(first["agent_id"])
+    await viewer.page.get_by_label("Agent", exact=True).press("Enter")
+    await expect(row_of(viewer, second["id"])).to_have_count(0)
+    await expect(row_of(viewer, first["id"])).to_be_visible()
+    await viewer.page.reload()
+    await expect(row_of(viewer, first["id"])).to_be_visible()
+    await expect(row_of(viewer, second["id"])).to_have_count(0)
+
+    await viewer.page.get_by_label("Status").select_option("failed")
+    await expect(viewer.page.get_by_role("heading", name="No run fits these filters")).to_be_visible()
+    await viewer.page.get_by_role("button", name="Clear").click()
+    await expect(row_of(viewer, second["id"])).to_be_visible()
+
+
+async def test_any_id_leads_to_what_it_names(viewer: Viewer, product: Product) -> None:
+    run = await start_run(product.http, "Find me")
+    await product.ended(run["id"])
+    messages = (await product.http.get(f"/v1/runs/{run['id']}/messages")).json()
+    steps = (await product.http.get(f"/v1/runs/{run['id']}/steps")).json()
+    for wanted in (run["id"], steps[0]["id"], messages[0]["id"]):
+        await viewer.open("/runs")
+        await viewer.page.get_by_role("searchbox").fill(wanted)
+        await viewer.page.get_by_role("button", name="Find").click()
+        await expect(viewer.page.get_by_role("heading", name=run["id"])).to_be_visible()
+
+    await viewer.open("/runs")
+    await viewer.page.get_by_role("searchbox").fill("Find me")
+    await viewer.page.get_by_role("button", name="Find").click()
+    await expect(viewer.page.get_by_role("alert")).to_contain_text("is no id")
+
+
+async def test_the_page_is_for_everybody(viewer: Viewer, product: Product) -> None:
+    tool = await product.tool(LAUNCH, default_requires_approval=True)
+    runs = [
+        await start_run(product.http, "Look"),
+        await play(product, {"text": "No", "error": "server"}),
+        await play(product, {"calls": [{"name": "launch", "arguments": {"target": "the moon"}}]}, tool_ids=[tool]),
+    ]
+    for run in runs:
+        await product.ended(run["id"])
+    working = await start_run(product.http, "Count", model="builtin/slow")
+    await viewer.open("/runs")
+    for run, word in zip([*runs, working], ("completed", "failed", "needs approval", "running"), strict=True):
+        await expect(row_of(viewer, run["id"]).locator(".status")).to_have_text(word)
+    await viewer.expect_accessible()
+    await viewer.picture("runs")
+    await viewer.page.set_viewport_size({"width": 380, "height": 700})
+    await viewer.expect_no_sideways_scrolling()
+    await product.http.post(f"/v1/runs/{working['id']}/cancel", json={"wait": 30})
+
+
+async def test_the_keyboard_alone_leads_from_the_top_into_a_run(viewer: Viewer, product: Product) -> None:
+    run = await start_run(product.http, "Keys only")
+    await product.ended(run["id"])
+    await viewer.open("/runs")
+    await expect(row_of(viewer, run["id"])).to_be_visible()
+    await viewer.page.keyboard.press("Tab")
+    await expect(viewer.page.get_by_role("link", name="Skip to content")).to_be_focused()
+    await viewer.page.keyboard.press("Enter")
+    await expect(viewer.page.locator("main")).to_be_focused()
+    for _ in range(40):  # a field for a date has a stop for each of its parts
+        await viewer.page.keyboard.press("Tab")
+        if await viewer.page.locator(".table-box").evaluate("box => box === document.activeElement"):
+            break
+    await viewer.page.keyboard.press("ArrowDown")
+    await viewer.page.keyboard.press("Enter")
+    await expect(viewer.page.get_by_role("heading", name=run["id"])).to_be_visible()
+    await expect(viewer.page.locator("main")).to_be_focused()
+
+
+async def test_times_of_creation_are_asked_for(viewer: Viewer, product: Product) -> None:
+    """The server's part of this filter decides what is shown; the page asks with the reader's zone turned into UTC."""
+    await start_run(product.http, "Now")
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
+    async with viewer.page.expect_request(lambda request: "created_after=" in request.url):
+        await viewer.open(f"/runs?after={tomorrow}")

@@ -1,0 +1,321 @@
+"""The commands of the API's callers, each on one live product: what they print, and how they end."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.client.conversations import conversation_of
+from cli.client.server import server_at
+from tests.kit.commands import Command, fork
+from tests.kit.product.terminal import INTERRUPT, Said, clean_environment, on_terminal, said
+from tests.kit.services.tcp_proxy import free_port
+from tests.kit.wait_until import wait_until
+
+SOURCE = '''
+def send_money(to: str, amount: int) -> str:
+    """Send money.
+
+    Args:
+        to: who gets it
+        amount: how much
+    """
+    return f"sent {amount} to {to}"
+'''
+WORDS = "one two three four five six seven eight nine ten"
+CALL = {"name": "send_money", "arguments": {"to": "Ada", "amount": 20}}
+ASKS = json.dumps({"turns": [{"text": "Let me see.", "calls": [CALL]}, {"text": "It is done."}]})
+SLOW = json.dumps({"turns": [{"text": WORDS, "delay_ms": 400}]})
+ENDLESS = json.dumps({"turns": [{"text": "up and down ", "repeat": 1000, "delay_ms": 100}]})
+QUICK = json.dumps({"turns": [{"text": "Good morning."}]})
+
+
+def said_by(text: str) -> str:
+    """The message that makes an agent say this."""
+    return json.dumps({"turns": [{"text": text}]})
+
+
+Holdfast = Callable[..., Awaitable[Said]]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `holdfast dev`, with a tool that asks first."""
+    directory, port = tmp_path_factory.mktemp("dev"), free_port()
+    address = f"http://127.0.0.1:{port}"
+    arguments = ["dev", "--port", str(port), "--data-dir", str(directory / "data")]
+    files = directory / "output", directory / "log"
+    for file in files:
+        file.touch()
+    process = fork(Command(arguments, clean_environment(), *files))
+
+    def answers() -> bool:
+        assert process.exit_status() is None, files[1].read_text()
+        try:
+            return httpx.get(f"{address}/v1/health/").is_success
+        except httpx.TransportError:
+            return False
+
+    asyncio.run(wait_until(answers, description="holdfast dev to answer", every=0.1))
+    tool = {"source_code": SOURCE, "default_requires_approval": True}
+    httpx.put(f"{address}/v1/tools/", json=tool).raise_for_status()
+    yield address
+    os.kill(process.pid, signal.SIGTERM)
+    asyncio.run(wait_until(lambda: process.exit_status() is not None, description="holdfast dev to end"))
+
+
+@pytest.fixture
+def holdfast(url: str, tmp_path: Path) -> Holdfast:
+    """A command, given to that server."""
+
+    async def give(*arguments: str, **settings: str) -> Said:
+        return await said(tmp_path, arguments, clean_environment(**{"HOLDFAST_URL": url, **settings}))
+
+    return give
+
+
+@pytest.fixture
+async def agent(holdfast: Holdfast) -> str:
+    """The id of an agent that plays what a message says."""
+    made = await holdfast("agents", "create", "scripted", "--model", "builtin/scripted", "--tool", "send_money")
+    assert made.status == 0, made.errors
+    return made.output.strip()
+
+
+def rows(said: Said) -> list[dict[str, Any]]:
+    """The objects that a command with --json has printed."""
+    return [json.loads(line) for line in said.output.splitlines()]
+
+
+async def test_agents_are_made_shown_listed_and_deleted(holdfast: Holdfast, agent: str) -> None:
+    [shown] = rows(await holdfast("agents", "show", agent, "--json"))
+    assert (shown["id"], shown["model"]) == (agent, "builtin/scripted")
+    assert "send_money" in (await holdfast("agents", "show", agent)).output
+    assert agent in (await holdfast("agents", "list", "--limit", "200")).output
+    assert agent in [row["id"] for row in rows(await holdfast("agents", "list", "--limit", "200", "--json"))]
+    refused = await holdfast("agents", "delete", agent)
+    assert (refused.status, "say --yes" in refused.errors) == (2, True)
+    assert "is deleted" in (await holdfast("agents", "delete", agent, "--yes")).output
+    assert (await holdfast("agents", "show", agent)).status == 2
+
+
+async def test_a_name_stands_for_the_one_agent_that_has_it(holdfast: Holdfast) -> None:
+    made = await holdfast("agents", "create", "the only one", "--model", "builtin/scripted")
+    assert (await holdfast("run", "the only one", QUICK)).output == "Good morning.\n"
+    await holdfast("agents", "create", "the only one", "--model", "builtin/scripted")
+    refused = await holdfast("run", "the only one", QUICK)
+    assert (refused.status, "give the id" in refused.errors) == (2, True)
+    nobody = await holdfast("run", "nobody", QUICK)
+    assert (nobody.status, "holdfast agents list" in nobody.errors) == (2, True)
+    assert made.output.startswith("agent-")
+
+
+async def test_a_run_is_followed_to_its_end(holdfast: Holdfast, agent: str) -> None:
+    done = await holdfast("run", agent, SLOW)
+    assert (done.status, done.output) == (0, f"{WORDS}\n")
+    *frames, run = rows(await holdfast("run", agent, QUICK, "--json"))
+    assert run["status"] == "completed"
+    assert [frame["seq_id"] for frame in frames] == list(range(1, len(frames) + 1))
+    assert "".join(f["content"] for f in frames if f["message_type"] == "assistant_message") == "Good morning."
+
+    [shown] = rows(await holdfast("runs", "show", run["id"], "--json"))
+    assert shown["usage"]["completion_tokens"] > 0
+    assert run["id"] in (await holdfast("runs", "show", run["id"])).output
+    assert (await holdfast("runs", "watch", run["id"])).output == "Good morning.\n"
+    listed = await holdfast("runs", "list", "--agent", agent, "--status", "completed", "--json")
+    assert rows(listed)[0]["id"] == run["id"]
+    assert run["id"] in (await holdfast("runs", "list", "--agent", agent)).output
+
+    assert rows(await holdfast("logs", run["id"], "--json")) == frames
+    assert rows(await holdfast("logs", run["id"], "--json", "--follow", "--starting-after", "3")) == frames[3:]
+    assert "assistant_message" in (await holdfast("logs", run["id"])).output
+
+
+async def test_a_history_was_shown_backwards(url: str, holdfast: Holdfast, agent: str) -> None:
+    """An agent's own newest messages are listed oldest first, a conversation's newest first."""
+    begun = await holdfast("run", agent, said_by("one"), "--conversation", "new")
+    conversation = begun.errors.split("--conversation ")[1].split("]")[0]
+    await holdfast("run", agent, said_by("two"), "--conversation", conversation)
+    await holdfast("run", agent, said_by("one"))
+    await holdfast("run", agent, said_by("two"))
+    with server_at(url) as server:
+        for given in (None, conversation):
+            history = conversation_of(server, {"id": agent}, given).history(4)
+            told = [message["content"] for message in history]
+            assert told == [said_by("one"), "one", said_by("two"), "two"]
+
+
+async def test_a_message_goes_into_a_further_conversation(holdfast: Holdfast, agent: str) -> None:
+    begun = await holdfast("run", agent, QUICK, "--conversation", "new")
+    assert (begun.status, begun.output) == (0, "Good morning.\n"), begun.errors
+    conversation = begun.errors.split("--conversation ")[1].split("]")[0]
+    await holdfast("run", agent, QUICK, "--conversation", conversation)
+    assert len(rows(await holdfast("runs", "list", "--conversation", conversation, "--json"))) == 2
+    assert rows(await holdfast("runs", "list", "--agent", agent, "--json"))[0]["conversation_id"] == conversation
+    other = await holdfast("agents", "create", "another", "--model", "builtin/scripted")
+    refused = await holdfast("run", other.output.strip(), QUICK, "--conversation", conversation)
+    assert (refused.status, f"a conversation of {agent}" in refused.errors) == (2, True)
+
+
+async def test_a_detached_run_takes_a_message_and_is_cancelled(holdfast: Holdfast, agent: str) -> None:
+    left = await holdfast("run", agent, ENDLESS, "--detach")
+    run_id = left.output.strip()
+    assert f"holdfast runs watch {run_id}" in left.errors
+    assert "run_status" in (await holdfast("logs", run_id)).output, "what there is of a run that goes on"
+    [injected] = rows(await holdfast("runs", "inject", run_id, "And another thing", "--json"))
+    assert injected["is_new"] is True
+    [receipt] = rows(await holdfast("runs", "cancel", run_id, "--reason", "obsolete", "--json"))
+    assert (receipt["status"], receipt["reason"]) == ("cancelled", "obsolete")
+    assert "cancelled" in (await holdfast("runs", "cancel", run_id)).output
+    watched = await holdfast("runs", "watch", run_id)
+    assert (watched.status, "cancelled" in watched.errors) == (4, True)
+
+
+async def test_a_run_that_fails_has_a_status_of_its_own(holdfast: Holdfast) -> None:
+    made = await holdfast("agents", "create", "keyless", "--model", "openai/gpt-4o-mini")
+    failed = await holdfast("run", made.output.strip(), "Hello")
+    assert (failed.status, "OPENAI_API_KEY" in failed.output) == (3, True), failed
+
+
+async def test_approvals_are_listed_and_decided(holdfast: Holdfast, agent: str) -> None:
+    waiting = await holdfast("run", agent, ASKS)
+    assert (waiting.status, "holdfast approvals list" in waiting.errors) == (5, True)
+    [approval] = rows(await holdfast("approvals", "list", "--agent", agent, "--json"))
+    assert approval["id"] in (await holdfast("approvals", "list")).output
+    mistaken = await holdfast("approvals", "decide", approval["id"], "approve", "--arguments", "nonsense")
+    assert (mistaken.status, "no JSON object" in mistaken.errors) == (2, True)
+    edited = json.dumps({"to": "Ada", "amount": 5})
+    [decided] = rows(await holdfast("approvals", "decide", approval["id"], "approve", "--arguments", edited, "--json"))
+    watched = await holdfast("runs", "watch", decided["continued_by"])
+    assert (watched.status, "sent 5 to Ada" in watched.output) == (0, True)
+    parked = await holdfast("runs", "watch", approval["run_id"], "--json")
+    assert (parked.status, rows(parked)[-1]["continued_by"]) == (0, decided["continued_by"]), "it waits no more"
+
+    await holdfast("run", agent, ASKS)
+    [approval] = rows(await holdfast("approvals", "list", "--agent", agent, "--json"))
+    denied = await holdfast("approvals", "decide", approval["id"], "deny", "--reason", "too much")
+    assert "denied" in denied.output
+    assert "too much" in (await holdfast("runs", "watch", denied.errors.split()[-1].rstrip("]"))).output
+
+
+async def test_top_shows_the_deployment(holdfast: Holdfast) -> None:
+    [shown] = rows(await holdfast("top", "--once", "--json"))
+    assert shown["services"]["worker"] is True
+    text = (await holdfast("top", "--once")).output
+    assert shown["workers"][0]["name"] in text
+    assert "● worker" in text
+
+
+async def test_a_server_that_is_not_there_is_a_failure_and_a_wrong_word_is_a_mistake(holdfast: Holdfast) -> None:
+    away = await holdfast("runs", "list", HOLDFAST_URL=f"http://127.0.0.1:{free_port()}")
+    assert (away.status, "does not answer" in away.errors, away.errors.count("\n")) == (1, True, 1)
+    wrong = await holdfast("runs", "list", HOLDFAST_URL="127.0.0.1:8283")
+    assert (wrong.status, "write it as http://" in wrong.errors) == (2, True)
+    assert (await holdfast("runs", "show", "run-1")).status == 2
+
+
+async def test_ctrl_c_detaches(url: str, agent: str) -> None:
+    environment = clean_environment(HOLDFAST_URL=url)
+    with on_terminal(["run", agent, SLOW], environment) as terminal:
+        await terminal.shows("one two")
+        terminal.type(INTERRUPT)
+        await terminal.shows("[d]etach")
+        terminal.type("d\n")
+        assert await terminal.ended() == 130
+        come_back = terminal.text.split("holdfast runs watch ")[1].split(";")[0].split()
+    with on_terminal(["runs", "watch", *come_back], environment) as terminal:
+        await terminal.shows("ten")
+        assert await terminal.ended() == 0
+        assert "one" not in terminal.text, "it was shown before"
+
+
+async def test_a_second_ctrl_c_detaches_and_a_word_cancels(url: str, agent: str) -> None:
+    environment = clean_environment(HOLDFAST_URL=url)
+    with on_terminal(["run", agent, ENDLESS], environment) as terminal:
+        await terminal.shows("up and down up")
+        terminal.type(INTERRUPT)
+        await terminal.shows("[d]etach")
+        terminal.type(INTERRUPT)
+        assert await terminal.ended() == 130
+        run_id = terminal.text.split("holdfast runs watch ")[1].split()[0]
+    with on_terminal(["runs", "watch", run_id], environment) as terminal:
+        await terminal.shows("up and down up")
+        terminal.type(INTERRUPT)
+        await terminal.shows("[c]ancel")
+        terminal.type("c\n")
+        assert await terminal.ended() == 4
+
+
+async def test_a_chat_shows_its_history_and_asks_in_place(url: str, agent: str) -> None:
+    environment = clean_environment(HOLDFAST_URL=url)
+    with on_terminal(["chat", agent], environment) as terminal:
+        await terminal.shows("/help]")
+        terminal.type(f"{QUICK}\n")
+        await terminal.shows("Good morning.", times=2)
+        terminal.type(f"{ASKS}\n")
+        await terminal.shows("[a]pprove")
+        terminal.type("l\n")
+        terminal.type("/quit\n")
+        assert await terminal.ended() == 0
+    with on_terminal(["chat", agent], environment) as terminal:
+        await terminal.shows("Good morning.", times=2)
+        await terminal.shows("[a]pprove")
+        terminal.type("e\n")
+        await terminal.shows("Arguments as JSON")
+        terminal.type('{"to": "Ada", "amount": 7}\n')
+        await terminal.shows("sent 7 to Ada")
+        await terminal.shows("It is done.", times=2)
+        terminal.type(f"{ENDLESS}\n")
+        await terminal.shows("up and down up")
+        terminal.type(INTERRUPT)
+        await terminal.shows("[c]ancel")
+        terminal.type("c\n")
+        await terminal.shows("cancelled")
+        terminal.type("\x04")
+        assert await terminal.ended() == 0
+
+
+async def test_a_chat_in_a_further_conversation_leaves_the_agents_own_alone(url: str, agent: str) -> None:
+    environment = clean_environment(HOLDFAST_URL=url)
+    with on_terminal(["chat", agent, "--conversation", "new"], environment) as terminal:
+        await terminal.shows("/help]")
+        conversation = terminal.text.split("--conversation ")[1].split("]")[0]
+        terminal.type(f"{ASKS}\n")
+        await terminal.shows("[a]pprove")
+        terminal.type("l\n")
+        terminal.type("/quit\n")
+        assert await terminal.ended() == 0
+    with on_terminal(["chat", agent], environment) as terminal:
+        await terminal.shows("/help]")
+        terminal.type(f"{QUICK}\n")
+        await terminal.shows("Good morning.", times=2)
+        terminal.type("/quit\n")
+        assert await terminal.ended() == 0
+        assert "[a]pprove" not in terminal.text
+    with on_terminal(["chat", agent, "--conversation", conversation], environment) as terminal:
+        await terminal.shows("Let me see.", times=2)
+        await terminal.shows("[a]pprove")
+        terminal.type("d\n")
+        await terminal.shows("Reason")
+        terminal.type("not now\n")
+        await terminal.shows("It is done.", times=2)
+        terminal.type(f"{ENDLESS}\n")
+        await terminal.shows("up and down up")
+        terminal.type(INTERRUPT)
+        await terminal.shows("[d]etach")
+        terminal.type("d\n")
+        assert await terminal.ended() in (0, 130)
+    with on_terminal(["chat", agent, "--conversation", conversation], environment) as terminal:
+        await terminal.shows("is at work]")
+        terminal.type(INTERRUPT)
+        await terminal.shows("[c]ancel")
+        terminal.type("c\n")
+        await terminal.shows("cancelled")
+        terminal.type("/cancel\n/quit\n")
+        assert await terminal.ended() == 0

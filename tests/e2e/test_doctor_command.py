@@ -1,0 +1,75 @@
+"""`holdfast doctor` names what is wrong, with the fix, and ends with 1 then."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from shared.sql.engine import Database
+from shared.sql.migrate import migrate
+from tests.kit.model_server import ModelServer
+from tests.kit.product.terminal import clean_environment, said
+from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.tcp_proxy import free_port
+
+PLAIN = {"HOLDFAST_SANDBOX": "process", "HOLDFAST_TOOL_USER": "root"}
+
+
+async def _findings(directory: Path, *arguments: str, **settings: str) -> tuple[int, dict[str, dict[str, str]]]:
+    done = await said(directory, ["doctor", "--json", *arguments], clean_environment(**PLAIN, **settings))
+    assert done.output, done.errors
+    findings = [json.loads(line) for line in done.output.splitlines()]
+    return done.status, {finding["subject"]: finding for finding in findings}
+
+
+async def test_services_that_are_well_are_said_to_be(
+    tmp_path: Path, postgres_url: str, private_redis: PrivateRedis
+) -> None:
+    new = f"sqlite:///{tmp_path / 'new.db'}"
+    status, found = await _findings(tmp_path, HOLDFAST_DATABASE_URL=new, HOLDFAST_REDIS_URL=private_redis.url)
+    assert (status, found["migrations"]["verdict"]) == (1, "wrong")
+    assert "holdfast migrate" in found["migrations"]["said"]
+
+    database = Database(postgres_url)
+    await migrate(database)
+    await database.aclose()
+    settings = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
+    client = cast("Any", private_redis.client())
+    await client.config_set("maxmemory-policy", "noeviction")
+    status, found = await _findings(tmp_path, **settings)
+    assert status == 0, found
+    assert {
+        found[name]["verdict"] for name in ("database", "database clock", "migrations", "redis", "redis clock")
+    } == {"ok"}
+    assert "plain processes" in found["walls around tools"]["said"]
+
+    await client.config_set("maxmemory-policy", "allkeys-lru")
+    status, found = await _findings(tmp_path, **settings)
+    assert (status, found["redis eviction"]["verdict"]) == (1, "wrong")
+    assert "noeviction" in found["redis eviction"]["fix"]
+
+
+async def test_what_is_away_or_refused_is_named(tmp_path: Path) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    settings = {"HOLDFAST_DATABASE_URL": f"postgresql://u:geheim@{away}/db", "HOLDFAST_REDIS_URL": f"redis://{away}/0"}
+    status, found = await _findings(tmp_path, HOLDFAST_ENCRYPTION_KEY="nonsense", **settings)
+    assert status == 1
+    assert {found[name]["verdict"] for name in ("database", "redis", "encryption key")} == {"wrong"}
+    assert "geheim" not in str(found)
+    half = await _findings(tmp_path, HOLDFAST_REDIS_URL=f"redis://{away}/0")
+    assert half[1]["database"]["said"] == "HOLDFAST_DATABASE_URL is not set"
+    typo = await said(tmp_path, ["doctor"], clean_environment(HOLDFAST_REDIS="x"))
+    assert (typo.status, "did you mean HOLDFAST_REDIS_URL?" in typo.errors) == (2, True)
+
+
+async def test_models_are_asked_when_told_to(tmp_path: Path) -> None:
+    async with ModelServer() as models:
+        models.say("ready")
+        status, found = await _findings(
+            tmp_path, "--call", OPENAI_API_KEY="a-key", OPENAI_BASE_URL=f"{models.origin}/v1"
+        )
+    assert (status, found["models of openai"]["verdict"]) == (0, "ok"), found
+    address = f"http://127.0.0.1:{free_port()}/v1"
+    status, found = await _findings(tmp_path, "--call", OPENAI_API_KEY="a-key", OPENAI_BASE_URL=address)
+    assert (status, found["models of openai"]["verdict"]) == (1, "wrong")
+    status, found = await _findings(tmp_path)
+    assert (status, "OPENAI_API_KEY" in found["models"]["fix"]) == (0, True)

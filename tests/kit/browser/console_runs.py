@@ -1,0 +1,28 @@
+"""Runs for tests of the console: of agents that play what they are told, in the background, shown word by word."""
+
+import json
+from typing import Any
+
+import httpx
+
+from tests.kit.product import Product
+
+
+async def start_run(http: httpx.AsyncClient, text: str, *, model: str = "builtin/echo", **agent: Any) -> dict[str, Any]:
+    """A run of a new agent, as it is when it was submitted."""
+    made = await http.post("/v1/agents", json={"name": "Shown", "model": model, "include_base_tools": False, **agent})
+    assert made.is_success, made.text
+    return await say(http, made.json()["id"], text)
+
+
+async def say(http: httpx.AsyncClient, agent_id: str, text: str) -> dict[str, Any]:
+    """A run of an agent that is there."""
+    sent = {"messages": [{"role": "user", "content": text}], "stream_tokens": True}
+    answer = await http.post(f"/v1/agents/{agent_id}/messages/async", json=sent)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+async def play(product: Product, *turns: dict[str, Any], **agent: Any) -> dict[str, Any]:
+    """A run whose model plays these turns (`builtin/scripted`)."""
+    return await start_run(product.http, json.dumps({"turns": turns}), model="builtin/scripted", **agent)

@@ -1,0 +1,95 @@
+"""Somebody who looks at the console: a tab, and all that went wrong in it."""
+
+import os
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from playwright.async_api import Browser, ConsoleMessage, Error, Page
+
+from tests.kit.browser.chromium import PATIENCE_MS
+
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+SCREENSHOTS = "HOLDFAST_TEST_SCREENSHOTS"
+"""Names the folder for pictures of the tested pages. Without it none are taken."""
+
+Colours = Literal["light", "dark"]
+
+_FIND_VIOLATIONS = """async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.flatMap((one) =>
+    one.nodes.map((node) => `${one.id}: ${node.target.join(" ")} ${node.failureSummary}`));
+}"""
+
+
+@dataclass
+class Viewer:
+    """A tab at a server's console."""
+
+    page: Page
+    base_url: str
+    errors: list[str] = field(default_factory=list[str])
+    """What the page has said on the console as an error, violations of its policy included, and what it threw."""
+
+    async def open(self, place: str = "/runs") -> None:
+        """Shows a page of the console, as `/runs/<id>`."""
+        await self.page.goto(f"{self.base_url}/console#{place}")
+
+    def forgive(self, pattern: str) -> None:
+        """Takes back errors that the test has caused itself, as by a server that it killed."""
+        self.errors = [error for error in self.errors if not re.search(pattern, error)]
+
+    async def violations(self) -> list[str]:
+        """What axe finds wrong with the page for whoever cannot see it or has no mouse."""
+        # A page's policy lets nobody add a script to it; what is evaluated is not bound by it.
+        await self.page.evaluate(AXE.read_text())
+        return await self.page.evaluate(_FIND_VIOLATIONS)
+
+    async def expect_accessible(self) -> None:
+        """Fails the test for what axe finds, in light and in dark."""
+        found: dict[str, list[str]] = {}
+        schemes: tuple[Colours, Colours] = ("light", "dark")
+        for colours in schemes:
+            await self.page.emulate_media(color_scheme=colours)
+            found[colours] = await self.violations()
+        await self.page.emulate_media(color_scheme="light")
+        assert found == {"light": [], "dark": []}
+
+    async def expect_no_sideways_scrolling(self) -> None:
+        """Fails the test when the page is wider than the screen."""
+        wide = await self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1]
+
+    async def picture(self, name: str) -> None:
+        """Keeps a picture of the page where SCREENSHOTS says so."""
+        folder = os.environ.get(SCREENSHOTS)
+        if folder:
+            await self.page.screenshot(path=Path(folder, f"console-{name}.png"), animations="disabled")
+
+
+@asynccontextmanager
+async def viewer_of(browser: Browser, base_url: str, **context: Any) -> AsyncGenerator[Viewer]:
+    """A tab of a browser that knows nothing yet. The test fails for errors that the page has shown in it."""
+    given: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "locale": "en-GB", **context}
+    opened = await browser.new_context(**given)
+    opened.set_default_timeout(PATIENCE_MS)
+    viewer = Viewer(await opened.new_page(), base_url)
+    viewer.page.on("console", lambda message: _note(viewer, message))
+    viewer.page.on("pageerror", lambda error: _note_thrown(viewer, error))
+    try:
+        yield viewer
+    finally:
+        await opened.close()
+    assert viewer.errors == []
+
+
+def _note(viewer: Viewer, message: ConsoleMessage) -> None:
+    if message.type == "error":
+        viewer.errors.append(f"{message.text} {message.location.get('url', '')}")
+
+
+def _note_thrown(viewer: Viewer, error: Error) -> None:
+    viewer.errors.append(f"thrown: {error}")

@@ -1,0 +1,11 @@
+"""Runs whose times nobody measures."""
+
+from shared.clock import SystemClock
+from shared.domain.runs import Run
+from worker.run.interruption import Interruption
+from worker.run.observation import RunObservation
+
+
+def unobserved(run: Run) -> RunObservation:
+    """The observation that a publisher needs, with nobody to tell."""
+    return RunObservation(run, worker="worker-1", clock=SystemClock(), interruption=Interruption())

@@ -1,0 +1,61 @@
+"""Every command says what it does, with an example; and asking for help does not load the server."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command_table import COMMANDS, loaded
+from cli.main import main
+from tests.kit.commands import Command, execute
+from tests.kit.wait_until import wait_until
+
+SERVER = ("fastapi", "sqlalchemy", "redis", "pydantic_settings")
+
+
+def _paths() -> list[list[str]]:
+    """The words of every command."""
+    found: list[list[str]] = []
+    for name in COMMANDS:
+        inner: dict[str, Any] = getattr(loaded(name), "commands", {})
+        found += [[name, word] for word in inner] or [[name]]
+    return found
+
+
+@pytest.mark.parametrize("words", _paths(), ids=" ".join)
+def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main([*words, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    example = shown.partition("Example: ")[2]
+    assert re.search(rf"holdfast {' '.join(words)}\b", example), shown
+
+
+TALKERS = [["chat"], ["dev"], ["api"], ["worker"], ["secrets", "generate-key"]]
+"""Commands that talk with a person, that run until they are ended, or that print one word."""
+
+
+@pytest.mark.parametrize("words", [words for words in _paths() if words not in TALKERS], ids=" ".join)
+def test_every_answer_can_be_had_as_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main([*words, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
+def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    shown = capsys.readouterr().out
+    assert [name for name in COMMANDS if f" {name} " not in shown] == []
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("holdfast ")
+
+
+@pytest.mark.parametrize("arguments", ["'--help'", "'runs', 'list', '--help'"])
+async def test_a_caller_does_not_wait_for_the_server_s_imports(tmp_path: Path, arguments: str) -> None:
+    program = (
+        f"import sys; from cli.main import main; main([{arguments}]); "
+        f"found = [name for name in {SERVER} if name in sys.modules]; assert not found, found"
+    )
+    files = tmp_path / "output", tmp_path / "errors"
+    process = execute(Command([], {}, *files), program)
+    await wait_until(lambda: process.exit_status() is not None, description="the help to be shown")
+    assert process.exit_status() == 0, files[1].read_text()

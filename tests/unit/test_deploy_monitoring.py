@@ -1,0 +1,136 @@
+"""deploy/grafana and deploy/prometheus: what they ask for is measured, and each alert has its page."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kit.project.source_tree import ROOT
+
+PROMETHEUS = ROOT / "deploy/prometheus"
+ALERTS: dict[str, Any] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))
+RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/holdfast.json").read_text(encoding="utf-8"))
+PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+ROW = re.compile(r"^\| `(?P<name>holdfast_\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\|", re.MULTILINE)
+OF_PROMETHEUS = frozenset({"job", "instance"})
+"""The labels that a scrape adds to every series."""
+
+SERIES = re.compile(r"\b(holdfast_\w+|process_\w+)(?:\{([^}]*)\})?")
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+FUNCTIONS = frozenset(
+    {"sum", "max", "count", "rate", "increase", "absent", "histogram_quantile", "topk", "by", "or", "le", "up"}
+)
+
+
+def measured() -> dict[str, set[str]]:
+    """Each series that the product has, with its labels; docs/operations/metrics.md is compared with the product's
+    registry by a test of its own."""
+    found: dict[str, set[str]] = {}
+    for row in ROW.finditer((ROOT / "docs/operations/metrics.md").read_text(encoding="utf-8")):
+        labels = set(re.findall(r"\w+", row["labels"])) | OF_PROMETHEUS
+        if row["type"] == "histogram":
+            found |= {f"{row['name']}_bucket": labels | {"le"}}
+            found |= {f"{row['name']}_{part}": labels for part in ("sum", "count")}
+        else:
+            found[row["name"]] = labels
+    assert found
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Where it stands, and the expression."""
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize(("place", "expression"), list(expressions()))
+def test_what_is_asked_for_is_measured(place: str, expression: str) -> None:
+    series = measured()
+    of_process = {"process_open_fds", "process_max_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+    asked = {match[1]: set(re.findall(r"(\w+)\s*[=!]", match[2] or "")) for match in SERIES.finditer(expression)}
+    assert asked or expression.startswith("up{"), f"{place} asks for nothing of Holdfast's"
+    allowed = OF_PROMETHEUS.union(*(series.get(name, set()) for name in asked))
+    for name, labels in asked.items():
+        assert name in series or name in of_process, f"{place}: nobody measures {name}"
+        assert labels <= series.get(name, set(OF_PROMETHEUS)), f"{place}: {name} has no label {labels}"
+    for grouped in GROUPED.findall(expression):
+        assert {label.strip() for label in grouped.split(",")} <= allowed, f"{place}: by ({grouped})"
+
+
+@pytest.mark.parametrize(("place", "expression"), list(expressions()))
+def test_an_expression_is_whole(place: str, expression: str) -> None:
+    """What a parser would find first, for machines without promtool."""
+    bare = re.sub(r'"[^"]*"', "", expression)
+    for opened, closed in ("()", "[]", "{}"):
+        assert bare.count(opened) == bare.count(closed), place
+    words = set(re.findall(r"\b[a-z_]+\b(?=\s*\()", bare))
+    assert words <= FUNCTIONS, place
+    counters = re.findall(r"\b\w+_total(?:\{[^}]*\})?(?!\w)", bare)
+    assert len(counters) == len(re.findall(r"\w+_total(?:\{[^}]*\})?\[", bare)), f"{place}: a counter without its rate"
+    assert len(re.findall(r"\w+_bucket\b", bare)) == bare.count("histogram_quantile("), place
+
+
+def test_every_alert_leads_to_its_page_and_every_part_of_the_page_to_an_alert() -> None:
+    text = (ROOT / "docs/operations/alerts.md").read_text(encoding="utf-8")
+    parts = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", text, re.MULTILINE)}
+    assert {rule["annotations"]["runbook"] for rule in RULES} == {f"docs/operations/alerts.md#{one}" for one in parts}
+    names = [rule["alert"] for rule in RULES]
+    assert len(names) == len(set(names))
+    assert {rule["labels"]["severity"] for rule in RULES} == {"critical", "warning"}
+    assert all(rule["annotations"]["summary"] for rule in RULES)
+
+
+def test_links_of_panels_lead_to_the_same_page() -> None:
+    known = {rule["annotations"]["runbook"] for rule in RULES}
+    named = {panel["description"] for panel in PANELS if panel["description"].startswith("docs/")}
+    assert named
+    assert named <= known
+
+
+def test_panels_have_places_and_a_source_that_is_asked_for() -> None:
+    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    sources = [one["datasource"]["uid"] for panel in PANELS for one in (panel, *panel["targets"])]
+    assert set(sources) == {"${datasource}"}
+
+
+def test_prometheus_reads_the_rules_and_shows_the_api_a_key() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
+    assert all((PROMETHEUS / name).is_file() for name in config["rule_files"])
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    assert jobs.keys() == {"holdfast-api", "holdfast-worker"}, "the rules know them by these names"
+    assert jobs["holdfast-api"]["authorization"]["credentials_file"]
+    assert "metrics_path" not in jobs["holdfast-api"], "it is /metrics, which is the default"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+@pytest.mark.parametrize(
+    "arguments", [["rules", "alerts.yml"], ["config", "--syntax-only", "prometheus.yml"]], ids=["rules", "config"]
+)
+def test_promtool_takes_them(arguments: list[str]) -> None:
+    done = subprocess.run(
+        ["promtool", "check", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
