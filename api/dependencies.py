@@ -1,6 +1,10 @@
-"""What routes declare instead of fetching it: services, the caller's project, checked ids, pages."""
+"""What routes declare instead of fetching it: services, the caller's project, checked ids, pages.
 
-from collections.abc import Callable
+All of it is `async`, though nothing here waits: FastAPI runs any other dependency in a thread, which costs a request
+more than most of what it asks for.
+"""
+
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -32,7 +36,7 @@ from shared.domain.runs import PRIORITIES
 from shared.sql.paging import Page
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:
     """The services of the application that answers."""
     return request.app.state.services
 
@@ -40,7 +44,7 @@ def services_of(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(services_of)]
 
 
-def caller_of(request: Request) -> Caller:
+async def caller_of(request: Request) -> Caller:
     """Who asks, as `Authentication` has found out."""
     return request.state.caller
 
@@ -48,7 +52,7 @@ def caller_of(request: Request) -> Caller:
 CallerDep = Annotated[Caller, Depends(caller_of)]
 
 
-def project_of(caller: CallerDep) -> ProjectId:
+async def project_of(caller: CallerDep) -> ProjectId:
     """The caller's project."""
     return caller.project_id
 
@@ -71,7 +75,7 @@ ThreadName = Annotated[str, Path(pattern=f"^(default|(conv|agent)-{UUID4_PATTERN
 """A conversation's id; `default`, with the agent's id beside it; or the agent's id, for the same history."""
 
 
-def run_id_of(run_id: Annotated[str, Path(json_schema_extra={"pattern": f"^run-{UUID4_PATTERN}$"})]) -> RunId:
+async def run_id_of(run_id: Annotated[str, Path(json_schema_extra={"pattern": f"^run-{UUID4_PATTERN}$"})]) -> RunId:
     """The run id of the path. The wire answers a malformed one with a 400 of its own, not with a 422."""
     if not is_id(run_id, "run"):
         raise InvalidRequest(f"Invalid run ID format: {run_id}. Expected format: 'run-<uuid4>'")
@@ -81,7 +85,7 @@ def run_id_of(run_id: Annotated[str, Path(json_schema_extra={"pattern": f"^run-{
 RunIdPath = Annotated[RunId, Depends(run_id_of)]
 
 
-def project_of_stream(
+async def project_of_stream(
     caller: CallerDep,
     _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None,
 ) -> ProjectId:
@@ -95,8 +99,8 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 Order = Literal["asc", "desc"]
 
 
-def _page_of(default_limit: int, default_order: Order) -> Callable[..., Page]:
-    def page(
+def _page_of(default_limit: int, default_order: Order) -> Callable[..., Awaitable[Page]]:
+    async def page(
         limit: Limit = default_limit,
         after: str | None = None,
         before: str | None = None,
@@ -126,7 +130,7 @@ Number = Annotated[int, Query(ge=-(2**31), lt=2**31)]
 Numbers = Annotated[list[Number] | None, Query(max_length=1000)]
 
 
-def submission_headers(
+async def submission_headers(
     caller: CallerDep,
     idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
     if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
@@ -134,11 +138,11 @@ def submission_headers(
     priority: Annotated[int, Header(alias="X-Holdfast-Priority", ge=PRIORITIES.start, lt=PRIORITIES.stop)] = 0,
     retry_count: Annotated[str | None, Header(alias="X-Stainless-Retry-Count")] = None,
     read_timeout: Annotated[str | None, Header(alias="X-Stainless-Read-Timeout")] = None,
-    timeout: Annotated[str | None, Header(alias="X-Stainless-Timeout")] = None,
+    waits: Annotated[str | None, Header(alias="X-Stainless-Timeout")] = None,
 ) -> SubmissionHeaders:
     """What the headers of a submission say. The SDK for Python and the one for TypeScript name their timeout
     differently."""
-    tried = try_of(retry_count, read_timeout or timeout)
+    tried = try_of(retry_count, read_timeout or waits)
     return SubmissionHeaders(idempotency_key, if_busy, status_events, priority, tried, caller.key_id)
 
 

@@ -8,7 +8,9 @@ from fastapi import APIRouter, Depends
 from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep
 
 
-def any_filter(_page: NewestFirst, name: str | None = None, cursor: str | None = None, is_open: bool = False) -> None:
+async def any_filter(
+    _page: NewestFirst, name: str | None = None, cursor: str | None = None, is_open: bool = False
+) -> None:
     """What is asked of a list, page by page or by a filter, holds of an empty one."""
 
 

@@ -20,7 +20,7 @@ from shared.sql.definitions.agents import AgentFilter, AgentOrder
 router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
 
-def _agent_filter(
+async def _agent_filter(
     name: str | None = None,
     query_text: str | None = None,
     tags: Texts = None,

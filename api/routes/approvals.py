@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/approvals", tags=["approvals"])
 ApprovalIdPath = Annotated[ApprovalId, Path(pattern=f"^approval-{UUID4_PATTERN}$")]
 
 
-def _page(
+async def _page(
     decided: bool = False,
     limit: Limit = 100,
     after: str | None = None,

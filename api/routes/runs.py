@@ -41,7 +41,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 WireStatus = Literal["created", "running", "completed", "failed", "cancelled"]
 
 
-def _run_filter(
+async def _run_filter(
     agent_id: str | None = None,
     agent_ids: Texts = None,
     statuses: Annotated[list[WireStatus] | None, Query()] = None,
@@ -88,7 +88,7 @@ async def list_active_runs(
     background: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Runs that were submitted and have not ended."""
-    wanted = _run_filter(agent_id, agent_ids, background=background, active=True)
+    wanted = await _run_filter(agent_id, agent_ids, background=background, active=True)
     runs = await services.listing.page(project_id, wanted, Page(limit=1000))
     return [wire_run(run) for run in runs]
 

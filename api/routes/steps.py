@@ -20,7 +20,7 @@ from shared.sql.runs.steps import StepFilter
 router = APIRouter(prefix="/v1/steps", tags=["steps"])
 
 
-def _step_filter(
+async def _step_filter(
     agent_id: str | None = None,
     run_id: str | None = None,
     model: str | None = None,

@@ -22,7 +22,7 @@ async def _with_base_tools(services: ServicesDep, project_id: ProjectDep) -> Non
 router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_with_base_tools)])
 
 
-def _tool_filter(
+async def _tool_filter(
     name: str | None = None,
     names: Texts = None,
     tool_ids: Texts = None,
