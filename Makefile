@@ -65,8 +65,8 @@ clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
 	@rm -rf $(VENV) .venv-contract build *.egg-info .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The checker, and the types of the libraries that the console has without them.
-$(CONSOLE_TYPES)/.installed: .ci/console-types.json
+# The checker, and the types of the libraries that the console has without them. In .venv, which must be made first.
+$(CONSOLE_TYPES)/.installed: .ci/console-types.json | $(STAMP)
 	@mkdir -p $(CONSOLE_TYPES)
 	@cp .ci/console-types.json $(CONSOLE_TYPES)/package.json
 	@npm install --silent --no-audit --no-fund --prefix $(CONSOLE_TYPES)
