@@ -26,15 +26,26 @@ class RequestMetrics:
             return
         began = self._clock.monotonic()
         state = scope.setdefault("state", {})
+        has_begun = False
+
+        def count(status: int) -> None:
+            seconds = self._clock.monotonic() - began
+            self._metrics.request_answered(scope["method"], state.get(_ROUTE, NO_ROUTE), status, seconds)
 
         async def counted(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
-                seconds = self._clock.monotonic() - began
-                route = state.get(_ROUTE, NO_ROUTE)
-                self._metrics.request_answered(scope["method"], route, message["status"], seconds)
+                has_begun = True
+                count(message["status"])
             await send(message)
 
-        await self._app(scope, receive, counted)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            # The answer to an error that nobody foresaw is made outside of here, where no middleware sees it.
+            if not has_begun:
+                count(500)
+            raise
 
 
 class RouteNames:
@@ -50,9 +61,17 @@ class RouteNames:
             return
         state = scope.setdefault("state", {})
 
-        async def noted(message: Message) -> None:
-            if message["type"] == "http.response.start" and "route" in scope:
+        def note() -> None:
+            if "route" in scope:
                 state[_ROUTE] = getattr(scope["route"], "path", NO_ROUTE)
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                note()
             await send(message)
 
-        await self._app(scope, receive, noted)
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:
+            note()
+            raise
