@@ -29,7 +29,8 @@ async def upkeep(
     embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
 
     async def sweep() -> None:
-        process.metrics.worker.sweeper_found.inc(await sweeper.sweep())
+        for reason, count in (await sweeper.sweep()).items():
+            process.metrics.worker.runs_found(reason, count)
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(intervals.repeating(sweep, every_s=every_s, name="sweep"))

@@ -66,6 +66,9 @@ class ApiMetrics:
         self._callbacks = Counter(
             "holdfast_callbacks", "Attempts to deliver a callback.", ["outcome"], registry=registry
         )
+        for outcome in CALLBACK_OUTCOMES:
+            # A series that is first seen at 1 has not grown, as Prometheus counts: an alert would miss the first one.
+            self._callbacks.labels(outcome)
         registry.register(_DeploymentGauges(self))
 
     def request_answered(self, method: str, route: str, status: int, seconds: float) -> None:

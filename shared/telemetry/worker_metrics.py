@@ -2,9 +2,11 @@
 instrument."""
 
 from collections.abc import Collection
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunStatus
 from shared.domain.model_providers import PROVIDERS
 from shared.domain.runs import Usage
@@ -12,10 +14,7 @@ from shared.domain.runs import Usage
 OTHER = "other"
 """Stands for every value of a label that is not in its list."""
 
-STOP_REASONS = (
-    "end_turn", "max_steps", "max_tokens_exceeded", "requires_approval", "cancelled", "error", "llm_api_error",
-    "context_window_overflow_in_system_prompt",
-)  # fmt: skip
+STOP_REASONS: tuple[str, ...] = get_args(StopReason)
 
 INTERRUPTS = ("cancelled", "timed_out", "budget", "handed_over", "lost", "put_off", "interrupted")
 """How something ends that was not let come to its end: see `worker.run.observed.Observed`."""
@@ -26,6 +25,12 @@ MODEL_OUTCOMES = (
     "success", "error", "llm_rate_limit", "llm_authentication", "llm_timeout", "llm_bad_request",
     "context_window_exceeded", "context_window_overflow_in_system_prompt", "llm_error", *INTERRUPTS,
 )  # fmt: skip
+
+CUT_OFF = ("model", "tool", "between")
+"""What a cancel may cut off."""
+
+FOUND_BECAUSE = ("worker_lost", "not_dispatched", "waited")
+"""Why the sweeper dispatches a run again: see `worker.upkeep.sweeper.Reason`."""
 
 _TOKEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 """A token is in Redis within a millisecond; seconds mean that Redis or SQL was away."""
@@ -49,10 +54,15 @@ def bounded(value: str, known: Collection[str]) -> str:
 
 
 class WorkerMetrics:
-    """The instruments of a worker."""
+    """The instruments of a worker.
+
+    A series that is first seen at 1 has not grown, as Prometheus counts. So those that alerts watch begin at 0: with
+    the process, and those of a provider with its first call, because few workers ask more than two of the providers.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self._known_providers = set[str]()
         self._runs_ended = self._counter(
             "runs_ended", "Runs that this worker brought to an end.", "status", "stop_reason"
         )
@@ -85,10 +95,23 @@ class WorkerMetrics:
         self.leases_lost = self._counter("leases_lost", "Runs that another worker has, or may have soon.")
         self.step_restarts = self._counter("step_restarts", "Steps of which readers had seen what then was void.")
         self.log_gaps = self._counter("log_gaps", "Logs of which Redis had lost a part, and was sent it again.")
-        self.sweeper_found = self._counter("sweeper_found", "Runs that no worker had, and that were dispatched again.")
+        self._sweeper_found = self._counter(
+            "sweeper_found", "Runs that no worker had, and that were dispatched again.", "reason"
+        )
         self.log_bytes = self._counter("log_bytes", "Bytes of events that were shown.")
         self.checkpoint = self._histogram("checkpoint_seconds", "How long storing a checkpoint took.", _WRITE_S)
         self.settle = self._histogram("settle_seconds", "How long storing the end of a run took.", _WRITE_S)
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        for reason in STOP_REASONS:
+            self._runs_ended.labels(RunStatus.FAILED, reason)
+        for outcome in TOOL_OUTCOMES:
+            self._tool_calls.labels(outcome)
+        for state in CUT_OFF:
+            self._cancel_latency.labels(state)
+        for reason in FOUND_BECAUSE:
+            self._sweeper_found.labels(reason)
 
     def run_ended(self, status: str, stop_reason: str) -> None:
         self._runs_ended.labels(bounded(status, tuple(RunStatus)), bounded(stop_reason, STOP_REASONS)).inc()
@@ -101,6 +124,15 @@ class WorkerMetrics:
         outcome = bounded(outcome, TOOL_OUTCOMES)
         self._tool_calls.labels(outcome).inc()
         self._tool_call_s.labels(outcome).observe(seconds)
+
+    def model_call_begins(self, provider: str) -> None:
+        """Before the first answer or failure can be counted."""
+        provider = bounded(provider, PROVIDERS)
+        if provider not in self._known_providers:
+            self._known_providers.add(provider)
+            self._model_retries.labels(provider)
+            for outcome in MODEL_OUTCOMES:
+                self._model_calls.labels(provider, outcome)
 
     def model_asked(self, provider: str, outcome: str, seconds: float, usage: Usage | None) -> None:
         """`usage` is None for a call that did not come to its end."""
@@ -115,8 +147,12 @@ class WorkerMetrics:
         self._model_retries.labels(bounded(provider, PROVIDERS)).inc()
 
     def run_cancelled(self, state: str, seconds: float) -> None:
-        """`state`: what the cancel has cut off, `model`, `tool` or `between`."""
-        self._cancel_latency.labels(bounded(state, ("model", "tool", "between"))).observe(seconds)
+        """`state`: what the cancel has cut off."""
+        self._cancel_latency.labels(bounded(state, CUT_OFF)).observe(seconds)
+
+    def runs_found(self, reason: str, count: int) -> None:
+        """The sweeper has dispatched so many runs again."""
+        self._sweeper_found.labels(bounded(reason, FOUND_BECAUSE)).inc(count)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"holdfast_{name}", meaning, labels, registry=self._registry)

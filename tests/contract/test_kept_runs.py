@@ -64,15 +64,15 @@ async def test_a_run_that_was_left_to_its_worker_is_left_to_it_by_the_next_sweep
     sweeper = Sweeper(
         listing=stores.listing, runs=stores.runs, queue=queue, unowned=unowned, clock=clock, quiet_s=1, patience_s=0
     )
-    assert await sweeper.sweep() == 0
+    assert await sweeper.sweep() == {}
     assert (await stores.runs.look_up(run.id)).dispatch == run.dispatch + 1
-    assert await sweeper.sweep() == 0
+    assert await sweeper.sweep() == {}
     dispatched = {(run.id, run.dispatch + number) for number in range(4)}
     assert await queue.queued_among(dispatched) == {(run.id, run.dispatch)}
 
     # When that worker dies, its job is claimed, found to be an old one, and removed: then the run is dispatched.
     assert await JobLeases(redis, worker="living", lease_s=6).finish(keys.job_id(run.id, run.dispatch))
-    assert await sweeper.sweep() == 1
+    assert await sweeper.sweep() == {"worker_lost": 1}
 
 
 async def test_an_old_job_is_not_taken_again_because_the_same_worker_has_a_newer_one(

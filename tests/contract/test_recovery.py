@@ -1,6 +1,7 @@
 """The sweeper dispatches for unowned runs, and leaves alone what a living worker holds."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from datetime import timedelta
 
 import pytest
 from arq.connections import ArqRedis
@@ -11,7 +12,8 @@ from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.unowned import UnownedRuns
-from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
+from tests.kit.runs.definitions import NOW
+from tests.kit.runs.stored_runs import IDS, Stores, checkpoint, stored_runs
 from worker.upkeep.sweeper import Sweeper
 
 
@@ -62,9 +64,19 @@ def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
 async def test_an_unowned_run_is_dispatched_again(stores: Stores, redis: ArqRedis) -> None:
     waiting, running = await stores.submitted(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
     queue = RunQueue(redis)
-    assert await sweeper_of(stores, redis, queue).sweep() == 2
+    assert await sweeper_of(stores, redis, queue).sweep() == {"not_dispatched": 1, "worker_lost": 1}
     dispatches = {(waiting.id, waiting.dispatch + 1), (running.id, running.dispatch + 1)}
     assert await queue.queued_among(dispatches) == dispatches
+
+
+async def test_a_run_that_has_waited_for_its_budget_was_taken_for_one_of_a_lost_worker(
+    stores: Stores, redis: ArqRedis
+) -> None:
+    """An operator was told of lost workers whenever a budget had let some runs wait."""
+    run, _lost = await stores.claimed(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
+    await stores.checkpoints.hand_over(run, checkpoint(run).tail, NOW, waits_until=NOW + timedelta(hours=1))
+
+    assert await sweeper_of(stores, redis, RunQueue(redis)).sweep() == {"waited": 1, "worker_lost": 1}
 
 
 @pytest.mark.parametrize("after_look", [1, 2])
@@ -79,5 +91,5 @@ async def test_a_run_whose_worker_takes_its_lease_again_meanwhile_is_left_to_it(
         assert await leases.retake(keys.job_id(run.id, run.dispatch))
 
     queue = WatchedQueue(redis, after_look=after_look, do=retake)
-    assert await sweeper_of(stores, redis, queue).sweep() == 0
+    assert await sweeper_of(stores, redis, queue).sweep() == {}
     assert await queue.queued_among([(run.id, run.dispatch), (run.id, run.dispatch + 1)]) == {(run.id, run.dispatch)}

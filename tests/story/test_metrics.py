@@ -1,10 +1,12 @@
 """What a scrape says after runs: each count and each duration is that of what happened."""
 
+import asyncio
 from typing import Any
 
 from api.access.callers import DEFAULT_PROJECT
 from api.access.whose_rows import act_for
 from shared.domain.ids import StepId
+from shared.telemetry.worker_metrics import CUT_OFF
 from tests.kit.exposition import Figures, scraped
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
@@ -107,6 +109,22 @@ async def test_a_cancel_is_counted_with_what_it_has_cut_off(product: Product) ->
     assert figures.of("runs_ended_total", status="cancelled", stop_reason="cancelled") == 1
     assert figures.of("model_calls_total", provider="openai", outcome="cancelled") == 1
     assert figures.of("steps_total", status="cancelled") == 1
+
+
+async def test_a_cancel_that_let_the_step_end_was_counted_as_a_slow_one(product: Product) -> None:
+    """Its client wants the model and the tools to take the time that they take."""
+    tools, answers = [await product.tool(LOOK)], asyncio.Event()
+    agent = await product.agent(tools=tools)
+    product.models.play(Turn(calls=[Call("look", {})], silent_before_headers=60, resume=answers))
+    run = await product.client.agents.messages.create_async(agent_id=agent.id, input="Hello")
+    await wait_until(lambda: product.models.requests, description="the model to be asked")
+
+    await product.http.post(f"/v1/runs/{run.id}/cancel", json={"mode": "after_step"})
+    answers.set()
+
+    figures = await scraped_idle(product)
+    assert figures.of("runs_ended_total", status="cancelled", stop_reason="cancelled") == 1
+    assert [figures.of("cancel_latency_seconds_count", state=state) for state in CUT_OFF] == [0, 0, 0]
 
 
 async def test_a_run_that_waits_for_a_person_is_shown_and_its_tool_is_timed_when_it_goes_on(product: Product) -> None:

@@ -93,7 +93,8 @@ async def test_a_run_that_no_worker_was_told_of_is_counted_when_the_sweeper_find
 
     assert (await product.ended(stored.id))["status"] == "completed"
     figures = await figures_when(product, lambda one: one.of("runs_in_hand") == 0, "the run to be let go")
-    assert figures.of("sweeper_found_total") == 1
+    assert figures.of("sweeper_found_total", reason="not_dispatched") == 1
+    assert figures.of("sweeper_found_total", reason="worker_lost") == 0
 
 
 async def test_each_attempt_at_a_callback_is_counted_by_what_came_of_it(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from api.request_log import PROBES
+from shared.telemetry.metrics import Metrics
 from tests.kit.project.source_tree import ROOT
 
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -57,7 +59,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_what_is_asked_for_is_measured(place: str, expression: str) -> None:
     series = measured()
     of_process = {"process_open_fds", "process_max_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"}
-    asked = {match[1]: set(re.findall(r"(\w+)\s*[=!]", match[2] or "")) for match in SERIES.finditer(expression)}
+    asked = {match[1]: set(re.findall(r"(\w+)\s*[=!]~?\"", match[2] or "")) for match in SERIES.finditer(expression)}
     assert asked or expression.startswith("up{"), f"{place} asks for nothing of Holdfast's"
     allowed = OF_PROMETHEUS.union(*(series.get(name, set()) for name in asked))
     for name, labels in asked.items():
@@ -78,6 +80,42 @@ def test_an_expression_is_whole(place: str, expression: str) -> None:
     counters = re.findall(r"\b\w+_total(?:\{[^}]*\})?(?!\w)", bare)
     assert len(counters) == len(re.findall(r"\w+_total(?:\{[^}]*\})?\[", bare)), f"{place}: a counter without its rate"
     assert len(re.findall(r"\w+_bucket\b", bare)) == bare.count("histogram_quantile("), place
+
+
+WATCHED = re.compile(r"(?:rate|increase)\((holdfast_\w+)(?:\{([^}]*)\})?\[")
+MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if WATCHED.search(rule["expr"])], ids=lambda rule: rule["alert"]
+)
+def test_the_first_callback_that_was_given_up_raised_no_alert(rule: dict[str, Any]) -> None:
+    """Its series began at 1, and what has always been 1 has not grown. What an alert watches begins at 0."""
+    metrics = Metrics()
+    assert metrics.api
+    metrics.worker.model_call_begins("openai")
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples if not sample.value]
+    for name, labels in WATCHED.findall(rule["expr"]):
+        if name == "holdfast_http_requests_total":
+            continue  # There are too many routes, and the alert is on a share of many requests.
+        wanted = MATCHER.findall(labels)
+        found = [
+            sample
+            for sample in samples
+            if sample.name == name
+            and all(
+                re.fullmatch(text if kind == "=~" else re.escape(text), sample.labels[of]) for of, kind, text in wanted
+            )
+        ]
+        assert found, f"{name} {wanted}"
+
+
+def test_probes_and_scrapes_made_failing_requests_a_small_share() -> None:
+    """A deployment that few people use is asked for its health more often than for anything else."""
+    [rule] = [rule for rule in RULES if rule["alert"] == "HoldfastApiErrors"]
+    left_out = re.findall(r'route!~"([^"]*)"', rule["expr"])
+    assert len(left_out) == len(re.findall(r"http_requests_total", rule["expr"])) == 2
+    assert all(set(routes.split("|")) == PROBES for routes in left_out)
 
 
 def test_every_alert_leads_to_its_page_and_every_part_of_the_page_to_an_alert() -> None:

@@ -2,9 +2,11 @@
 
 import re
 from collections import defaultdict
+from typing import get_args
 
 import pytest
 
+from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Usage
 from shared.telemetry.api_metrics import DeploymentState
@@ -34,6 +36,7 @@ def metrics() -> Metrics:
     worker.run_ended("completed", "end_turn")
     worker.step_ended("success")
     worker.tool_called("success", 0.1)
+    worker.model_call_begins("openai")
     worker.model_asked("openai", "success", 1.5, Usage(prompt_tokens=10, completion_tokens=20))
     worker.model_retried("openai")
     worker.run_cancelled("model", 0.2)
@@ -72,6 +75,15 @@ def test_what_was_done_is_shown(metrics: Metrics) -> None:
     assert figures.of("tool_call_seconds_sum", outcome="success") == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("stop_reason", get_args(StopReason))
+def test_a_run_that_a_tool_rule_ended_was_counted_under_another_reason(metrics: Metrics, stop_reason: str) -> None:
+    """Its reason was missing from a list of metrics' own."""
+    metrics.worker.run_ended("cancelled", stop_reason)
+
+    figures = Figures(metrics.exposition().decode())
+    assert figures.of("runs_ended_total", status="cancelled", stop_reason=stop_reason) == 1
+
+
 def test_what_nobody_knows_is_left_out(metrics: Metrics) -> None:
     """A gauge at 0 would say that the queue is empty while Redis is away."""
     metrics.api.deployment = DeploymentState(runs={})
@@ -84,6 +96,7 @@ def test_what_nobody_knows_is_left_out(metrics: Metrics) -> None:
 def test_foreign_words_become_no_series(metrics: Metrics) -> None:
     """Names that come from requests, models and later releases would fill Prometheus' memory."""
     api, worker = metrics.api, metrics.worker
+    worker.model_call_begins("provider")  # `other`, as every provider, has its outcomes from its first call on
     before = _series(metrics)
     for number in range(100):
         api.request_answered(f"VERB{number}", "/v1/runs/{run_id}", 200, 0.01)
@@ -95,6 +108,8 @@ def test_foreign_words_become_no_series(metrics: Metrics) -> None:
         worker.model_asked(f"provider-{number}", f"outcome {number}", 0.1, None)
         worker.model_retried(f"provider-{number}")
         worker.run_cancelled(f"state {number}", 0.1)
+        worker.model_call_begins(f"provider-{number}")
+        worker.runs_found(f"reason {number}", 1)
 
     after = _series(metrics)
 

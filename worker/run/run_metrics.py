@@ -24,6 +24,8 @@ class RunMetrics(RunObserver):
             self._metrics.runs_in_hand.inc()
             if what.queue_wait_s is not None:
                 self._metrics.queue_wait.observe(what.queue_wait_s)
+        elif isinstance(what, ObservedModelCall):
+            self._metrics.model_call_begins(what.provider)
 
     def ended(self, what: Observed) -> None:
         metrics = self._metrics

@@ -2,9 +2,11 @@
 came to settle."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import structlog
 
@@ -19,6 +21,10 @@ from shared.sql.runs.listing import QUIET_PAGE, QuietRun, RunListing
 from shared.sql.runs.run_store import RunStore
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Reason = Literal["worker_lost", "not_dispatched", "waited"]
+"""Why a run is dispatched again: its worker is gone; nobody was told that it may begin; or it has waited for room in a
+budget for as long as it was to, which is no fault of anybody's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +41,13 @@ class Sweeper:
     patience_s: float
     """How long its worker may take to notice that Redis has forgotten its lease."""
 
-    async def sweep(self) -> int:
-        """One look; how many runs were dispatched again. Raises `Unavailable`."""
+    async def sweep(self) -> Counter[Reason]:
+        """One look; how many runs were dispatched again, and why. Raises `Unavailable`."""
         await self._finish_cancels()
         await self.queue.recount()
         now = self.clock.now()
         since = now - timedelta(seconds=self.quiet_s)
-        dispatched, last = 0, None
+        dispatched, last = Counter[Reason](), None
         while True:
             quiet = await self.listing.quiet(since, now, last)
             dispatched += await self._dispatch_unqueued(quiet)
@@ -49,10 +55,10 @@ class Sweeper:
                 return dispatched
             last = quiet[-1]
 
-    async def restart(self) -> int:
+    async def restart(self) -> Counter[Reason]:
         """At the start of an embedded product: nothing that is in flight can be a worker's."""
         now = self.clock.now()
-        dispatched, last = 0, None
+        dispatched, last = Counter[Reason](), None
         while True:
             quiet = await self.listing.quiet(now + timedelta(days=1), now, last)
             dispatched += await self._dispatch_again(quiet)
@@ -60,7 +66,7 @@ class Sweeper:
                 return dispatched
             last = quiet[-1]
 
-    async def _dispatch_unqueued(self, quiet: Sequence[QuietRun]) -> int:
+    async def _dispatch_unqueued(self, quiet: Sequence[QuietRun]) -> Counter[Reason]:
         unqueued = await self._not_in_queue(quiet)
         begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
         dispatched = await self._dispatch_again([run for run in unqueued if run not in begun])
@@ -74,12 +80,12 @@ class Sweeper:
         in_queue = await self.queue.queued_among([job for run in found for job in _jobs_of(run)])
         return [run for run in found if in_queue.isdisjoint(_jobs_of(run))]
 
-    async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> int:
+    async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> Counter[Reason]:
         """Gives the runs their next dispatch in SQL, and puts into the queue those whose worker has not taken its lease
         again meanwhile. Should such a worker die, its job is claimed in vain and removed, and the next look finds no
         job of the run."""
         if not unqueued:
-            return 0
+            return Counter()
         dispatches = await self.runs.dispatch_again(unqueued)
         still = {run.run_id for run in await self._not_in_queue(unqueued)}
         waiting = [dispatch for dispatch in dispatches if dispatch.run_id in still]
@@ -88,7 +94,8 @@ class Sweeper:
         log.info(
             "runs_dispatched_again", runs=[dispatch.run_id for dispatch in waiting], kept=len(dispatches) - len(waiting)
         )
-        return len(waiting)
+        found = {dispatch.run_id for dispatch in waiting}
+        return Counter(_reason_of(run) for run in unqueued if run.run_id in found)
 
     async def _finish_cancels(self) -> None:
         """Cancels that were recorded for a run that no worker has, by an API process that then was lost."""
@@ -99,6 +106,12 @@ class Sweeper:
                     await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
             except (LifecycleError, Unavailable) as error:
                 log.info("cancel_left_for_later", run_id=run.id, reason=str(error))
+
+
+def _reason_of(run: QuietRun) -> Reason:
+    if run.waits:
+        return "waited"
+    return "worker_lost" if run.status is RunStatus.RUNNING else "not_dispatched"
 
 
 def _jobs_of(run: QuietRun) -> list[tuple[RunId, int]]:

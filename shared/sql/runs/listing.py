@@ -53,6 +53,8 @@ class QuietRun(NamedTuple):
     dispatch: int
     fence: Fence
     updated_at: datetime
+    waits: bool = False
+    """It waits for room in a budget, or has done so and may be tried again."""
 
 
 class RunListing:
@@ -146,7 +148,8 @@ class RunListing:
             has_one_of(earlier, ACTIVE),
             earlier.c.status != RunStatus.CREATED,
         )
-        query = sa.select(runs.c.id, runs.c.status, runs.c.dispatch, runs.c.fence, runs.c.updated_at).where(
+        columns = (runs.c.id, runs.c.status, runs.c.dispatch, runs.c.fence, runs.c.updated_at)
+        query = sa.select(*columns, runs.c.waits_until.is_not(None).label("waits")).where(
             runs.c.status.in_([RunStatus.CREATED, RunStatus.RUNNING]),
             sa.or_(runs.c.updated_at < since, runs.c.updated_at > now),
             sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
@@ -158,7 +161,10 @@ class RunListing:
             query = query.where(sa.tuple_(runs.c.updated_at, runs.c.id) > last)
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(runs.c.updated_at, runs.c.id).limit(limit))
-            return [QuietRun(row.id, RunStatus(row.status), row.dispatch, row.fence, row.updated_at) for row in found]
+            return [
+                QuietRun(row.id, RunStatus(row.status), row.dispatch, row.fence, row.updated_at, row.waits)
+                for row in found
+            ]
 
     async def cancelled_but_unclaimed(self, limit: int = 100) -> list[Run]:
         """Runs that no worker has, parked or never claimed, for which a cancel is recorded."""
