@@ -93,6 +93,19 @@ async def test_the_answer_that_asks_a_person_counts_as_well(stores: Stores) -> N
     assert (await stores.runs.look_up(run.id)).first_token_at is not None
 
 
+async def test_a_continuation_began_to_answer_before_it_was_submitted(stores: Stores) -> None:
+    """Its first checkpoint stores the step of the run that asked, and the moment of that one's answer was taken."""
+    parked = await stores.claimed()
+    asked = step_of(parked, 1, FIRST)
+    parked = await stores.park(parked, call("a", needs_approval=True))
+    run = await stores.claim(await stores.decide(approve("a"), created_at=NOW + timedelta(seconds=9)))
+    await stores.checkpoints.record(run, checkpoint(run, answer("launched"), step=asked))
+    assert (await stores.runs.look_up(run.id)).first_token_at is None
+
+    ended = await stores.settle(await stores.runs.look_up(run.id), step=asked)
+    assert ended.run.first_token_at is None
+
+
 async def test_a_run_whose_model_never_answered_has_no_first_token(stores: Stores) -> None:
     run = await stores.claimed()
     failed = step_of(run, 1, StepTiming(asked_at=BEGAN))

@@ -124,7 +124,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step_count: int
     step: Step | None = None
 
-    def columns(self, last_seq: Seq) -> dict[str, Any]:
+    def columns(self, run_id: RunId, last_seq: Seq) -> dict[str, Any]:
         """The run's columns after the checkpoint; `last_seq` is the last event that SQL has then."""
         return {
             "attempts_without_progress": 0,
@@ -132,7 +132,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             "step_count": self.step_count,
             "last_seq": last_seq,
             "checkpoint_seq": last_seq,
-            **first_token(self.step),
+            **first_token(run_id, self.step),
         }
 
 
@@ -149,7 +149,7 @@ class CheckpointStore:
             await store_step(connection, run, checkpoint)
             await insert_intents(connection, run.id, starting, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
-            await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(last_seq))
+            await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(run.id, last_seq))
 
     async def compact(self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime) -> None:
         """Stores a compaction in the middle of a run, with the events that show it. A repetition changes nothing.

@@ -136,7 +136,7 @@ class SettlementStore:
             log_end = _log_end(run, PARKED, checkpoint.now, checkpoint.usage, checkpoint.step_count)
             tail = LogTail(checkpoint.tail.first, [*checkpoint.tail.entries, *log_end])
             values = {
-                **checkpoint.columns(tail.last),
+                **checkpoint.columns(run.id, tail.last),
                 "stop_reason": PARKED.stop_reason,
                 "completed_at": checkpoint.now,
             }
@@ -174,7 +174,7 @@ class SettlementStore:
             "checkpoint_seq": last_seq,
             "completed_at": now,
             "waits_until": None,
-            **first_token(settlement.step),
+            **first_token(run.id, settlement.step),
         }
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         await insert_events(connection, run.id, tail.behind(locked.last_seq))

@@ -112,9 +112,10 @@ def _conditions(wanted: StepFilter, *, is_sqlite: bool) -> list[sa.ColumnElement
     return conditions
 
 
-def first_token(step: Step | None) -> dict[str, Any]:
-    """The run's column for the first piece of an answer, as far as this step knows of one: the first one wins."""
-    if step is None or not step.timing.first_token_at:
+def first_token(run_id: RunId, step: Step | None) -> dict[str, Any]:
+    """The run's column for the first piece of an answer, as far as this step knows of one: the first one wins. The step
+    with which a continuation begins is that of the parked run, whose model had answered before this run was there."""
+    if step is None or step.run_id != run_id or not step.timing.first_token_at:
         return {}
     column = runs.c.first_token_at
     moment = EPOCH + timedelta(milliseconds=step.timing.first_token_at)
