@@ -135,6 +135,15 @@ async def test_a_refused_answer_says_content_filter(handle: str) -> None:
     assert ending(events).reason == "content_filter"
 
 
+@pytest.mark.parametrize("handle", [ANTHROPIC, CHAT])
+async def test_a_server_that_reports_less_than_no_tokens_gives_a_budget_none_back(handle: str) -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(text="One two three.", prompt_tokens=-1, cached_tokens=-1, written_tokens=-1))
+        usage = ending(await ask(models, call(handle))).usage
+    assert min(usage.prompt_tokens, usage.completion_tokens, usage.context_tokens) > 0
+    assert min(usage.cached_input_tokens, usage.cache_write_tokens, usage.reasoning_tokens) == 0
+
+
 async def test_usage_is_estimated_where_a_server_reports_none() -> None:
     async with models_on_server() as (server, models):
         server.say("Twelve chars", usage=False)

@@ -120,16 +120,19 @@ class AnswerEvents:
 
     def _usage(self, answer: sdk.ModelResponse) -> Usage:
         usage = answer.usage
-        if not usage.input_tokens and not usage.output_tokens:
+        # Some servers report -1 for what they have not counted: a budget would be given tokens back.
+        prompt, completion = max(usage.input_tokens, 0), max(usage.output_tokens, 0)
+        if not prompt and not completion:
             return self._estimated_usage(answer)
+        # DeepSeek counts them in a field of its own.
+        cached = usage.cache_read_tokens or usage.details.get("prompt_cache_hit_tokens", 0)
         return Usage(
-            prompt_tokens=usage.input_tokens,
-            completion_tokens=usage.output_tokens,
-            # DeepSeek counts them in a field of its own.
-            cached_input_tokens=usage.cache_read_tokens or usage.details.get("prompt_cache_hit_tokens", 0),
-            cache_write_tokens=usage.cache_write_tokens,
-            reasoning_tokens=usage.output_reasoning_tokens,
-            context_tokens=usage.input_tokens + usage.output_tokens,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_input_tokens=max(cached, 0),
+            cache_write_tokens=max(usage.cache_write_tokens, 0),
+            reasoning_tokens=max(usage.output_reasoning_tokens, 0),
+            context_tokens=prompt + completion,
         )
 
     def _estimated_usage(self, answer: sdk.ModelResponse) -> Usage:

@@ -7,17 +7,19 @@ about the run.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
 from typing import Generic, Literal, TypeVar
 
+import structlog
 from msgspec.structs import replace
 
 from shared.clock import Clock, unix_ms
 from shared.domain.errors import (
     BudgetExceeded,
+    CancelMode,
     CancelRequested,
     LeaseLost,
     LifecycleError,
@@ -44,6 +46,8 @@ from worker.run.observed import (
     ObserverOf,
     RunObserver,
 )
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Record = TypeVar("Record", bound=Observed)
 
@@ -110,7 +114,7 @@ class RunObservation:
         self._observers: list[RunObserver] = [self.times, *(observer_of(self.run) for observer_of in observers)]
         self._step: Observed = self.run
         self._claimed_at = clock.monotonic()
-        self._has_asked = False
+        self._has_answered = False
 
     def executing(self) -> AbstractContextManager[ObservedRun]:
         """Around all that this worker does with the run."""
@@ -123,7 +127,6 @@ class RunObservation:
     def model_call(self, call: ModelCall, step: Step | None) -> AbstractContextManager[ObservedModelCall]:
         """Around a call of a model, with its retries. Whoever takes the answer's pieces calls `hear`."""
         provider, _, model = call.handle.partition("/")
-        is_first, self._has_asked = not self._has_asked, True
         claimed_s = self._clock.monotonic() - self._claimed_at
         return self._observed(
             ObservedModelCall(
@@ -132,7 +135,6 @@ class RunObservation:
                 step=step,
                 provider=provider,
                 model=model,
-                is_first=is_first,
                 claimed_s=claimed_s,
             )
         )
@@ -141,14 +143,15 @@ class RunObservation:
         """An event came while the model was still silent: its first piece, or a failure that is tried again."""
         if isinstance(event, AttemptFailed):
             call.retries = event.attempt
-            for observer in self._observers:
-                observer.retried(call, event)
+            failure = event
+            self._tell(lambda observer: observer.retried(call, failure))
             return
         call.is_silent = False
         call.first_piece_at = unix_ms(self._clock.now())
         call.first_piece_s = self._clock.monotonic() - call.began_s
-        for observer in self._observers:
-            observer.first_piece(call)
+        if call.step is not None:
+            call.is_first, self._has_answered = not self._has_answered, True
+        self._tell(lambda observer: observer.first_piece(call))
 
     def tool_call(self, call: ToolCall, step_id: StepId | None) -> AbstractContextManager[ObservedToolCall]:
         """Around a call of a tool, whose result it is told."""
@@ -161,8 +164,12 @@ class RunObservation:
     def ended_as(self, settled: Run, now: datetime) -> None:
         """This worker has stored the run's end."""
         self.run.settled, self.run.outcome = settled, settled.status
-        if settled.status is RunStatus.CANCELLED and settled.cancel is not None:
-            self.run.cancelled_after_s = max((now - settled.cancel.requested_at).total_seconds(), 0)
+        cancel = settled.cancel
+        if settled.status is not RunStatus.CANCELLED or cancel is None:
+            return
+        # A client that lets the step end waits for the model or the tool because it wants to.
+        if cancel.mode is not CancelMode.AFTER_STEP:
+            self.run.cancelled_after_s = max((now - cancel.requested_at).total_seconds(), 0)
 
     def left_as(self, outcome: Literal["parked", "waits", "refused"]) -> None:
         """This worker has the run no more, and has not ended it."""
@@ -170,18 +177,15 @@ class RunObservation:
 
     def shown(self, size: int, delay_s: float | None) -> None:
         """See `RunObserver.shown`. Once for each batch of events."""
-        for observer in self._observers:
-            observer.shown(size, delay_s)
+        self._tell(lambda observer: observer.shown(size, delay_s))
 
     def restarted(self) -> None:
         """See `RunObserver.restarted`."""
-        for observer in self._observers:
-            observer.restarted()
+        self._tell(lambda observer: observer.restarted())
 
     def log_lost(self) -> None:
         """See `RunObserver.log_lost`."""
-        for observer in self._observers:
-            observer.log_lost()
+        self._tell(lambda observer: observer.log_lost())
 
     def _observed(self, record: Record) -> "_Scope[Record]":
         return _Scope(self, record)
@@ -191,8 +195,7 @@ class RunObservation:
         what.began_at, what.began_s = unix_ms(self._clock.now()), self._clock.monotonic()
         if isinstance(what, ObservedStep):
             self._step = what
-        for observer in self._observers:
-            observer.began(what)
+        self._tell(lambda observer: observer.began(what))
 
     def end(self, what: Observed, error: BaseException | None) -> None:
         """Its scope calls it."""
@@ -203,8 +206,15 @@ class RunObservation:
             self._step = self.run
         if isinstance(error, asyncio.CancelledError) and self.run.interrupted_in == "between":
             self.run.interrupted_in = _part_of(what)
+        self._tell(lambda observer: observer.ended(what))
+
+    def _tell(self, tell: Callable[[RunObserver], None]) -> None:
         for observer in self._observers:
-            observer.ended(what)
+            try:
+                tell(observer)
+            except Exception:
+                # Who only looks on must not end what it looks at, nor keep the others from being told.
+                log.exception("observer_failed", observer=type(observer).__name__)
 
     def _outcome_of(self, error: BaseException | None) -> str:
         if error is None:

@@ -58,7 +58,7 @@ class ObservedRun(Observed):
     settled: Run | None = None
     """The run as this worker ended it."""
     cancelled_after_s: float | None = None
-    """From a client's wish to cancel it to its end."""
+    """From a client's wish to cancel it to its end; None for one that let the step end first."""
     interrupted_in: Literal["model", "tool", "between"] = "between"
     """What an interrupt has cut off."""
 
@@ -82,12 +82,12 @@ class ObservedModelCall(Observed):
     """The step that this call makes; None for the summary of a history that became too long."""
     provider: str
     model: str
-    is_first: bool
-    """No model was asked in this claim of the run before."""
     claimed_s: float
     """Seconds from the claim until the model was asked."""
     is_silent: bool = True
     """Nothing of the answer has come. Whoever takes pieces looks at it before it calls `RunObservation.hear`."""
+    is_first: bool = False
+    """With it came the first piece of an answer in this claim of the run. A summary answers nobody."""
     first_piece_at: int = 0
     first_piece_s: float = 0.0
     """Seconds from the question to the first piece."""
@@ -126,7 +126,7 @@ class ObservedWrite(Observed):
 
 class RunObserver:
     """Is told what happens to one run; a subscriber overrides what it wants to know. All of it is called on the event
-    loop, in the task that does the thing, and must neither wait nor raise."""
+    loop, in the task that does the thing, and must not wait. What one raises is logged, and ends nothing."""
 
     def began(self, what: Observed) -> None:
         """Something begins. Its `parent` is under way."""
