@@ -1,6 +1,8 @@
 """Migrations, with alembic: they bring a database to the shape of `tables.py`. `holdfast migrate` and `holdfast dev`
 call it."""
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -23,14 +25,23 @@ _MAY_NOT = "42501"
 async def migrate(database: Database) -> str:
     """Applies every migration that the database lacks; gives the revision that it has then.
 
+    Each has a transaction of its own: it lets its tables go before the next one begins, and does not keep one while it
+    waits for another, as long as it changes one table alone. A new database, which nobody uses, gets all of them in one
+    transaction. Where a call was interrupted, the next one goes on.
+
     Raises `Unavailable`; as `Unusable` for a database that is another version's, or somebody else's.
     """
     config = _config()
     try:
-        async with database.migrating() as connection:
-            _refuse_newer(await connection.run_sync(_revision_of))
-            await connection.run_sync(_refuse_foreign)
-            await connection.run_sync(_upgrade, config)
+        async with database.read() as connection:
+            revision = await connection.run_sync(_revision_of)
+        _refuse_newer(revision)
+        for target in _lacking(revision):
+            async with database.migrating() as connection:
+                # Another process may have migrated it meanwhile.
+                _refuse_newer(await connection.run_sync(_revision_of))
+                await connection.run_sync(_refuse_foreign)
+                await connection.run_sync(_upgrade, config, target)
     except ProgrammingError as error:
         if getattr(error.orig, "sqlstate", None) != _MAY_NOT:
             raise
@@ -65,8 +76,17 @@ def _refuse_newer(revision: str | None) -> None:
         )
 
 
+def _lacking(revision: str | None) -> Sequence[str]:
+    """Where to go from this revision, oldest first."""
+    if revision is None:
+        return [newest_revision()]
+    scripts = ScriptDirectory.from_config(_config())
+    return [script.revision for script in scripts.iterate_revisions("head", revision)][::-1]
+
+
+@cache
 def newest_revision() -> str:
-    """The revision that this version of the product brings."""
+    """The revision that this version of the product brings. Readiness asks for it every few seconds."""
     return ScriptDirectory.from_config(_config()).get_current_head() or ""
 
 
@@ -83,9 +103,9 @@ def _config() -> Config:
     return config
 
 
-def _upgrade(connection: Connection, config: Config) -> None:
+def _upgrade(connection: Connection, config: Config, target: str) -> None:
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, target)
 
 
 def _revision_of(connection: Connection) -> str | None:

@@ -138,6 +138,15 @@ steps = sa.Table(
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("ix_steps_run_id_number", "run_id", "number"),
     sa.Index("ix_steps_project_id_created_at", "project_id", "created_at"),
+    # In the order of the lists. People think something of few steps.
+    sa.Index(
+        "ix_steps_opinions",
+        "project_id",
+        "created_at",
+        "number",
+        "id",
+        **_where("feedback IS NOT NULL OR tags IS NOT NULL"),
+    ),
 )
 
 tool_intents = sa.Table(

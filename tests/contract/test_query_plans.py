@@ -2,20 +2,17 @@
 rows by an index. The statements are those that the stores really send."""
 
 import re
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
-from shared.domain.runs import CancelRequest
+from shared.domain.runs import CancelRequest, Run, Step
 from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
@@ -46,12 +43,14 @@ from tests.kit.runs.stored_runs import (
     answer,
     approve,
     call,
+    checkpoint,
     ending,
     next_seq,
     said,
     some_run,
     stored_runs,
 )
+from tests.kit.services.sent_statements import Sent, sent_statements
 
 GROWING = {
     table.name
@@ -86,13 +85,6 @@ OWNERS = {"thread_id", "agent_id", "project_id"}
 
 ENTRY = b'{"type":"status","at":1,"status":"running"}'
 WAITS = call("a", needs_approval=True)
-
-
-class Sent(NamedTuple):
-    """A statement as it went to the driver."""
-
-    text: str
-    parameters: Sequence[Any]
 
 
 @pytest.fixture
@@ -236,24 +228,6 @@ CALLS = (
 )  # fmt: skip
 
 
-@contextmanager
-def sent_statements() -> Generator[list[Sent]]:
-    """What is sent to a database in the block, each text once; what only inserts is left out."""
-    sent: dict[str, Sent] = {}
-
-    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
-        if text.startswith(("SELECT", "UPDATE", "DELETE")) and "advisory" not in text:
-            sent.setdefault(text, Sent(text, parameters))
-
-    event.listen(Engine, "before_cursor_execute", note)
-    statements: list[Sent] = []
-    try:
-        yield statements
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-        statements.extend(sent.values())
-
-
 async def read_whole(stores: Stores, statements: Sequence[Sent]) -> dict[str, list[str]]:
     """The statements that read a whole table, each with what its plan says of it."""
     scans = sqlite_scans if stores.database.is_sqlite else postgres_scans
@@ -324,6 +298,10 @@ def reads_whole_index(node: Mapping[str, Any]) -> bool:
     return FIRST_COLUMN[index] not in used or (FIRST_COLUMN[index] in OWNERS and len(used & COLUMNS[index]) == 1)
 
 
+def a_step_of(run: Run) -> Step:
+    return Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
+
+
 async def end_what_is_active(stores: Stores) -> None:
     for run in await stores.listing.active_of_agent(PROJECT, AGENT.id):
         await stores.settle(run, RunTrigger.CANCEL)
@@ -386,6 +364,30 @@ async def test_a_round_of_retention_costs_nothing_for_runs_that_were_pruned(stor
         of_runs = [line for row in plan for line in row if re.search(r" (on )?runs ", str(line))]
     assert len(of_runs) == 1
     assert "ix_runs_not_pruned" in of_runs[0]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [StepFilter(has_feedback=True), StepFilter(feedback="negative"), StepFilter(tags=["too long"])],
+    ids=["any", "feedback", "tags"],
+)
+async def test_the_few_steps_of_which_somebody_thought_something_were_looked_for_among_all(
+    stores: Stores, wanted: StepFilter
+) -> None:
+    await fill_with_ended_runs(stores)
+    run = await stores.claimed()
+    await stores.checkpoints.record(run, checkpoint(run, step=a_step_of(run)))
+    [step] = await stores.steps.of_run(run)
+    await stores.steps.give_feedback(PROJECT, step.id, feedback="negative", tags=["too long"])
+
+    with sent_statements() as statements:
+        found = await stores.steps.list(PROJECT, Page(limit=20), wanted)
+
+    assert [one.id for one in found] == [step.id]
+    async with stores.database.read() as connection:
+        explain = "EXPLAIN QUERY PLAN" if stores.database.is_sqlite else "EXPLAIN"
+        plan = await connection.exec_driver_sql(f"{explain} {statements[0].text}", tuple(statements[0].parameters))
+        assert "ix_steps_opinions" in " ".join(str(part) for row in plan for part in row)
 
 
 async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:

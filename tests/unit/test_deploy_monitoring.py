@@ -163,6 +163,21 @@ def test_prometheus_reads_the_rules_and_shows_the_api_a_key() -> None:
     assert "metrics_path" not in jobs["holdfast-api"], "it is /metrics, which is the default"
 
 
+@pytest.mark.parametrize("process", ["api", "worker"])
+def test_alerts_knew_no_process_that_prometheus_found_in_kubernetes(process: str) -> None:
+    """Their jobs had names of their own there."""
+    page = (ROOT / "docs/operations/alerts.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"^```yaml\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    [job] = [job for job in yaml.safe_load(example)["scrape_configs"] if job["job_name"] == f"holdfast-{process}"]
+    [kept] = [rule["regex"] for rule in job["relabel_configs"]]
+
+    manifest = (ROOT / f"deploy/kubernetes/base/{process}.yaml").read_text(encoding="utf-8")
+    [pods] = [one["spec"]["template"] for one in yaml.safe_load_all(manifest) if one["kind"] == "Deployment"]
+    names = [port["name"] for container in pods["spec"]["containers"] for port in container["ports"]]
+    assert kept == f"{pods['metadata']['labels']['app.kubernetes.io/name']};{names[0]}"
+    assert len(names) == 1
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 @pytest.mark.parametrize(
     "arguments", [["rules", "alerts.yml"], ["config", "--syntax-only", "prometheus.yml"]], ids=["rules", "config"]
