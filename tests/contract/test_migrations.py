@@ -21,7 +21,7 @@ from shared.domain.runs import RunOptions, Usage
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import MIGRATIONS, is_current, migrate
-from shared.sql.run_tables import metadata, runs
+from shared.sql.run_tables import callbacks, metadata, runs
 from shared.sql.runs.checkpoints import insert_events
 from shared.sql.tables import to_json
 from tests.kit.runs.definitions import NOW, PROJECT
@@ -298,6 +298,21 @@ async def test_a_run_that_has_ended_is_read_as_before_the_upgrade(old: OldReleas
     assert [seq for seq, _ in await stores.events.read(run_id, Seq(1))] == [2, 3, 4, 10_001]
     assert await stores.runs.input_of(run_id) != []
     assert await stores.runs.claim(run_id, run.dispatch, IDS.claim(), NOW) is None
+
+
+async def test_callbacks_that_were_given_up_before_the_upgrade_are_listed_as_such(old: OldRelease) -> None:
+    given_up, delivered, waiting = [
+        await old.run(RunStatus.COMPLETED, thread, callback_sent_at=MICROSECONDS, callback_error=error)
+        for thread, error in (("conv-1", "HTTP 410"), ("conv-2", None), ("conv-3", "HTTP 503"))
+    ]
+    for run_id in (given_up, delivered, waiting):
+        callback = {"run_id": run_id, "project_id": PROJECT, "url": "http://127.0.0.1/", "attempts": 3}
+        next_attempt = MICROSECONDS if run_id == waiting else None
+        await old.insert("callbacks", next_attempt_at=next_attempt, **callback)
+    await migrate(old.database)
+    async with old.database.read() as connection:
+        rows = (await connection.execute(sa.select(callbacks.c.run_id, callbacks.c.given_up_at))).all()
+    assert {row.run_id: row.given_up_at for row in rows} == {given_up: NOW, delivered: None, waiting: None}
 
 
 async def test_a_worker_of_the_old_release_goes_on_behind_what_a_new_one_may_have_shown(old: OldRelease) -> None:

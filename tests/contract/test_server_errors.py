@@ -1,6 +1,7 @@
 """An error that nobody foresaw is an answer, and what the server does behind it is said before."""
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -24,6 +25,16 @@ async def app(sqlite_url: str) -> AsyncGenerator[FastAPI]:
         yield app
 
 
+@asynccontextmanager
+async def asking(app: FastAPI) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of the app, behind a real port."""
+    async with (
+        listening(app) as base_url,
+        httpx.AsyncClient(base_url=base_url, verify=False) as http,  # noqa: S501 - no TLS here
+    ):
+        yield http
+
+
 async def test_a_500_closed_its_connection_without_saying_so(app: FastAPI) -> None:
     """The next request on it, a POST as well, was reset."""
     async with listening(app) as base_url:
@@ -41,7 +52,7 @@ async def test_a_500_closed_its_connection_without_saying_so(app: FastAPI) -> No
 
 async def test_a_500_that_nobody_foresaw_was_not_counted(app: FastAPI) -> None:
     """Its answer is made outside of every middleware: the alert on errors of the API saw none of them."""
-    async with listening(app) as base_url, httpx.AsyncClient(base_url=base_url, verify=False) as http:  # noqa: S501
+    async with asking(app) as http:
         with log_events() as logged:
             answer = await http.get("/v1/broken")
 
@@ -64,7 +75,7 @@ async def test_an_answer_that_breaks_off_counts_once(app: FastAPI) -> None:
         return StreamingResponse(part())
 
     app.add_api_route("/v1/breaks-off", begin)
-    async with listening(app) as base_url, httpx.AsyncClient(base_url=base_url, verify=False) as http:  # noqa: S501
+    async with asking(app) as http:
         with pytest.raises(httpx.RemoteProtocolError):
             await http.get("/v1/breaks-off")
 
