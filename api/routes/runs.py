@@ -26,9 +26,10 @@ from api.letta.runs import WIRE_STATUSES, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
 from api.letta.traces import wire_trace
 from api.message_answers import message_answers
+from api.runs.threads import DEFAULT
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
-from shared.domain.ids import MAX_SEQ, AgentId, ConversationId
+from shared.domain.ids import MAX_SEQ, AgentId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.sql.history.message_lists import MessageFilter
@@ -52,6 +53,10 @@ async def _run_filter(
     created_before: Moment | None = None,
     active: bool = False,
 ) -> RunFilter:
+    if conversation_id == DEFAULT and not agent_id:
+        raise InvalidRequest("agent_id is missing: conversation_id 'default' is the own history of the agent named")
+    # A conversation's id is that of its thread, and an agent's own history has the agent's.
+    named = agent_id if conversation_id == DEFAULT else conversation_id
     wanted = [*(agent_ids or []), *([agent_id] if agent_id else [])]
     inside = [status for name in statuses or [] for status in WIRE_STATUSES[name]]
     if active:
@@ -61,7 +66,7 @@ async def _run_filter(
         statuses=inside or None,
         background=background,
         stop_reason=stop_reason,
-        conversation_id=None if conversation_id is None else ConversationId(conversation_id),
+        thread_id=None if named is None else ThreadId(named),
         created_after=created_after,
         created_before=created_before,
     )
@@ -74,8 +79,8 @@ async def list_runs(
     page: HundredNewestFirst,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
-    """The project's runs. A page begins behind the run `after`, in the order asked for. `created_after` and
-    `created_before` are times, both excluded."""
+    """The project's runs. A page begins behind the run `after`, in the order asked for. `conversation_id=default`, with
+    `agent_id`, means that agent's own history. `created_after` and `created_before` are times, both excluded."""
     return [wire_run(run) for run in await services.listing.page(project_id, wanted, page)]
 
 

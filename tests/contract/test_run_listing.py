@@ -95,7 +95,7 @@ async def test_a_list_holds_what_was_asked_for(stores: Stores) -> None:
         return await stores.listing.page(PROJECT, wanted, Page(ascending=True))
 
     assert [run.id for run in await listed(EVERY)] == [talk.id, behind.id, failed.id]
-    assert await listed(RunFilter(conversation_id=conversation)) == [talk]
+    assert await listed(RunFilter(thread_id=ThreadId(conversation))) == [talk]
     assert await listed(RunFilter(background=True)) == [behind]
     assert await listed(RunFilter(agent_ids=[AgentId("agent-2")])) == [failed]
     assert await listed(RunFilter(statuses=[RunStatus.FAILED, RunStatus.CANCELLED])) == [failed]

@@ -187,6 +187,26 @@ async def test_default_is_the_agents_own_history(product: Product) -> None:
     assert done.num_messages_before == 5
 
 
+async def test_runs_of_an_agents_own_history_could_be_listed_only_among_those_of_its_conversations(
+    product: Product,
+) -> None:
+    agent, other = await product.agent(), await product.agent()
+    conversation = await begin(product, agent.id)
+    await say(product, conversation, "beside it")
+    for owner in (agent, other):
+        assert (await say(product, "default", "its own", agent_id=owner.id)).status_code == 200
+
+    async def threads(**query: str) -> list[tuple[str, str | None]]:
+        found = (await product.http.get("/v1/runs", params=query)).json()
+        return [(run["agent_id"], run["conversation_id"]) for run in found]
+
+    assert await threads(conversation_id="default", agent_id=agent.id) == [(agent.id, None)]
+    assert await threads(conversation_id=conversation, agent_id=agent.id) == [(agent.id, conversation)]
+    assert await threads(conversation_id=conversation, agent_id=other.id) == []
+    unnamed = await product.http.get("/v1/runs", params={"conversation_id": "default"})
+    assert (unnamed.status_code, "agent_id is missing" in unnamed.text) == (400, True)
+
+
 async def test_a_conversation_may_have_a_model_of_its_own(product: Product) -> None:
     agent = await product.agent()
     conversation = await begin(product, agent.id, model="openai/gpt-4.1", model_settings={"temperature": 0.25})

@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, ThreadId
+from shared.domain.ids import AgentId, Fence, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.runs import Run
 from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
@@ -35,7 +35,6 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs to list. None: no condition."""
 
     agent_ids: list[AgentId] | None = None
-    conversation_id: ConversationId | None = None
     thread_id: ThreadId | None = None
     statuses: list[RunStatus] | None = None
     """Internal statuses; a run that waits for approval is `completed` on the wire."""
@@ -211,12 +210,10 @@ Way = tuple[tuple[sa.Column[str], str], list[sa.ColumnElement[bool]]]
 def _ways(project_id: ProjectId, wanted: RunFilter) -> Iterator[Way]:
     """The ways that together find what is wanted, each by an index that has little else in it."""
     conditions = _conditions(wanted)
-    # A conversation's id is that of its thread.
-    thread_id = wanted.thread_id or wanted.conversation_id
-    if thread_id is not None:
+    if wanted.thread_id is not None:
         if wanted.stop_reason is not None:
             conditions.append(runs.c.stop_reason == wanted.stop_reason)
-        yield (runs.c.thread_id, thread_id), [*conditions, *_has_status(wanted.statuses)]
+        yield (runs.c.thread_id, wanted.thread_id), [*conditions, *_has_status(wanted.statuses)]
     elif wanted.stop_reason is not None:
         yield (runs.c.stop_reason, wanted.stop_reason), [*conditions, *_has_status(wanted.statuses)]
     elif wanted.statuses is not None:
@@ -242,8 +239,6 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
     if wanted.agent_ids is not None:
         is_one = len(wanted.agent_ids) == 1
         conditions.append(runs.c.agent_id == wanted.agent_ids[0] if is_one else runs.c.agent_id.in_(wanted.agent_ids))
-    if wanted.thread_id is not None and wanted.conversation_id is not None:
-        conditions.append(runs.c.conversation_id == wanted.conversation_id)
     if wanted.background is not None:
         conditions.append(runs.c.background == wanted.background)
     return conditions
