@@ -5,10 +5,12 @@ from typing import Any
 from playwright.async_api import Locator, expect
 
 from tests.kit.browser.console_runs import play, say, start_run
+from tests.kit.browser.run_streams import run_streams_of
 from tests.kit.browser.viewer import Viewer
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.tools import LAUNCH
+from tests.kit.wait_until import wait_until
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script><a href="javascript:alert(1)">x</a>'
 
@@ -39,6 +41,23 @@ async def test_a_run_streams_and_a_reload_goes_on_where_it_was(viewer: Viewer, p
     await expect(connection(viewer)).to_have_text("The stream is over")
     words = (await said(viewer).inner_text()).split()
     numbers = [int(word) for word in words if word.isdigit()]
+    assert numbers == list(range(1, numbers[-1] + 1))
+
+
+async def test_a_hidden_tab_kept_the_connection_of_its_stream(viewer: Viewer, product: Product) -> None:
+    run = await start_run(product.http, "count", model="builtin/slow")
+    streams = run_streams_of(viewer.page)
+    await open_run(viewer, run)
+    await expect(said(viewer)).to_contain_text(" 5 ")
+    await viewer.hide()
+    await wait_until(lambda: streams.open == [], description="the stream to be left")
+    await viewer.show()
+    await expect(said(viewer)).to_contain_text(" 12 ")
+    assert (len(streams.asked), streams.last_began_after > 1) == (2, True)
+    await product.http.post(f"/v1/runs/{run['id']}/cancel", json={"wait": 30})
+    await expect(connection(viewer)).to_have_text("The stream is over")
+    await expect(viewer.page.locator(".connection")).not_to_contain_text("lost")
+    numbers = [int(word) for word in (await said(viewer).inner_text()).split() if word.isdigit()]
     assert numbers == list(range(1, numbers[-1] + 1))
 
 

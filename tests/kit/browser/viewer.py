@@ -24,6 +24,12 @@ _FIND_VIOLATIONS = """async () => {
     one.nodes.map((node) => `${one.id}: ${node.target.join(" ")} ${node.failureSummary}`));
 }"""
 
+_TELL_WHETHER_SEEN = """(isSeen) => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => !isSeen });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""A browser without a window takes every tab for one that is seen."""
+
 
 @dataclass
 class Viewer:
@@ -37,6 +43,14 @@ class Viewer:
     async def open(self, place: str = "/runs") -> None:
         """Shows a page of the console, as `/runs/<id>`."""
         await self.page.goto(f"{self.base_url}/console#{place}")
+
+    async def hide(self) -> None:
+        """Tells the page that another tab is in front of it."""
+        await self.page.evaluate(_TELL_WHETHER_SEEN, False)
+
+    async def show(self) -> None:
+        """Tells the page that it is seen again."""
+        await self.page.evaluate(_TELL_WHETHER_SEEN, True)
 
     def forgive(self, pattern: str) -> None:
         """Takes back errors that the test has caused itself, as by a server that it killed."""

@@ -1,8 +1,10 @@
-// A run's stream as state of a page: followed to its end, folded as it comes, shown once per drawn frame.
+// A run's stream as state of a page: followed to its end, folded as it comes, shown once per drawn frame. A tab that
+// nobody sees reads no stream: when it is seen again, it goes on behind the last number.
 
 import { useEffect, useRef, useSignal } from "../html.js";
 import { streamRun } from "./api.js";
 import { addFrame, emptyTranscript } from "./frames.js";
+import { whileSeen } from "./visibility.js";
 import { addToTimeline, emptyTimeline } from "./waterfall.js";
 
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
@@ -78,29 +80,33 @@ class Follower {
    */
   async follow(runId, startingAfter) {
     let last = startingAfter;
+    const onFrame = (/** @type {Frame} */ frame) => {
+      // Signs of life repeat the last number.
+      if (frame.seq <= last && frame.data?.message_type === "ping") return;
+      last = Math.max(last, frame.seq);
+      this.waiting.push(frame);
+      this.drawSoon();
+    };
+    const read = (/** @type {AbortSignal} */ signal) =>
+      streamRun(runId, { startingAfter: last, signal, onFrame, onState: (now, error) => this.noteState(now, error) });
     try {
-      await streamRun(runId, {
-        startingAfter,
-        signal: this.signal,
-        onFrame: (frame) => {
-          // Signs of life repeat the last number.
-          if (frame.seq <= last && frame.data?.message_type === "ping") return;
-          last = Math.max(last, frame.seq);
-          this.waiting.push(frame);
-          this.drawSoon();
-        },
-        onState: (now, error) => {
-          const isLost = now === "waiting" && this.state.state === "live";
-          const interruptions = this.state.interruptions + (isLost ? 1 : 0);
-          this.state = { ...this.state, state: now, error, interruptions };
-          this.drawSoon();
-        },
-      });
+      await whileSeen(read, this.signal);
     } catch (thrown) {
       if (this.signal.aborted) return;
       this.state = { ...this.state, state: "ended", error: thrown instanceof Error ? thrown : new Error(String(thrown)) };
       this.drawSoon();
     }
+  }
+
+  /**
+   * @param {StreamState} now
+   * @param {Error | null} error
+   */
+  noteState(now, error) {
+    const isLost = now === "waiting" && this.state.state === "live";
+    const interruptions = this.state.interruptions + (isLost ? 1 : 0);
+    this.state = { ...this.state, state: now, error, interruptions };
+    this.drawSoon();
   }
 
   drawSoon() {
