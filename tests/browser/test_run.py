@@ -4,11 +4,12 @@ from typing import Any
 
 from playwright.async_api import Locator, expect
 
-from tests.kit.browser.console_runs import play, say, start_run
+from tests.kit.browser.console_runs import play, queue, say, start_run
 from tests.kit.browser.run_streams import run_streams_of
 from tests.kit.browser.viewer import Viewer
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
+from tests.kit.product.waiting_calls import waiting_calls
 from tests.kit.tools import LAUNCH
 from tests.kit.wait_until import wait_until
 
@@ -59,6 +60,19 @@ async def test_a_hidden_tab_kept_the_connection_of_its_stream(viewer: Viewer, pr
     await expect(viewer.page.locator(".connection")).not_to_contain_text("lost")
     numbers = [int(word) for word in (await said(viewer).inner_text()).split() if word.isdigit()]
     assert numbers == list(range(1, numbers[-1] + 1))
+
+
+async def test_a_run_that_goes_on_was_not_found_behind_a_hundred_of_another_conversation(
+    viewer: Viewer, product: Product
+) -> None:
+    asked = await waiting_calls(product, "moon")
+    conversation = await product.client.conversations.create(agent_id=asked.agent_id, model="builtin/slow")
+    await queue(product.http, conversation.id, 101)
+    product.models.say("It is on its way.")
+    await open_run(viewer, {"id": asked.run_id})
+    await asked.decide()
+    await expect(said(viewer)).to_have_text("It is on its way.")
+    await product.http.post(f"/v1/conversations/{conversation.id}/cancel", json={"wait": 30})
 
 
 async def test_a_cancel_shows_its_receipt(viewer: Viewer, product: Product) -> None:

@@ -26,3 +26,11 @@ async def say(http: httpx.AsyncClient, agent_id: str, text: str) -> dict[str, An
 async def play(product: Product, *turns: dict[str, Any], **agent: Any) -> dict[str, Any]:
     """A run whose model plays these turns (`builtin/scripted`)."""
     return await start_run(product.http, json.dumps({"turns": turns}), model="builtin/scripted", **agent)
+
+
+async def queue(http: httpx.AsyncClient, conversation_id: str, count: int) -> None:
+    """So many runs in a conversation, of which the first is executed."""
+    body = {"messages": [{"role": "user", "content": "Another"}], "background": True, "if_busy": "enqueue"}
+    for _ in range(count):
+        async with http.stream("POST", f"/v1/conversations/{conversation_id}/messages", json=body) as answer:
+            assert answer.is_success
