@@ -26,12 +26,6 @@ export function keepMessages(threadId, sent) {
   else sessionStorage.setItem(KEPT_AS + threadId, JSON.stringify(sent));
 }
 
-/** A name for a message that nobody else gives. `crypto.randomUUID` is there on secure origins alone. */
-export function newOtid() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return `console-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-}
-
 /**
  * Sends a message to be answered in the background, with its tokens as they come; gives the id of the run that answers.
  * The same `otid` twice is one run. Throws `ApiError`.

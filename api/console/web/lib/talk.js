@@ -3,8 +3,9 @@
 
 import { useEffect, useMemo, useRef, useState } from "../html.js";
 import { request } from "./api.js";
+import { newOtid } from "./otid.js";
 import { usePolled } from "./polling.js";
-import { keepMessages, keptMessages, newOtid, sendMessage } from "./sent_messages.js";
+import { keepMessages, keptMessages, sendMessage } from "./sent_messages.js";
 import { talkEntries } from "./talk_entries.js";
 
 /** @typedef {import("./talk_entries.js").Chain} Chain */
