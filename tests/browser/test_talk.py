@@ -165,17 +165,51 @@ async def test_a_run_that_somebody_else_began_is_shown_while_it_answers(viewer: 
     await wait_until(both, description="what was asked to be shown, too")
 
 
-async def test_older_messages_are_a_button_away(viewer: Viewer, product: Product) -> None:
+async def agent_with_a_past(product: Product) -> tuple[str, list[str]]:
+    """An agent to whom more was said than a page of its history holds, and what that was."""
     first: list[dict[str, Any]] = [
         {"type": "message", "role": role, "content": f"{role} {number}"}
         for number in range(40)
         for role in ("user", "assistant")
     ]
     agent = await product.agent(model="builtin/echo", initial_message_sequence=first)
+    return agent.id, [message["content"] for message in first]
+
+
+async def test_older_messages_are_a_button_away(viewer: Viewer, product: Product) -> None:
+    agent_id, texts = await agent_with_a_past(product)
     page = viewer.page
-    await viewer.open(f"/agents/{agent.id}")
+    await viewer.open(f"/agents/{agent_id}")
     await expect(page.locator(".talk-entries .said").last).to_have_text("assistant 39")
     await page.get_by_role("button", name="Show what was said before").click()
     await expect(page.locator(".talk-entries .said").first).to_have_text("user 0")
-    texts = await entries(page)
-    assert texts == [message["content"] for message in first]
+    assert await entries(page) == texts
+
+
+async def test_a_double_click_showed_older_messages_twice(viewer: Viewer, product: Product) -> None:
+    agent_id, texts = await agent_with_a_past(product)
+    page = viewer.page
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "before=" in request.url else None)
+    await viewer.open(f"/agents/{agent_id}")
+    await page.get_by_role("button", name="Show what was said before").dblclick()
+    await expect(page.locator(".talk-entries .said").first).to_have_text("user 0")
+    await expect(page.locator(".talk-entries .said")).to_have_text(texts)
+    assert len(asked) == 1
+
+
+async def test_older_messages_that_could_not_be_fetched_failed_without_a_word(viewer: Viewer, product: Product) -> None:
+    agent_id, texts = await agent_with_a_past(product)
+    page = viewer.page
+    refusal = {"detail": "the database is away"}
+    await page.route("**/messages?*before=*", lambda route: route.fulfill(status=503, json=refusal), times=1)
+    await viewer.open(f"/agents/{agent_id}")
+    button = page.get_by_role("button", name="Show what was said before")
+    await button.click()
+    await expect(page.get_by_role("alert")).to_contain_text("the database is away")
+    await viewer.expect_accessible()
+    await button.click()
+
+    await expect(page.locator(".talk-entries .said")).to_have_text(texts)
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    viewer.forgive("503")

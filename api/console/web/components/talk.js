@@ -14,6 +14,7 @@ import { Transcript } from "./transcript.js";
 /** @typedef {ReturnType<typeof useTalk>} TalkState */
 
 const NEAR_PX = 80;
+const QUEUED = "The run has not begun yet.";
 
 /** @param {{agentId: string, conversationId: string | null}} props */
 export function Talk({ agentId, conversationId }) {
@@ -25,7 +26,7 @@ export function Talk({ agentId, conversationId }) {
   }
   return html`<section class="talk" aria-label="Talk">
     <div class="talk-box" ref=${box} tabindex="0" role="region" aria-label="What was said">
-      ${talk.hasOlder && html`<button type="button" onClick=${talk.showOlder}>Show what was said before</button>`}
+      <${Older} older=${talk.older} />
       ${talk.entries.length === 0 &&
       html`<${Empty} title="Nothing has been said yet"><p>Write a message below: the answer streams in here.</p><//>`}
       <ol class="talk-entries">
@@ -39,6 +40,16 @@ export function Talk({ agentId, conversationId }) {
   </section>`;
 }
 
+/** @param {{older: TalkState["older"]}} props */
+function Older({ older }) {
+  const { show, isLoading, error } = older;
+  if (show === null) return null;
+  return html`<${Failure} error=${error} />
+    <button type="button" onClick=${show}>
+      ${isLoading ? "Fetching what was said before…" : "Show what was said before"}
+    </button>`;
+}
+
 /** @param {{entry: Entry, agentId: string, talk: TalkState}} props */
 function EntryView({ entry, agentId, talk }) {
   if (entry.kind === "said") return html`<${Said} entry=${entry} talk=${talk} />`;
@@ -46,9 +57,23 @@ function EntryView({ entry, agentId, talk }) {
     return html`<li class="answer" data-run=${entry.runId}>
       <${RunLink} runId=${entry.runId} />
       <${Transcript} transcript=${entry.transcript} agentId=${agentId} />
+      <${End} reason=${entry.transcript.stopReason} />
     </li>`;
   }
-  return html`<${Answering} runIds=${entry.runIds} agentId=${agentId} talk=${talk} />`;
+  // A queued run has nothing to stream yet. The streams of many would take all connections that the browser opens to one
+  // server, and nothing else could be asked or stopped.
+  const begun = entry.chain.filter((run) => run.status !== "created").map((run) => run.id);
+  const isQueued = begun.length < entry.chain.length;
+  if (begun.length === 0) return html`<${Queued} runId=${entry.chain[0]?.id ?? null} />`;
+  return html`<${Answering} runIds=${begun} isQueued=${isQueued} agentId=${agentId} talk=${talk} />`;
+}
+
+/** @param {{runId: string | null}} props */
+function Queued({ runId }) {
+  return html`<li class="answer" data-run=${runId}>
+    <${RunLink} runId=${runId} />
+    <p class="note" role="status">${QUEUED}</p>
+  </li>`;
 }
 
 /** @param {{entry: Extract<Entry, {kind: "said"}>, talk: TalkState}} props */
@@ -77,11 +102,12 @@ function stateOf(sent) {
 }
 
 /**
- * A run that is followed, with those that go on with it: from its first frame, whatever was shown of it before, so
+ * Runs that are followed, one of which goes on with the other: from the first frame, whatever was shown of them before, so
  * nothing is lost and nothing doubled.
- * @param {{runIds: string[], agentId: string, talk: TalkState}} props
+ * @param {{runIds: string[], isQueued: boolean, agentId: string, talk: TalkState}} props `runIds`: those that have begun;
+ *   `isQueued`: there is one more
  */
-function Answering({ runIds, agentId, talk }) {
+function Answering({ runIds, isQueued, agentId, talk }) {
   const { transcript, state, error } = useRunStream(runIds).value;
   // The status stands below the answer, and is no part of what was said.
   const answer = { ...transcript, items: transcript.items.filter((item) => item.kind !== "status") };
@@ -89,21 +115,27 @@ function Answering({ runIds, agentId, talk }) {
   useEffect(() => {
     if (injected.length > 0) talk.noteShown(injected.flatMap((item) => [item.messageId ?? "", item.data?.otid ?? ""]));
   }, [injected.length]);
-  return html`<li class="answer" data-run=${runIds[0]}>
+  useEffect(() => {
+    // The next run of the queue may begin now.
+    if (transcript.hasEnded) talk.reload();
+  }, [transcript.hasEnded]);
+  return html`<li class="answer" data-run=${runIds[0]} data-followed>
     <${RunLink} runId=${runIds.at(-1) ?? null} />
     <${Transcript} transcript=${answer} agentId=${agentId} onDecide=${talk.reload} />
     ${state === "waiting" &&
     html`<p class="note" role="status">${error?.message ?? "The connection was lost."} Trying again.</p>`}
     ${state === "ended" && html`<${Failure} error=${error} />`}
     ${!transcript.hasEnded && state !== "ended" && html`<p class="note" role="status">The agent is at work.</p>`}
-    ${transcript.hasEnded && html`<p class="note">${endOf(transcript.stopReason)}</p>`}
+    ${isQueued && html`<p class="note" role="status">${QUEUED}</p>`}
+    ${transcript.hasEnded && !isQueued && html`<${End} reason=${transcript.stopReason} />`}
   </li>`;
 }
 
-/** @param {string | null} reason */
-function endOf(reason) {
-  if (reason === "requires_approval") return "It waits for a person to decide.";
-  return reason === null || reason === "end_turn" ? "" : `Stopped: ${reason.replaceAll("_", " ")}.`;
+/** @param {{reason: string | null}} props */
+function End({ reason }) {
+  if (reason === null || reason === "end_turn") return null;
+  if (reason === "requires_approval") return html`<p class="note">It waits for a person to decide.</p>`;
+  return html`<p class="note">Stopped: ${reason.replaceAll("_", " ")}.</p>`;
 }
 
 /** @param {{runId: string | null}} props */

@@ -1,167 +1,126 @@
 // A talk with an agent as state of a page: the history, the runs that answer now, and what is on its way. The API knows
 // all of it but the last, so a page that is loaded again in the middle of an answer goes on where it was.
 
-import { useEffect, useMemo, useRef, useState } from "../html.js";
+import { useMemo, useRef, useState } from "../html.js";
 import { request } from "./api.js";
-import { newOtid } from "./otid.js";
+import { followedRuns, isOpen, waitingRun } from "./followed_runs.js";
+import { useOutbox } from "./outbox.js";
 import { usePolled } from "./polling.js";
-import { keepMessages, keptMessages, sendMessage } from "./sent_messages.js";
 import { talkEntries } from "./talk_entries.js";
 
-/** @typedef {import("./talk_entries.js").Chain} Chain */
-/** @typedef {import("./talk_entries.js").Sent} Sent */
+/** @typedef {import("./followed_runs.js").Chain} Chain */
+/** @typedef {import("./followed_runs.js").Run} Run */
 /**
- * @typedef {{id: string, status: string, stop_reason: string | null, conversation_id: string | null,
- *   metadata: any}} Run
+ * @typedef {{messages: any[], hasOlder: boolean}} History oldest first
+ *
+ * @typedef {{history: History | null, chains: Chain[], runs: Run[]}} Known `runs`: the newest ones, newest first
  */
-/** @typedef {{messages: any[], hasOlder: boolean}} History */
 
-const EVERY_MS = 1000;
+/** A run's stream is read as soon as the list of runs says that it has begun. */
+const EVERY_MS = 500;
 const RUNS = 20;
+/** In the list, where more are queued than its first page holds. */
+const MORE_RUNS = 500;
 const MESSAGES = 50;
+
+/** @type {Known} */
+const NOTHING = { history: null, chains: [], runs: [] };
 
 /**
  * @param {string} agentId
  * @param {string | null} conversationId null: the agent's own history
  */
 export function useTalk(agentId, conversationId) {
-  const [history, setHistory] = useState(/** @type {History | null} */ (null));
-  const [live, setLive] = useState(/** @type {Chain[]} */ ([]));
+  const [known, setKnown] = useState(NOTHING);
   const [shownIds, setShownIds] = useState(/** @type {ReadonlySet<string>} */ (new Set()));
-  const known = useRef({ settled: /** @type {Set<string> | null} */ (null), seen: "" });
+  const seen = useRef(/** @type {string | null} */ (null));
 
   const load = async (/** @type {AbortSignal} */ signal) => {
     const runs = await threadRuns(agentId, conversationId, signal);
-    const { settled, seen } = known.current;
-    const first = settled ?? settledOf(runs);
-    // The runs are asked first: one that is not among them yet is found the next time, and then shown from its stream.
-    const now = runs.map((run) => `${run.id} ${run.status}`).join();
-    if (now !== seen || settled === null) {
-      const page = await messagesOf(agentId, conversationId, undefined, signal);
-      setHistory((before) => withNewest(before, page));
-    }
-    known.current = { settled: first, seen: now };
-    setLive((before) => runs.filter((run) => !first.has(run.id)).reduceRight(withRun, before));
-    return runs;
+    const now = runs.map((run) => `${run.id} ${run.status} ${run.stop_reason}`).join();
+    if (now === seen.current) return;
+    // The runs were asked first, so the history has all messages of those that have ended.
+    const page = await messagesOf(agentId, conversationId, undefined, signal);
+    seen.current = now;
+    setKnown((before) => {
+      const history = withNewest(before.history, page);
+      return { history, chains: followedRuns(before.chains, runs, history.messages), runs };
+    });
   };
-  const { data, error, reload } = usePolled(load, EVERY_MS, [agentId, conversationId]);
-  const outbox = useOutbox(agentId, conversationId, { history, live, reload });
+  const { error, reload } = usePolled(load, EVERY_MS, [agentId, conversationId]);
+  const { history, chains, runs } = known;
+  const messages = history?.messages ?? null;
+  const outbox = useOutbox(agentId, conversationId, { messages, chains, runs, reload });
   const entries = useMemo(
-    () => talkEntries(history?.messages ?? [], live, outbox.sent, shownIds),
-    [history, live, outbox.sent, shownIds],
+    () => talkEntries(messages ?? [], { chains, runs, sent: outbox.sent, shown: shownIds }),
+    [known, outbox.sent, shownIds],
   );
-  const runs = data.value ?? [];
-  const showOlder = async () => {
-    const oldest = history?.messages[0]?.id;
-    const page = await messagesOf(agentId, conversationId, oldest);
-    setHistory((before) => before && { messages: [...page, ...before.messages], hasOlder: page.length >= MESSAGES });
-  };
+  const change = (/** @type {(before: History) => History} */ how) =>
+    setKnown((before) => (before.history === null ? before : { ...before, history: how(before.history) }));
   return {
     entries,
     error: error.value,
     reload,
     isLoaded: history !== null,
-    hasOlder: history?.hasOlder ?? false,
-    showOlder,
-    active: runs.filter((run) => run.status === "created" || run.status === "running"),
-    waitsForPerson: isParked(runs[0]) && history !== null,
+    older: useOlder(history, change, (before) => messagesOf(agentId, conversationId, before)),
+    active: runs.filter(isOpen),
+    waitsForPerson: waitingRun(runs) !== undefined,
     noteShown: (/** @type {string[]} */ ids) => setShownIds((before) => union(before, ids)),
     ...outbox,
   };
 }
 
 /**
- * The messages that are on their way, sent again where a page was loaded anew before the server had answered.
- * @param {string} agentId
- * @param {string | null} conversationId
- * @param {{history: History | null, live: Chain[], reload: () => void}} talk
+ * What was said before the oldest message that is shown: a page of it at a time.
+ * @param {History | null} history
+ * @param {(how: (before: History) => History) => void} change
+ * @param {(before: string) => Promise<any[]>} pageBefore
+ * @returns {{show: (() => void) | null, isLoading: boolean, error: Error | null}} `show` is null where there is no more
  */
-function useOutbox(agentId, conversationId, { history, live, reload }) {
-  const threadId = conversationId ?? agentId;
-  const [sent, setSent] = useState(() => keptMessages(threadId));
-  const restored = useRef(new Set(sent.map((one) => one.otid)));
-  const change = (/** @type {(before: Sent[]) => Sent[]} */ how) =>
-    setSent((before) => {
-      const after = how(before);
-      keepMessages(threadId, after);
-      return after;
-    });
-  const update = (/** @type {string} */ otid, /** @type {Partial<Sent>} */ fields) =>
-    change((before) => before.map((one) => (one.otid === otid ? { ...one, ...fields } : one)));
-  const deliver = async (/** @type {Sent} */ message) => {
-    update(message.otid, { error: null });
+function useOlder(history, change, pageBefore) {
+  const [error, setError] = useState(/** @type {Error | null} */ (null));
+  const [isLoading, setIsLoading] = useState(false);
+  // A second click comes before the page is drawn with the first.
+  const asked = useRef(false);
+  const oldest = history?.messages[0]?.id;
+  const show = async () => {
+    if (asked.current) return;
+    asked.current = true;
+    setIsLoading(true);
     try {
-      update(message.otid, { runId: await sendMessage(agentId, conversationId, message) });
-      reload();
+      const page = await pageBefore(oldest);
+      change((before) => withOlder(before, oldest, page));
+      setError(null);
     } catch (thrown) {
-      update(message.otid, { error: thrown instanceof Error ? thrown.message : String(thrown) });
+      setError(thrown instanceof Error ? thrown : new Error(String(thrown)));
+    } finally {
+      asked.current = false;
+      setIsLoading(false);
     }
   };
-  useEffect(() => {
-    for (const message of sent.filter((one) => one.runId === null && one.error === null)) deliver(message);
-  }, []);
-  useEffect(() => {
-    if (history === null) return;
-    const stored = new Set(history.messages.map((message) => message.otid));
-    // One from before the page was loaded, whose run is over: the history has it, further up than it is shown.
-    const isOver = (/** @type {Sent} */ one) =>
-      restored.current.has(one.otid) && one.runId !== null && !live.some((chain) => chain.includes(one.runId ?? ""));
-    const isDone = (/** @type {Sent} */ one) => stored.has(one.otid) || isOver(one);
-    if (sent.some(isDone)) change((before) => before.filter((one) => !isDone(one)));
-  }, [history, live, sent]);
-  return {
-    sent,
-    send: (/** @type {string} */ text, /** @type {string} */ ifBusy) => {
-      const message = { otid: newOtid(), text, ifBusy, runId: null, error: null };
-      change((before) => [...before, message]);
-      deliver(message);
-    },
-    sendAgain: deliver,
-    discard: (/** @type {Sent} */ message) => change((before) => before.filter((one) => one.otid !== message.otid)),
-  };
+  return { show: history?.hasOlder && oldest !== undefined ? show : null, isLoading, error };
 }
 
 /**
- * The newest runs on this history that say something, newest first.
+ * The newest runs on this history, newest first: so many that the first that has not ended is among them, and the one that
+ * waits for a person before those that are queued behind it.
  * @param {string} agentId
  * @param {string | null} conversationId
  * @param {AbortSignal} signal
  * @returns {Promise<Run[]>}
  */
 async function threadRuns(agentId, conversationId, signal) {
-  const query = { agent_id: agentId, conversation_id: conversationId, limit: RUNS };
   /** @type {Run[]} */
-  const runs = await request("GET", "/v1/runs", { query, signal });
-  return runs.filter((run) => run.conversation_id === conversationId && !run.metadata?.tool_name);
-}
-
-/**
- * The runs that are over when the page is opened: the history has all of them. One that waits for a person is followed.
- * @param {Run[]} runs
- */
-function settledOf(runs) {
-  const goesOn = new Set(runs.map((run) => run.metadata?.continues_run_id));
-  const isOpen = (/** @type {Run} */ run) => run.status === "created" || run.status === "running";
-  const waits = (/** @type {Run} */ run) => isParked(run) && !goesOn.has(run.id);
-  return new Set(runs.filter((run) => !isOpen(run) && !waits(run)).map((run) => run.id));
-}
-
-/** @param {Run | undefined} run */
-function isParked(run) {
-  return run?.status === "completed" && run.stop_reason === "requires_approval";
-}
-
-/**
- * What is followed with one more run; the same list where it is followed already, for what is drawn hangs on it.
- * @param {Chain[]} chains
- * @param {Run} run
- * @returns {Chain[]}
- */
-function withRun(chains, run) {
-  if (chains.some((chain) => chain.includes(run.id))) return chains;
-  const goesOn = chains.find((chain) => chain.includes(run.metadata?.continues_run_id));
-  if (goesOn === undefined) return [...chains, [run.id]];
-  return chains.map((chain) => (chain === goesOn ? [...chain, run.id] : chain));
+  const runs = [];
+  for (;;) {
+    const limit = runs.length === 0 ? RUNS : MORE_RUNS;
+    const query = { agent_id: agentId, conversation_id: conversationId ?? "default", limit, after: runs.at(-1)?.id };
+    /** @type {Run[]} */
+    const page = await request("GET", "/v1/runs", { query, signal });
+    runs.push(...page);
+    const oldest = page.at(-1);
+    if (oldest === undefined || page.length < limit || !isOpen(oldest)) return runs;
+  }
 }
 
 /**
@@ -189,6 +148,18 @@ function withNewest(before, page) {
   // So much is new that the pages do not meet: what is older is asked for again when somebody wants to see it.
   if (before === null || overlap < 0) return { messages: page, hasOlder: page.length >= MESSAGES };
   return { messages: [...before.messages.slice(0, overlap), ...page], hasOlder: before.hasOlder };
+}
+
+/**
+ * The history with the page before its oldest message. It may begin elsewhere by now.
+ * @param {History} before
+ * @param {string} oldest
+ * @param {any[]} page
+ * @returns {History}
+ */
+function withOlder(before, oldest, page) {
+  if (before.messages[0]?.id !== oldest) return before;
+  return { messages: [...page, ...before.messages], hasOlder: page.length >= MESSAGES };
 }
 
 /** @param {ReadonlySet<string>} set @param {string[]} ids */
