@@ -1,6 +1,7 @@
 """The operations API: what an operator sees of a deployment, of a project's runs, and of callbacks that wait."""
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -47,11 +48,18 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
         yield stores
 
 
-@pytest.fixture
-async def http(stores: Stores) -> AsyncGenerator[httpx.AsyncClient]:
+@asynccontextmanager
+async def operators_api(stores: Stores) -> AsyncGenerator[httpx.AsyncClient]:
+    """It looks for callbacks that are due from now on, so a test may want to have stored its own before."""
     keys = f"{PROJECT}={CONFIGURED},two={OTHER}"
     async with api_client(stores.database, api_keys=keys, clock=FixedClock()) as http:
         http.headers.update(OPERATOR)
+        yield http
+
+
+@pytest.fixture
+async def http(stores: Stores) -> AsyncGenerator[httpx.AsyncClient]:
+    async with operators_api(stores) as http:
         yield http
 
 
@@ -173,7 +181,7 @@ async def test_what_the_database_knows_is_null_while_it_is_away(postgres_url: st
         assert len(seen["api_processes"]) == 1
 
 
-async def test_a_callback_that_waits_is_listed_and_tried_at_once(stores: Stores, http: httpx.AsyncClient) -> None:
+async def test_a_callback_that_waits_is_listed_and_tried_at_once(stores: Stores) -> None:
     first = await stores.ended(callback_url=URL)
     second = await stores.ended(callback_url=URL)
     delivered = await stores.ended(callback_url=URL)
@@ -183,30 +191,35 @@ async def test_a_callback_that_waits_is_listed_and_tried_at_once(stores: Stores,
     await stores.callbacks.record_attempt(second.id, now=NOW, status_code=410, error="gone", next_at=None)
     await stores.callbacks.record_attempt(delivered.id, now=NOW, status_code=200, error=None, next_at=None)
 
-    shown = (await http.get("/v1/admin/callbacks")).json()
+    async with operators_api(stores) as http:
+        shown = (await http.get("/v1/admin/callbacks")).json()
 
-    assert [one["run_id"] for one in shown] == [second.id, first.id]
-    assert (await look(http))["callbacks"] == {"waiting": 1, "failing": 2}
-    assert shown[0] == {
-        "run_id": second.id,
-        "url": URL,
-        "attempts": 1,
-        "next_attempt_at": None,
-        "last_status_code": 410,
-        "last_error": "gone",
-        "created_at": NOW.isoformat().replace("+00:00", "Z"),
-    }
-    page = await http.get("/v1/admin/callbacks", params={"limit": 1, "after": second.id})
-    assert [one["run_id"] for one in page.json()] == [first.id]
+        assert [one["run_id"] for one in shown] == [second.id, first.id]
+        assert (await look(http))["callbacks"] == {"waiting": 1, "failing": 2}
+        assert shown[0] == {
+            "run_id": second.id,
+            "url": URL,
+            "attempts": 1,
+            "next_attempt_at": None,
+            "last_status_code": 410,
+            "last_error": "gone",
+            "created_at": NOW.isoformat().replace("+00:00", "Z"),
+        }
+        page = await http.get("/v1/admin/callbacks", params={"limit": 1, "after": second.id})
+        assert [one["run_id"] for one in page.json()] == [first.id]
 
-    for run in (first, second):
-        retried = await http.post(f"/v1/admin/callbacks/{run.id}/retry")
-        assert retried.status_code == 200, retried.text
-        assert retried.json()["next_attempt_at"] == FixedClock().now().isoformat().replace("+00:00", "Z")
-    refused = await http.post(f"/v1/admin/callbacks/{delivered.id}/retry")
-    assert (refused.status_code, "delivered" in refused.text) == (409, True)
-    assert (await http.post(f"/v1/admin/callbacks/{IDS.run()}/retry")).status_code == 404
-    events = (await http.get("/v1/admin/audit", params={"action": "callback.retried"})).json()
-    assert {event["object_id"] for event in events} == {first.id, second.id}
-    due = await stores.callbacks.claim_due(FixedClock().now())
-    assert {callback.run_id for callback in due} == {first.id, second.id}
+        for run in (first, second):
+            retried = await http.post(f"/v1/admin/callbacks/{run.id}/retry")
+            assert retried.status_code == 200, retried.text
+            assert retried.json()["next_attempt_at"] == FixedClock().now().isoformat().replace("+00:00", "Z")
+        refused = await http.post(f"/v1/admin/callbacks/{delivered.id}/retry")
+        assert (refused.status_code, "delivered" in refused.text) == (409, True)
+        assert (await http.post(f"/v1/admin/callbacks/{IDS.run()}/retry")).status_code == 404
+        events = (await http.get("/v1/admin/audit", params={"action": "callback.retried"})).json()
+        assert {event["object_id"] for event in events} == {first.id, second.id}
+
+        async def are_tried() -> bool:
+            listed = (await http.get("/v1/admin/callbacks")).json()
+            return {one["run_id"]: one["attempts"] for one in listed} == {first.id: 2, second.id: 2}
+
+        await wait_until(are_tried, description="both to be tried again")
