@@ -2,6 +2,7 @@
 page asks the API for those, with a key that whoever opened it has typed in. So the files themselves need no key."""
 
 import asyncio
+import errno
 import hashlib
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,9 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 """What a file is served as. One with another ending is there for who develops the console, and is not served."""
+
+NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""What the system says of a name that no file has: also of one below a file, and of one that is too long."""
 
 IfNoneMatch = Annotated[str | None, Header()]
 
@@ -43,7 +47,9 @@ async def _file(name: str, known: str | None) -> Response:
         raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}")
     try:
         content = await asyncio.to_thread(path.read_bytes)
-    except FileNotFoundError as error:
+    except OSError as error:
+        if error.errno not in NO_SUCH_FILE:
+            raise
         raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}") from error
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Type": TYPES[path.suffix]}

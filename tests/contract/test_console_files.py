@@ -65,6 +65,28 @@ async def test_nothing_else_is_served(http: httpx.AsyncClient, name: str) -> Non
     assert (await http.get(f"/console/{name}")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "app.js/x",
+        "app.js/x.js",
+        f"{'a' * 300}.js",
+        "a/" * 3000 + "x.js",
+        "%00",
+        "%00.js",
+        "lib%00/api.js",
+        "lib/%2e%2e/app.js",
+        "..%2f..%2fmain.css",
+    ],
+    ids=lambda name: name[:20],
+)
+async def test_a_name_that_no_file_can_have_is_no_error_of_the_server(http: httpx.AsyncClient, name: str) -> None:
+    """A name below a file and one that is too long were answered as if the database were away."""
+    answer = await http.get(f"/console/{name}")
+    assert answer.status_code == 404
+    assert "the console has no file" in answer.text
+
+
 async def test_the_page_may_load_its_own_files_and_nothing_else(http: httpx.AsyncClient) -> None:
     policy = (await http.get("/console")).headers["content-security-policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
