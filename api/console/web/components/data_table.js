@@ -14,9 +14,10 @@ const SPARE = 12;
 /**
  * @template T
  * @param {{label: string, columns: Column<T>[], rows: T[], keyOf: (row: T) => string, onOpen?: (row: T) => void,
- *   onEnd?: () => void}} props `onEnd`: the last rows are in sight
+ *   onEnd?: () => void, onSight?: (first: number, last: number) => void}} props `onEnd`: the last rows are in sight;
+ *   `onSight`: the rows from `first` to the one before `last` are
  */
-export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd }) {
+export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd, onSight }) {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
   const [seen, setSeen] = useState({ top: 0, height: 600 });
   const [chosen, setChosen] = useState(/** @type {string | null} */ (null));
@@ -35,6 +36,9 @@ export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd }) {
   useEffect(() => {
     if (rows.length > 0 && last >= rows.length) onEnd?.();
   }, [last, rows.length]);
+  useEffect(() => {
+    onSight?.(first, last);
+  }, [first, last]);
 
   /** @param {number} index */
   const choose = (index) => {

@@ -1,4 +1,5 @@
-// The rows of the Runs page: pages by cursor, the newest ones kept fresh, and rows further down that have not ended.
+// The rows of the Runs page: one unbroken piece of the list from the newest run down, as far as the reader has scrolled.
+// The newest page and the page in sight are asked for again and again, so what can be seen is never stale.
 
 import { useEffect, useRef, useSignal } from "../html.js";
 import { request } from "./api.js";
@@ -7,85 +8,128 @@ import { usePolled } from "./polling.js";
 /** A status change shows within a second. */
 const EVERY_MS = 700;
 const PAGE = 100;
-/** Rows further down than the newest page that are asked for one by one, since they have not ended. */
-const MOST_ASKED = 10;
+
+/**
+ * @typedef {{rows: any[], isWhole: boolean}} Piece the list from its newest run down; `isWhole`: to its end
+ * @typedef {Piece & {asked: string, wanted: number}} Listed `asked`: the filters whose runs these are; `wanted`: as many
+ *   rows are kept, more the further the reader has scrolled, and not more because new runs come
+ */
 
 /**
  * @param {Record<string, string>} filters parameters of `GET /v1/runs`
- * @returns {{rows: any[] | undefined, error: Error | null, hasMore: boolean, loadMore: () => void, reload: () => void}}
- *   newest first; undefined until the first answer
+ * @returns {{rows: any[] | undefined, error: Error | null, hasMore: boolean, loadMore: () => void, reload: () => void,
+ *   look: (first: number, last: number) => void}} newest first; undefined until the first answer. `look` is told which
+ *   rows are in sight
  */
 export function useRunList(filters) {
   const asked = JSON.stringify(filters);
-  const older = useSignal(/** @type {any[]} */ ([]));
-  const hasMore = useSignal(true);
+  const kept = useSignal(/** @type {Listed | null} */ (null));
   const failure = useSignal(/** @type {Error | null} */ (null));
-  const isLoading = useRef(false);
-  const newest = usePolled((signal) => request("GET", "/v1/runs", { query: { ...filters, limit: PAGE }, signal }), EVERY_MS, [asked]);
+  const inSight = useRef({ first: 0, last: 0 });
+  const loading = useRef(/** @type {AbortController | null} */ (null));
+  const current = () => (kept.peek()?.asked === asked ? kept.peek() : null);
+  const pageAfter = (/** @type {string | undefined} */ after, /** @type {AbortSignal} */ signal) =>
+    request("GET", "/v1/runs", { query: { ...filters, limit: PAGE, after }, signal });
+  /** @param {Piece} piece @param {number} wanted */
+  const keep = (piece, wanted) => {
+    const isCut = piece.rows.length > wanted;
+    kept.value = { asked, wanted, rows: piece.rows.slice(0, wanted), isWhole: piece.isWhole && !isCut };
+  };
+  /** @param {AbortSignal} signal */
+  const refresh = async (signal) => {
+    const newest = await newestRuns(current(), (after) => pageAfter(after, signal));
+    if (signal.aborted) return;
+    keep(withPage(current(), null, newest.rows, newest.isWhole), current()?.wanted ?? PAGE);
+    const { first, last } = inSight.current;
+    const before = current()?.rows[Math.max(first, newest.rows.length) - 1];
+    if (before === undefined || last <= newest.rows.length) return;
+    const page = await pageAfter(before.id, signal);
+    if (!signal.aborted) keep(withPage(current(), before.id, page, page.length < PAGE), current()?.wanted ?? PAGE);
+  };
+  const polled = usePolled(refresh, EVERY_MS, [asked]);
   useEffect(() => {
-    newest.data.value = undefined;
-    older.value = [];
-    hasMore.value = true;
     failure.value = null;
+    inSight.current = { first: 0, last: 0 };
+    // What was asked for other filters must not come to this list.
+    return () => {
+      loading.current?.abort();
+      loading.current = null;
+    };
   }, [asked]);
 
-  useRefreshed(older, asked);
-  const first = newest.data.value ?? [];
-  const seen = new Set(first.map((/** @type {any} */ run) => run.id));
-  // A run that was running when its page was loaded may have ended since.
-  const fits = (/** @type {any} */ run) => !filters.statuses || run.status === filters.statuses;
-  const rows = [...first, ...older.value.filter((run) => !seen.has(run.id) && fits(run))];
-  // What moves out of the newest page, since new runs came above it, must not vanish from the table.
-  useEffect(() => {
-    if (older.value.length === 0) return;
-    const known = new Set(older.value.map((run) => run.id));
-    const missing = first.filter((/** @type {any} */ run) => !known.has(run.id));
-    if (missing.length > 0) older.value = [...missing, ...older.value];
-  }, [newest.data.value]);
-
   const loadMore = async () => {
-    const last = rows.at(-1);
-    if (isLoading.current || !hasMore.value || last === undefined || first.length < PAGE) return;
-    isLoading.current = true;
+    const last = current()?.rows.at(-1);
+    if (loading.current !== null || last === undefined || current()?.isWhole) return;
+    const ending = new AbortController();
+    loading.current = ending;
     try {
-      const page = await request("GET", "/v1/runs", { query: { ...filters, limit: PAGE, after: last.id } });
-      hasMore.value = page.length === PAGE;
-      const known = older.value.length === 0 ? first : older.value;
-      const ids = new Set(known.map((/** @type {any} */ run) => run.id));
-      older.value = [...known, ...page.filter((/** @type {any} */ run) => !ids.has(run.id))];
+      const page = await pageAfter(last.id, ending.signal);
+      const now = current();
+      if (ending.signal.aborted || now === null) return;
+      keep(withPage(now, last.id, page, page.length < PAGE), now.wanted + PAGE);
       failure.value = null;
     } catch (thrown) {
-      failure.value = thrown instanceof Error ? thrown : new Error(String(thrown));
+      if (!ending.signal.aborted) failure.value = thrown instanceof Error ? thrown : new Error(String(thrown));
     } finally {
-      isLoading.current = false;
+      if (loading.current === ending) loading.current = null;
     }
   };
+  const reload = () => {
+    if (failure.peek() !== null) loadMore();
+    polled.reload();
+  };
+  const listed = kept.value?.asked === asked ? kept.value : null;
   return {
-    rows: newest.data.value === undefined ? undefined : rows,
-    error: newest.error.value ?? failure.value,
-    hasMore: hasMore.value && first.length === PAGE,
+    rows: listed?.rows,
+    error: polled.error.value ?? failure.value,
+    hasMore: listed !== null && !listed.isWhole,
     loadMore,
-    reload: newest.reload,
+    reload,
+    look: (first, last) => {
+      inSight.current = { first, last };
+    },
   };
 }
 
 /**
- * Asks for the rows that have not ended, one by one.
- * @param {import("../html.js").Signal<any[]>} rows
- * @param {string} asked
+ * The newest runs, down to one that is known already: more than a page may have come since the last answer. As many at
+ * most as are kept.
+ * @param {Listed | null} known
+ * @param {(after: string | undefined) => Promise<any[]>} pageAfter
+ * @returns {Promise<Piece>}
  */
-function useRefreshed(rows, asked) {
-  usePolled(
-    async (signal) => {
-      const open = rows.peek().filter((run) => run.status === "created" || run.status === "running");
-      const found = await Promise.all(
-        open.slice(0, MOST_ASKED).map((run) => request("GET", `/v1/runs/${run.id}`, { signal })),
-      );
-      if (found.length === 0) return;
-      const fresh = new Map(found.map((run) => [run.id, run]));
-      rows.value = rows.peek().map((run) => fresh.get(run.id) ?? run);
-    },
-    2 * EVERY_MS,
-    [asked],
-  );
+async function newestRuns(known, pageAfter) {
+  const ids = new Set(known?.rows.map((run) => run.id));
+  const wanted = known?.wanted ?? PAGE;
+  /** @type {any[]} */
+  const rows = [];
+  for (;;) {
+    const page = await pageAfter(rows.at(-1)?.id);
+    rows.push(...page);
+    if (page.length < PAGE) return { rows, isWhole: true };
+    if (rows.length >= wanted || page.some((run) => ids.has(run.id))) return { rows, isWhole: false };
+  }
+}
+
+/**
+ * The list, now that the server has said what follows the row `after` (null: what is newest). Between its first row and
+ * its last a page has all that fits the filters by now: a known row that it lacks there does not fit any more.
+ * @param {Piece | null} known
+ * @param {string | null} after
+ * @param {any[]} page
+ * @param {boolean} isEnd nothing follows on the page
+ * @returns {Piece}
+ */
+export function withPage(known, after, page, isEnd) {
+  const rows = known?.rows ?? [];
+  const place = after === null ? 0 : rows.findIndex((run) => run.id === after) + 1;
+  // The row has left the list while the server was asked what follows it.
+  if (after !== null && place === 0) return { rows, isWhole: known?.isWhole ?? false };
+  const ids = new Set(page.map((run) => run.id));
+  const meets = rows.findLastIndex((run) => ids.has(run.id));
+  const before = rows.slice(0, place);
+  if (isEnd) return { rows: [...before, ...page], isWhole: true };
+  // Nobody knows what is between the page and rows that it does not meet, so they are asked for anew.
+  if (meets < place) return { rows: [...before, ...page], isWhole: false };
+  return { rows: [...before, ...page, ...rows.slice(meets + 1)], isWhole: known?.isWhole ?? false };
 }

@@ -33,7 +33,7 @@ const COLUMNS = [
 
 /** @param {import("../app.js").PageProps} props */
 export function RunsPage({ query }) {
-  const { rows, error, hasMore, loadMore, reload } = useRunList({
+  const { rows, error, hasMore, loadMore, reload, look } = useRunList({
     agent_id: query.agent ?? "",
     statuses: query.status ?? "",
     stop_reason: query.stop ?? "",
@@ -52,7 +52,7 @@ export function RunsPage({ query }) {
     rows.length > 0 &&
     html`
       <${DataTable} label="Runs" columns=${COLUMNS} rows=${rows} keyOf=${(/** @type {any} */ run) => run.id}
-        onOpen=${(/** @type {any} */ run) => go(`/runs/${run.id}`)} onEnd=${loadMore} />
+        onOpen=${(/** @type {any} */ run) => go(`/runs/${run.id}`)} onEnd=${loadMore} onSight=${look} />
       <div class="table-foot">
         <span>${number(rows.length)} runs${hasMore ? ", more as you scroll" : ""}</span>
         <span><kbd>↑</kbd> <kbd>↓</kbd> choose, <kbd>Enter</kbd> opens</span>
