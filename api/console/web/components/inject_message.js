@@ -1,7 +1,8 @@
 // Says something to a run while it works: its next step reads it.
 
-import { html, useState } from "../html.js";
+import { html, useRef, useState } from "../html.js";
 import { request } from "../lib/api.js";
+import { newOtid } from "../lib/otid.js";
 import { Failure } from "./basics.js";
 
 /** @param {{runId: string}} props */
@@ -9,19 +10,28 @@ export function InjectMessage({ runId }) {
   const [text, setText] = useState("");
   const [said, setSaid] = useState("");
   const [error, setError] = useState(/** @type {Error | null} */ (null));
+  const [isSending, setIsSending] = useState(false);
+  // A text keeps its name until the server has said that it has it: the answer to an earlier try may have been lost.
+  const named = useRef({ text: "", otid: "" });
   /** @param {Event} event */
   const inject = async (event) => {
     event.preventDefault();
-    if (text.trim() === "") return;
+    if (isSending || text.trim() === "") return;
+    if (named.current.otid === "" || named.current.text !== text) named.current = { text, otid: newOtid() };
     setError(null);
     setSaid("");
+    setIsSending(true);
     try {
-      const body = { messages: [{ role: "user", content: text, otid: crypto.randomUUID?.() }] };
+      const body = { messages: [{ role: "user", content: text, otid: named.current.otid }] };
       await request("POST", `/v1/runs/${runId}/inject`, { body });
-      setText("");
+      named.current = { text: "", otid: "" };
+      // What was typed meanwhile is the next message.
+      setText((now) => (now === text ? "" : now));
       setSaid("Injected: the run's next step reads it.");
     } catch (thrown) {
       setError(thrown instanceof Error ? thrown : new Error(String(thrown)));
+    } finally {
+      setIsSending(false);
     }
   };
   return html`
@@ -29,7 +39,7 @@ export function InjectMessage({ runId }) {
       <label>Tell the run something
         <textarea rows="2" value=${text} onInput=${(/** @type {any} */ event) => setText(event.currentTarget.value)}></textarea>
       </label>
-      <div><button type="submit">Inject</button></div>
+      <div><button type="submit" disabled=${isSending}>${isSending ? "Injecting…" : "Inject"}</button></div>
       <p class="note" role="status">${said}</p>
       <${Failure} error=${error} />
     </form>

@@ -1,0 +1,83 @@
+"""What a person does to a run from its page while answers come late, or not at all."""
+
+import asyncio
+from typing import Any
+
+from playwright.async_api import Request, Route, expect
+
+from tests.kit.browser.console_runs import start_run
+from tests.kit.browser.viewer import Viewer
+from tests.kit.product import Product
+
+INJECTS = "**/v1/runs/*/inject"
+
+
+async def count_slowly(viewer: Viewer, product: Product) -> dict[str, Any]:
+    """A run that takes long, and its page."""
+    run = await start_run(product.http, "count", model="builtin/slow")
+    await viewer.open(f"/runs/{run['id']}")
+    await expect(viewer.page.locator(".page-head .status")).to_have_text("running")
+    return run
+
+
+async def stop(product: Product, run: dict[str, Any]) -> None:
+    await product.http.post(f"/v1/runs/{run['id']}/cancel", json={"wait": 30})
+
+
+async def test_a_message_whose_answer_was_lost_is_not_injected_twice(viewer: Viewer, product: Product) -> None:
+    answers: list[dict[str, Any]] = []
+
+    async def lose_the_first_answer(route: Route) -> None:
+        answer = await route.fetch()
+        answers.append(await answer.json())
+        if len(answers) == 1:
+            await route.abort()
+        else:
+            await route.fulfill(response=answer)
+
+    # Plain http under another name than localhost has no such function.
+    await viewer.page.add_init_script("delete Crypto.prototype.randomUUID")
+    run = await count_slowly(viewer, product)
+    await viewer.page.route(INJECTS, lose_the_first_answer)
+    text = viewer.page.get_by_label("Tell the run something")
+    await text.fill("And one more thing")
+    await viewer.page.get_by_role("button", name="Inject").click()
+    await expect(viewer.page.get_by_role("alert")).to_contain_text("The server does not answer")
+    await expect(text).to_have_value("And one more thing")
+    await viewer.page.get_by_role("button", name="Inject").click()
+    await expect(viewer.page.get_by_text("Injected: the run's next step reads it.")).to_be_visible()
+
+    # The same words once more are another message.
+    await text.fill("And one more thing")
+    await viewer.page.get_by_role("button", name="Inject").click()
+    await expect(text).to_have_value("")
+    assert [answer["is_new"] for answer in answers] == [True, False, True]
+    await stop(product, run)
+    viewer.forgive("ERR_FAILED")
+
+
+async def test_a_message_that_is_on_its_way_cannot_be_injected_again(viewer: Viewer, product: Product) -> None:
+    is_on_its_way, may_go_on = asyncio.Event(), asyncio.Event()
+    sent: list[Request] = []
+
+    async def hold(route: Route, request: Request) -> None:
+        sent.append(request)
+        is_on_its_way.set()
+        await may_go_on.wait()
+        await route.continue_()
+
+    run = await count_slowly(viewer, product)
+    await viewer.page.route(INJECTS, hold)
+    text = viewer.page.get_by_label("Tell the run something")
+    await text.fill("Once")
+    await viewer.page.get_by_role("button", name="Inject").click()
+    await is_on_its_way.wait()
+    button = viewer.page.get_by_role("button", name="Injecting…")
+    await expect(button).to_be_disabled()
+    await button.dispatch_event("click")
+    await text.fill("The next one")
+    may_go_on.set()
+    await expect(viewer.page.get_by_text("Injected: the run's next step reads it.")).to_be_visible()
+    await expect(text).to_have_value("The next one")
+    assert len(sent) == 1
+    await stop(product, run)
