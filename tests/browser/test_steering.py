@@ -1,6 +1,8 @@
 """What a person does to a run from its page while answers come late, or not at all."""
 
 import asyncio
+import json
+import re
 from typing import Any
 
 from playwright.async_api import Request, Route, expect
@@ -81,3 +83,32 @@ async def test_a_message_that_is_on_its_way_cannot_be_injected_again(viewer: Vie
     await expect(text).to_have_value("The next one")
     assert len(sent) == 1
     await stop(product, run)
+
+
+async def test_the_receipt_of_a_cancel_says_when_the_run_has_stopped(viewer: Viewer, product: Product) -> None:
+    """It said `cancelling` for as long as the page was open when the run had not stopped before the answer."""
+
+    async def do_not_wait(route: Route, request: Request) -> None:
+        body: dict[str, Any] = json.loads(request.post_data or "{}")
+        await route.continue_(post_data={**body, "wait": 0})
+
+    run = await count_slowly(viewer, product)
+    await viewer.page.route("**/v1/runs/*/cancel", do_not_wait)
+    await viewer.page.get_by_role("button", name="Cancel this run").click()
+    dialog = viewer.page.get_by_role("dialog")
+    await dialog.get_by_label("How").select_option("after_step")
+    await dialog.get_by_role("button", name="Cancel the run").click()
+    receipt = viewer.page.locator(".receipt")
+    now = receipt.locator("dd").first
+    await expect(now).to_have_text("cancelling")
+    await viewer.page.reload()
+    await expect(now).to_have_text("cancelling")
+    await viewer.page.get_by_role("button", name="Cancel this run").click()
+    await dialog.get_by_role("button", name="Cancel the run").click()
+    await expect(now).to_have_text("cancelled")
+    await expect(viewer.page.locator(".page-head .status")).to_have_text("cancelled")
+    ended = await product.run(run["id"])
+    await expect(receipt.locator("dt", has_text="Stopped").locator("+ dd time")).to_have_attribute(
+        "datetime", f"{ended['completed_at'][:23]}Z"
+    )
+    await expect(receipt.locator("dt", has_text="Took").locator("+ dd")).to_have_text(re.compile(r"^\d[\d.]* m?s$"))

@@ -2,6 +2,7 @@
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";
+import { duration, moment, NOTHING } from "../lib/format.js";
 import { Failure, Time } from "./basics.js";
 import { Dialog } from "./dialog.js";
 import { statusOf } from "./status.js";
@@ -11,7 +12,7 @@ export function CancelRun({ run, onCancelled }) {
   const [isAsked, setIsAsked] = useState(false);
   const [receipt, setReceipt] = useState(/** @type {any} */ (null));
   const canStop = ["created", "running", "requires_approval"].includes(statusOf(run));
-  const recorded = receipt ?? (run.metadata?.cancel ? { ...run.metadata.cancel, status: run.status, stopped_at: run.completed_at } : null);
+  const recorded = receiptOf(run, canStop, receipt);
   return html`
     ${canStop && html`<p><button type="button" class="danger" onClick=${() => setIsAsked(true)}>Cancel this run…</button></p>`}
     ${recorded && html`<${Receipt} receipt=${recorded} />`}
@@ -22,6 +23,21 @@ export function CancelRun({ run, onCancelled }) {
       onCancelled();
     }} />`}
   `;
+}
+
+/**
+ * What became of a cancel by now; null where nobody asked for one. The server's answer to the request was true at its own
+ * time: the run may have stopped since, and then the run says how.
+ * @param {any} run
+ * @param {boolean} canStop
+ * @param {any} answered what the server answered to this page; null where another caller has asked
+ */
+function receiptOf(run, canStop, answered) {
+  const asked = run.metadata?.cancel;
+  if (!asked) return answered;
+  if (!canStop) return { ...answered, ...asked, status: run.status, stopped_at: run.completed_at };
+  // The answer may know more than the run as it was asked for before.
+  return answered?.stopped_at ? answered : { ...answered, ...asked, status: "cancelling", stopped_at: null };
 }
 
 /** @param {{run: any, onClose: () => void, onReceipt: (receipt: any) => void}} props */
@@ -75,10 +91,17 @@ function Receipt({ receipt }) {
         <div><dt>Requested</dt><dd><${Time} at=${receipt.requested_at} /></dd></div>
         <div><dt>Acknowledged</dt><dd><${Time} at=${receipt.acknowledged_at} /></dd></div>
         <div><dt>Stopped</dt><dd><${Time} at=${receipt.stopped_at} /></dd></div>
+        <div><dt>Took</dt><dd>${tookOf(receipt)}</dd></div>
         <div><dt>Mode</dt><dd>${receipt.mode}</dd></div>
         <div><dt>By</dt><dd>${receipt.actor}</dd></div>
         ${receipt.reason && html`<div><dt>Reason</dt><dd>${receipt.reason}</dd></div>`}
       </dl>
     </section>
   `;
+}
+
+/** From the request to the stop. @param {any} receipt */
+function tookOf(receipt) {
+  const [from, to] = [moment(receipt.requested_at), moment(receipt.stopped_at)];
+  return from === null || to === null ? NOTHING : duration(to.getTime() - from.getTime());
 }
