@@ -1,4 +1,4 @@
-"""Answers that list messages: a page of a history, of the types that were asked for."""
+"""Answers that list messages: a page of a history or of a run, of the types that were asked for."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,6 +7,7 @@ from api.letta.messages import is_shown, wire_messages
 from api.services import Services
 from shared.domain.ids import MessageId
 from shared.domain.messages import Message
+from shared.domain.runs import Run
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 
@@ -32,3 +33,19 @@ async def message_answers(
         is_wanted=is_wanted,
     )
     return wire_messages(found[::-1] if turned and not page.ascending else found, types)
+
+
+async def run_message_answers(services: Services, run: Run, page: Page) -> list[dict[str, Any]]:
+    """The wire's messages of a page of what the run has added, of the types that its submission asked for, oldest
+    first. A run that waits for its turn has added nothing: what it will begin with stands for that, with the same
+    ids."""
+    types = run.options.include_return_message_types
+    if run.turn is not None:
+        return await message_answers(services, MessageFilter(run.project_id, run_id=run.id), page, types)
+    waiting = await services.runs.waiting_input(run)
+    places = {message.id: place for place, message in enumerate(waiting)}
+    begin = 0 if page.after is None else places.get(MessageId(page.after), -1) + 1
+    end = len(waiting) if page.before is None else places.get(MessageId(page.before), len(waiting))
+    wanted = [message for message in waiting[begin:end] if types is None or is_shown(message, types)]
+    found = wanted[: page.limit] if page.ascending else wanted[-page.limit :]
+    return wire_messages(found, types)

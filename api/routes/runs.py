@@ -25,14 +25,13 @@ from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRe
 from api.letta.runs import WIRE_STATUSES, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
 from api.letta.traces import wire_trace
-from api.message_answers import message_answers
+from api.message_answers import run_message_answers
 from api.runs.threads import DEFAULT
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
-from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
@@ -118,10 +117,10 @@ async def delete_run(run_id: RunIdPath, services: ServicesDep, project_id: Proje
 async def list_run_messages(
     run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredOldestFirst
 ) -> list[dict[str, Any]]:
-    """The messages that the run added, its input included: those of the types that its submission asked for."""
+    """The messages that the run added, its input included: those of the types that its submission asked for. Of a run
+    that waits for its turn, the input."""
     run = await services.runs.get(project_id, run_id)
-    types = run.options.include_return_message_types
-    shown = await message_answers(services, MessageFilter(project_id, run_id=run_id), page, types)
+    shown = await run_message_answers(services, run, page)
     return shown if page.ascending else shown[::-1]
 
 

@@ -14,7 +14,7 @@ from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone,
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import NUMBERS_PER_FENCE
-from shared.domain.messages import NewMessage
+from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import CancelRequest, Dispatch, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
@@ -121,6 +121,26 @@ class RunStore:
         """The messages of the run's submission."""
         async with self._database.read() as connection:
             return await input_of(connection, run_id)
+
+    async def waiting_input(self, run: Run) -> list[Message]:
+        """The messages that the run will add to its history when it begins, as they will be there; oldest first. For a
+        run that has no turn yet."""
+        async with self._database.read() as connection:
+            given = input_to_place(run, await input_of(connection, run.id))
+        return [
+            Message(
+                id=message.id,
+                agent_id=run.agent_id,
+                thread_id=run.thread_id,
+                conversation_id=run.conversation_id,
+                run_id=run.id,
+                step_id=message.step_id,
+                created_at=message.created_at,
+                body=message.body,
+                position=position,
+            )
+            for position, message in enumerate(given, start=1)
+        ]
 
     async def claim(
         self, run_id: RunId, dispatch: int, owner: str, now: datetime, *, alone_after: range = range(0)
