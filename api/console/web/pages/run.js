@@ -20,6 +20,12 @@ import { isActive, useRunChain } from "../lib/run_chain.js";
 import { useRunStream } from "../lib/run_stream.js";
 import { durationOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
 
+/** As many messages as a list gives at once: a run that was asked more shows the first ones. */
+const INPUT_LIMIT = 1000;
+
+/** @type {Record<string, string>} */
+const INPUT_SPEAKERS = { user_message: "User", system_message: "System" };
+
 /** @param {import("../app.js").PageProps} props */
 export function RunPage({ params, query }) {
   const { runs, error, reload } = useRunChain(params.id);
@@ -50,7 +56,7 @@ function ShownRun({ runs, from, reload }) {
     <div class="run-columns">
       <section aria-labelledby="transcript-title">
         <h2 id="transcript-title">What was said and done</h2>
-        <${Input} runId=${run.id} />
+        <${Input} runId=${run.id} transcript=${transcript} />
         <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} onDecide=${reload} />
       </section>
       <aside aria-label="About this run">
@@ -106,20 +112,39 @@ function WhatHappened({ run }) {
   `;
 }
 
-/** @param {{runId: string}} props */
-function Input({ runId }) {
-  const messages = usePolled(
-    (signal) => request("GET", `/v1/runs/${runId}/messages`, { query: { limit: 20, order: "asc" }, signal }),
+/**
+ * What the run was asked, also while it waits for a worker.
+ * @param {{runId: string, transcript: import("../lib/frames.js").Transcript}} props
+ */
+function Input({ runId, transcript }) {
+  const { data, error, reload } = usePolled(
+    (signal) => request("GET", `/v1/runs/${runId}/messages`, { query: { limit: INPUT_LIMIT, order: "asc" }, signal }),
     0,
     [runId],
   );
-  const inputs = (messages.data.value ?? []).filter((/** @type {any} */ one) => one.message_type === "user_message");
-  const first = inputs[0];
-  if (first === undefined) return null;
   return html`
-    <div class="item item-input" data-kind="asked">
-      <p class="speaker">User <span class="quiet-text"><${Time} at=${first.date} /></span></p>
-      <div class="said">${asText(first.content)}</div>
-    </div>
+    ${error.value && html`<p>What the run was asked could not be fetched.</p>`}
+    <${Failure} error=${error.value} retry=${reload} />
+    ${inputsAmong(data.value ?? [], transcript).map(
+      (one) => html`
+        <div key=${one.id} class="item item-input" data-kind="asked">
+          <p class="speaker">${INPUT_SPEAKERS[one.message_type]} <span class="quiet-text"><${Time} at=${one.date} /></span></p>
+          <div class="said">${asText(one.content)}</div>
+        </div>
+      `,
+    )}
   `;
+}
+
+/**
+ * The messages that the run began with: those before its first answer, but for what was injected before that, which the
+ * transcript shows.
+ * @param {any[]} messages of the run, oldest first
+ * @param {import("../lib/frames.js").Transcript} transcript
+ * @returns {any[]}
+ */
+function inputsAmong(messages, transcript) {
+  const answer = messages.findIndex((one) => !(one.message_type in INPUT_SPEAKERS));
+  const injected = new Set(transcript.items.filter((item) => item.kind === "input").map((item) => item.messageId));
+  return messages.slice(0, answer < 0 ? undefined : answer).filter((one) => !injected.has(one.id));
 }
