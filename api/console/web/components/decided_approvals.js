@@ -2,9 +2,10 @@
 
 import { html } from "../html.js";
 import { usePaged } from "../lib/paged.js";
+import { href } from "../lib/routing.js";
 import { ApprovalCard } from "./approval.js";
 import { Empty, Failure } from "./basics.js";
-import { Pager } from "./pager.js";
+import { EmptyPage, Pager } from "./pager.js";
 
 /** @typedef {import("../lib/approvals.js").Approval} Approval */
 
@@ -20,13 +21,21 @@ export function DecidedApprovals({ agentId }) {
   const list = usePaged("/v1/approvals", query, { size: PAGE, everyMs: EVERY_MS, idOf });
   if (list.error && list.rows === undefined) return html`<${Failure} error=${list.error} retry=${list.reload} />`;
   if (list.rows === undefined) return html`<p role="status">The decisions are being fetched.</p>`;
-  if (list.rows.length === 0) {
-    return html`<${Empty} title="Nothing has been decided yet">
-      <p>Decisions stand here with who made them and when, once somebody has approved or denied a call.</p>
-    <//>`;
+  if (list.rows.length === 0 && list.first !== null) {
+    return html`<${EmptyPage} ...${list} of="decided approvals" why="What was decided here is not kept any more." />`;
   }
+  if (list.rows.length === 0) return html`<${NothingDecided} agentId=${agentId} />`;
   return html`<ul class="cards">
       ${list.rows.map((approval) => html`<li key=${approval.id}><${ApprovalCard} approval=${approval} /></li>`)}
     </ul>
     <${Pager} ...${list} of="decided approvals" />`;
+}
+
+/** @param {{agentId: string}} props */
+function NothingDecided({ agentId }) {
+  return html`<${Empty} title=${agentId ? "Nothing of this agent has been decided yet" : "Nothing has been decided yet"}>
+    <p>Decisions stand here with who made them and when, once somebody has approved or denied a call.</p>
+    <p>Calls to decide are <a href=${href("/approvals", { agent: agentId })}>under Waiting</a>.</p>
+    ${agentId && html`<p><a href="#/approvals?show=decided">Show those of all agents</a></p>`}
+  <//>`;
 }

@@ -1,6 +1,7 @@
 // The way to a list's next page and back.
 
 import { html } from "../html.js";
+import { Empty } from "./basics.js";
 
 /** @param {{page: number, next: (() => void) | null, back: (() => void) | null, of: string}} props `of`: of what */
 export function Pager({ page, next, back, of }) {
@@ -10,4 +11,17 @@ export function Pager({ page, next, back, of }) {
     <span>Page ${page}</span>
     <button disabled=${next === null} onClick=${next ?? undefined}>Next page</button>
   </nav>`;
+}
+
+/**
+ * A page behind the first one of which nothing is left, and the ways back to what there is.
+ * @param {{page: number, next: (() => void) | null, back: (() => void) | null, first: (() => void) | null, of: string,
+ *   why: string}} props `why`: what has become of what was here
+ */
+export function EmptyPage({ page, next, back, first, of, why }) {
+  return html`<${Empty} title="Nothing is left on this page">
+      <p>${why}</p>
+      <p><button type="button" class="main-button" onClick=${first ?? undefined}>Go to the first page</button></p>
+    <//>
+    <${Pager} page=${page} next=${next} back=${back} of=${of} />`;
 }

@@ -2,10 +2,11 @@
 
 import { html, useEffect, useMemo, useState } from "../html.js";
 import { usePaged } from "../lib/paged.js";
+import { href } from "../lib/routing.js";
 import { ApprovalCard } from "./approval.js";
 import { DecideMany } from "./decide_many.js";
 import { Empty, Failure } from "./basics.js";
-import { Pager } from "./pager.js";
+import { EmptyPage, Pager } from "./pager.js";
 
 /** @typedef {import("../lib/approvals.js").Approval} Approval */
 
@@ -34,6 +35,9 @@ export function WaitingApprovals({ agentId }) {
 
   if (list.error && list.rows === undefined) return html`<${Failure} error=${list.error} retry=${list.reload} />`;
   if (list.rows === undefined) return html`<p role="status">What waits is being fetched.</p>`;
+  if (shown.length === 0 && list.first !== null) {
+    return html`<${EmptyPage} ...${list} of="waiting approvals" why="What waited here has been decided." />`;
+  }
   if (shown.length === 0) return html`<${NothingWaits} agentId=${agentId} />`;
   const waiting = shown.filter((approval) => approval.status === "waiting");
   const picked = waiting.filter((approval) => chosen.has(approval.id));
@@ -66,6 +70,7 @@ function NothingWaits({ agentId }) {
       A call waits here when its tool was made with <code>default_requires_approval</code>, or when the agent has a rule
       of type <code>requires_approval</code> for it. This page shows it within two seconds.
     </p>
+    <p>What has been decided is <a href=${href("/approvals", { agent: agentId, show: "decided" })}>under Decided</a>.</p>
     ${agentId && html`<p><a href="#/approvals">Show those of all agents</a></p>`}
   <//>`;
 }

@@ -12,8 +12,8 @@ import { usePolled } from "./polling.js";
  * @param {Record<string, unknown>} query
  * @param {{size: number, everyMs: number, idOf: (row: Row) => string}} options `idOf`: a row's cursor
  * @returns {{rows: Row[] | undefined, error: Error | null, reload: () => void, page: number,
- *   next: (() => void) | null, back: (() => void) | null}} `rows` is undefined until the first answer; `next` and
- *   `back` are null where there is no such page
+ *   next: (() => void) | null, back: (() => void) | null, first: (() => void) | null}} `rows` is undefined until the
+ *   first answer; `next` and `back` are null where there is no such page, and `first` is on the first page
  */
 export function usePaged(path, query, { size, everyMs, idOf }) {
   const asked = JSON.stringify([path, query]);
@@ -40,5 +40,6 @@ export function usePaged(path, query, { size, everyMs, idOf }) {
     page: cursors.length + 1,
     next: hasNext ? () => setPlace({ asked, cursors: [...cursors, idOf(last)] }) : null,
     back: cursors.length > 0 ? () => setPlace({ asked, cursors: cursors.slice(0, -1) }) : null,
+    first: cursors.length > 0 ? () => setPlace({ asked, cursors: [] }) : null,
   };
 }
