@@ -10,6 +10,7 @@ from playwright.async_api import Request, Route, expect
 from tests.kit.browser.console_runs import start_run
 from tests.kit.browser.viewer import Viewer
 from tests.kit.product import Product
+from tests.kit.product.waiting_calls import waiting_calls
 
 INJECTS = "**/v1/runs/*/inject"
 
@@ -112,3 +113,27 @@ async def test_the_receipt_of_a_cancel_says_when_the_run_has_stopped(viewer: Vie
         "datetime", f"{ended['completed_at'][:23]}Z"
     )
     await expect(receipt.locator("dt", has_text="Took").locator("+ dd")).to_have_text(re.compile(r"^\d[\d.]* m?s$"))
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_for_a_person_comes_to_rest(
+    viewer: Viewer, product: Product
+) -> None:
+    """The page went on asking for the approval, and the time that the person took went on growing."""
+    page = viewer.page
+    await page.clock.install()
+    asked = await waiting_calls(product, "moon")
+    await viewer.open(f"/runs/{asked.run_id}")
+    await expect(page.get_by_role("button", name="Approve")).to_be_visible()
+    await product.http.post(f"/v1/runs/{asked.run_id}/cancel", json={"wait": 30})
+    await expect(page.locator(".page-head .status")).to_have_text("cancelled")
+    await expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+    await expect(page.locator(".item-call summary .status")).to_have_text("no result")
+    await expect(page.locator(".receipt dd").first).to_have_text("cancelled")
+
+    waited = page.locator(".waterfall [data-span=person] .figure")
+    before = await waited.inner_text()
+    asks: list[str] = []
+    page.on("request", lambda request: asks.append(request.url))
+    await page.clock.run_for(60_000)
+    assert await waited.inner_text() == before
+    assert asks == []

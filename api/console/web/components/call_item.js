@@ -12,9 +12,9 @@ const ASK_AGAIN_MS = 2000;
 
 /**
  * @param {{item: import("../lib/frames.js").Item, agentId?: string, runId: string | null, isParked: boolean,
- *   onDecide?: (decided: any) => void}} props
+ *   isOver: boolean, onDecide?: (decided: any) => void}} props
  */
-export function CallItem({ item, agentId, runId, isParked, onDecide }) {
+export function CallItem({ item, agentId, runId, isParked, isOver, onDecide }) {
   const call = item.call;
   if (call === undefined) return null;
   const hasResult = call.result !== undefined;
@@ -23,9 +23,7 @@ export function CallItem({ item, agentId, runId, isParked, onDecide }) {
     <details class="folded call">
       <summary>
         <span class="call-name">${call.name || "tool"}</span>${" "}
-        <span class=${`status status-${hasResult ? (call.status === "success" ? "good" : "bad") : waits ? "asks" : "works"}`}>
-          ${hasResult ? call.status : waits ? "needs approval" : "no result yet"}
-        </span>${" "}
+        <${CallStatus} result=${hasResult ? call.status : null} waits=${waits} isOver=${isOver} />${" "}
         <span class="call-brief">${brief(call.arguments)}</span>
       </summary>
       <p class="part-name">Arguments</p>
@@ -36,6 +34,14 @@ export function CallItem({ item, agentId, runId, isParked, onDecide }) {
     </details>
     ${waits && onDecide && html`<${WaitingCall} callId=${call.id} agentId=${agentId} runId=${runId} onDecide=${onDecide} />`}
   `;
+}
+
+/** @param {{result: string | null | undefined, waits: boolean, isOver: boolean}} props `result`: null before there is one */
+function CallStatus({ result, waits, isOver }) {
+  if (result !== null) return html`<span class=${`status status-${result === "success" ? "good" : "bad"}`}>${result}</span>`;
+  if (waits) return html`<span class="status status-asks">needs approval</span>`;
+  if (isOver) return html`<span class="status status-ended">no result</span>`;
+  return html`<span class="status status-works">no result yet</span>`;
 }
 
 /** @param {{callId: string, agentId?: string, runId: string | null, onDecide: (decided: any) => void}} props */

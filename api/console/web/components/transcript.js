@@ -15,15 +15,16 @@ const SPEAKERS = { text: "Agent", input: "Injected", summary: "Summary of old me
 
 /**
  * @param {{transcript: import("../lib/frames.js").Transcript, agentId?: string,
- *   seenUpTo?: import("../lib/run_stream.js").Position | null,
+ *   seenUpTo?: import("../lib/run_stream.js").Position | null, isOver?: boolean,
  *   onDecide?: (decided: any) => void}} props `onDecide`: calls that wait can be decided here, and it gets what came of it.
- *   `seenUpTo`: a line is drawn behind it
+ *   `seenUpTo`: a line is drawn behind it. `isOver`: the run has ended, whatever its log says last: that of a run which is
+ *   cancelled while it waits for a person ends with the question
  */
-export function Transcript({ transcript, agentId, seenUpTo = null, onDecide }) {
+export function Transcript({ transcript, agentId, seenUpTo = null, isOver = false, onDecide }) {
   const [count, setCount] = useState(AT_ONCE);
   const { items } = transcript;
   const hidden = Math.max(0, items.length - count);
-  const isParked = transcript.stopReason === "requires_approval";
+  const isParked = transcript.stopReason === "requires_approval" && !isOver;
   const shown = items.slice(hidden);
   const isNew = (/** @type {Item} */ item) =>
     seenUpTo !== null && (item.leg > seenUpTo.leg || (item.leg === seenUpTo.leg && item.lastSeq > seenUpTo.seq));
@@ -42,6 +43,7 @@ export function Transcript({ transcript, agentId, seenUpTo = null, onDecide }) {
               agentId=${agentId}
               runId=${transcript.runId}
               isParked=${isParked}
+              isOver=${isOver}
               onDecide=${onDecide}
             />
           `,
@@ -52,7 +54,7 @@ export function Transcript({ transcript, agentId, seenUpTo = null, onDecide }) {
 }
 
 /**
- * @typedef {{item: Item, agentId?: string, runId: string | null, isParked: boolean,
+ * @typedef {{item: Item, agentId?: string, runId: string | null, isParked: boolean, isOver: boolean,
  *   onDecide?: (decided: any) => void}} ItemProps
  * @extends {Component<ItemProps>}
  */
@@ -60,16 +62,17 @@ class ItemView extends Component {
   /** @param {ItemProps} next */
   shouldComponentUpdate(next) {
     const now = /** @type {ItemProps} */ (this.props);
-    return next.item !== now.item || (next.item.kind === "call" && next.isParked !== now.isParked);
+    const isOfItsCall = next.isParked !== now.isParked || next.isOver !== now.isOver;
+    return next.item !== now.item || (next.item.kind === "call" && isOfItsCall);
   }
 
   render() {
-    const { item, agentId, runId, isParked, onDecide } = /** @type {ItemProps} */ (this.props);
+    const { item, agentId, runId, isParked, isOver, onDecide } = /** @type {ItemProps} */ (this.props);
     return html`
       <li class=${`item item-${item.kind}${item.isVoid ? " void" : ""}`} data-kind=${item.kind} data-seq=${item.seq}>
         ${item.isVoid && html`<p class="void-note">Void: the worker was lost before this was stored. The step came again.</p>`}
         ${item.kind === "call"
-          ? html`<${CallItem} item=${item} agentId=${agentId} runId=${runId} isParked=${isParked} onDecide=${onDecide} />`
+          ? html`<${CallItem} item=${item} agentId=${agentId} runId=${runId} isParked=${isParked} isOver=${isOver} onDecide=${onDecide} />`
           : content(item)}
       </li>
     `;

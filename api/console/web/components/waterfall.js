@@ -7,8 +7,12 @@ import { spansOf } from "../lib/waterfall.js";
 /** Spans that are drawn: the longest ones of a run that has more. */
 const MOST = 200;
 
-/** @param {{timeline: import("../lib/waterfall.js").Timeline, startedAt: number | null, isLive: boolean}} props */
-export function Waterfall({ timeline, startedAt, isLive }) {
+/**
+ * @param {{timeline: import("../lib/waterfall.js").Timeline, startedAt: number | null, endedAt: number | null}} props
+ *   `endedAt`: Unix ms; null while the run goes on, or waits for a person
+ */
+export function Waterfall({ timeline, startedAt, endedAt }) {
+  const isLive = endedAt === null;
   const [now, setNow] = useState(Date.now());
   useEffect(() => {
     if (!isLive) return undefined;
@@ -19,7 +23,8 @@ export function Waterfall({ timeline, startedAt, isLive }) {
   if (all.length === 0) return null;
   const isOpen = all.some((span) => span.to === null);
   const from = Math.min(...all.map((span) => span.from));
-  const to = Math.max(timeline.last ?? from, isOpen ? now : 0, from + 1);
+  // The log of a run that was cancelled while it waited for a person ends with the question.
+  const to = Math.max(timeline.last ?? from, isOpen ? (endedAt ?? now) : 0, from + 1);
   const spans = all.length <= MOST ? all : longest(all, now);
   return html`
     <section class="panel" aria-labelledby="waterfall-title">

@@ -36,6 +36,14 @@ export function startedAtOf(run) {
   return moment(own(run).started_at)?.getTime() ?? null;
 }
 
+/**
+ * Unix ms of the moment when it ended.
+ * @param {any} run
+ */
+export function endedAtOf(run) {
+  return moment(run.completed_at)?.getTime() ?? null;
+}
+
 /** @param {any} run */
 function own(run) {
   return run?.metadata?.holdfast ?? run?.metadata ?? {};

@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { Failure, Id, Time, Duration } from "../components/basics.js";
-import { Status } from "../components/status.js";
+import { Status, statusOf } from "../components/status.js";
 import { Connection } from "../components/connection.js";
 import { RawEvents } from "../components/raw_events.js";
 import { CancelRun } from "../components/cancel_run.js";
@@ -18,7 +18,7 @@ import { usePolled } from "../lib/polling.js";
 import { refine } from "../lib/routing.js";
 import { isActive, useRunChain } from "../lib/run_chain.js";
 import { useRunStream } from "../lib/run_stream.js";
-import { durationOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
+import { durationOf, endedAtOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
 
 /** As many messages as a list gives at once: a run that was asked more shows the first ones. */
 const INPUT_LIMIT = 1000;
@@ -44,6 +44,7 @@ function ShownRun({ runs, from, reload }) {
   const stream = useRunStream(runs.map((one) => one.id), Math.max(0, from - 1));
   const { transcript, timeline, events, position } = stream.value;
   const isWorking = isActive(last);
+  const isOver = !isWorking && statusOf(last) !== "requires_approval";
   return html`
     <div class="page-head">
       <h1>Run <${Id} id=${run.id} whole=${true} /></h1>
@@ -57,12 +58,12 @@ function ShownRun({ runs, from, reload }) {
       <section aria-labelledby="transcript-title">
         <h2 id="transcript-title">What was said and done</h2>
         <${Input} runId=${run.id} transcript=${transcript} />
-        <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} onDecide=${reload} />
+        <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} isOver=${isOver && stream.value.state === "ended"} onDecide=${reload} />
       </section>
       <aside aria-label="About this run">
         ${isWorking && html`<${InjectMessage} runId=${last.id} />`}
         <${CancelRun} key=${last.id} run=${last} onCancelled=${reload} />
-        <${Waterfall} timeline=${timeline} startedAt=${startedAtOf(run)} isLive=${isWorking || transcript.stopReason === "requires_approval"} />
+        <${Waterfall} timeline=${timeline} startedAt=${startedAtOf(run)} endedAt=${isOver ? endedAtOf(last) : null} />
         <${Usage} usage=${transcript.usage} runId=${last.id} isActive=${isWorking} />
         <${ResumeLines} runId=${last.id} lastSeq=${transcript.lastSeq} />
         <${RawEvents} events=${events} count=${events.length} />
