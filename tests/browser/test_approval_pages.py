@@ -28,7 +28,7 @@ async def test_a_page_that_was_decided_elsewhere_leads_back_to_what_waits(viewer
 
     await product.http.post(f"/v1/runs/{asked.run_id}/cancel", json={"wait": 30})
     await expect(page.get_by_role("heading", name="Nothing of this agent waits for a person")).to_be_visible()
-    await page.get_by_role("link", name="under Decided").click()
+    await page.get_by_role("link", name="Show earlier answers").click()
     await expect(page.get_by_role("article")).to_have_count(25)
 
 
@@ -38,7 +38,7 @@ async def test_an_agent_without_decisions_leads_to_those_of_all(viewer: Viewer, 
     empty = viewer.page.get_by_role("heading", name="Nothing of this agent has been decided yet")
     await expect(empty).to_be_visible()
     await viewer.expect_accessible()
-    await expect(viewer.page.get_by_role("link", name="under Waiting")).to_have_attribute(
+    await expect(viewer.page.get_by_role("link", name="Show the calls to decide")).to_have_attribute(
         "href", f"#/approvals?agent={agent.id}"
     )
     await viewer.page.get_by_role("link", name="Show those of all agents").click()

@@ -35,7 +35,7 @@ export function DecidedApprovals({ agentId }) {
 function NothingDecided({ agentId }) {
   return html`<${Empty} title=${agentId ? "Nothing of this agent has been decided yet" : "Nothing has been decided yet"}>
     <p>Decisions stand here with who made them and when, once somebody has approved or denied a call.</p>
-    <p>Calls to decide are <a href=${href("/approvals", { agent: agentId })}>under Waiting</a>.</p>
+    <p><a href=${href("/approvals", { agent: agentId })}>Show the calls to decide</a></p>
     ${agentId && html`<p><a href="#/approvals?show=decided">Show those of all agents</a></p>`}
   <//>`;
 }

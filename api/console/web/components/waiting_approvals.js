@@ -70,7 +70,7 @@ function NothingWaits({ agentId }) {
       A call waits here when its tool was made with <code>default_requires_approval</code>, or when the agent has a rule
       of type <code>requires_approval</code> for it. This page shows it within two seconds.
     </p>
-    <p>What has been decided is <a href=${href("/approvals", { agent: agentId, show: "decided" })}>under Decided</a>.</p>
+    <p><a href=${href("/approvals", { agent: agentId, show: "decided" })}>Show earlier answers</a></p>
     ${agentId && html`<p><a href="#/approvals">Show those of all agents</a></p>`}
   <//>`;
 }
