@@ -46,13 +46,14 @@ async def _send(product: Product, agent_id: str, text: str, if_busy: str, **body
 
 
 async def test_an_injected_message_is_in_the_next_step_in_order_and_shows_in_the_stream(product: Product) -> None:
-    agent_id, run_id = await _busy_agent(
-        product, Turn(calls=[Call("wait", {"seconds": 0.3})], silent_before_headers=0.3), Turn(text="Both seen.")
-    )
+    resume = asyncio.Event()
+    calling = Turn(calls=[Call("wait", {"seconds": 0.1})], silent_before_headers=60, resume=resume)
+    agent_id, run_id = await _busy_agent(product, calling, Turn(text="Both seen."))
 
     for text in ("Also this", "And that"):
         answer = await product.http.post(f"/v1/runs/{run_id}/inject", json={"input": text})
         assert answer.status_code == 200, answer.text
+    resume.set()
     await product.ended(run_id)
 
     assert _user_texts(product.models.requests[1].body) == ["First", "Also this", "And that"]
@@ -68,9 +69,12 @@ async def test_an_injected_message_is_in_the_next_step_in_order_and_shows_in_the
 
 
 async def test_a_message_injected_during_the_last_answer_is_answered_by_one_more_step(product: Product) -> None:
-    _, run_id = await _busy_agent(product, Turn(text="Nearly done.", silent_before_headers=0.5), Turn(text="Now done."))
+    resume = asyncio.Event()
+    first = Turn(text="Nearly done.", silent_before_headers=60, resume=resume)
+    _, run_id = await _busy_agent(product, first, Turn(text="Now done."))
 
     await product.http.post(f"/v1/runs/{run_id}/inject", json={"input": "One more thing"})
+    resume.set()
     run = await product.ended(run_id)
 
     assert run["stop_reason"] == "end_turn"
@@ -88,12 +92,13 @@ async def test_a_run_that_has_ended_refuses_an_injected_message(product: Product
 
 
 async def test_an_agent_queues_by_default_and_keeps_the_order(product: Product) -> None:
-    agent_id, _ = await _busy_agent(
-        product, Turn(text="one", silent_before_headers=0.3), Turn(text="two"), Turn(text="3")
-    )
+    resume = asyncio.Event()
+    first = Turn(text="one", silent_before_headers=60, resume=resume)
+    agent_id, _ = await _busy_agent(product, first, Turn(text="two"), Turn(text="3"))
 
     second = await product.client.agents.messages.create_async(agent_id=agent_id, input="Second")
     third = await product.client.agents.messages.create_async(agent_id=agent_id, input="Third")
+    resume.set()
     await product.ended(third.id)
 
     assert (await product.run(second.id))["status"] == "completed"
@@ -102,9 +107,11 @@ async def test_an_agent_queues_by_default_and_keeps_the_order(product: Product) 
 
 
 async def test_reject_names_the_run_that_is_in_the_way(product: Product) -> None:
-    agent_id, run_id = await _busy_agent(product, Turn(text="one", silent_before_headers=0.3))
+    resume = asyncio.Event()
+    agent_id, run_id = await _busy_agent(product, Turn(text="one", silent_before_headers=60, resume=resume))
 
     answer = await _send(product, agent_id, "Second", "reject")
+    resume.set()
 
     assert answer.status_code == 409
     assert answer.json()["run_id"] == run_id
@@ -124,11 +131,12 @@ async def test_a_new_message_can_take_the_place_of_the_run_in_hand(product: Prod
 
 
 async def test_inject_as_policy_gives_the_message_to_the_run_in_hand(product: Product) -> None:
-    agent_id, run_id = await _busy_agent(
-        product, Turn(calls=[Call("wait", {"seconds": 0.2})], silent_before_headers=0.2), Turn(text="ok")
-    )
+    resume = asyncio.Event()
+    calling = Turn(calls=[Call("wait", {"seconds": 0.1})], silent_before_headers=60, resume=resume)
+    agent_id, run_id = await _busy_agent(product, calling, Turn(text="ok"))
 
     answer = await _send(product, agent_id, "By the way", "inject")
+    resume.set()
 
     assert answer.json()["id"] == run_id
     await product.ended(run_id)

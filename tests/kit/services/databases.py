@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import sqlalchemy as sa
@@ -179,16 +180,22 @@ async def _execute(url: URL, statement: str) -> None:
     await engine.dispose()
 
 
+_IS_ASKED_FOR_THE_TEST: ContextVar[bool] = ContextVar("is asked for the test", default=False)
+
+
 @contextmanager
 def statements() -> Generator[list[str]]:
-    """Every statement that a database is asked in the block."""
+    """Every statement that a database is asked in the block, by the test or for it: not by a loop in the background."""
     asked: list[str] = []
+    belongs = _IS_ASKED_FOR_THE_TEST.set(True)
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: object) -> None:
-        asked.append(statement)
+        if _IS_ASKED_FOR_THE_TEST.get():
+            asked.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
         yield asked
     finally:
         event.remove(Engine, "before_cursor_execute", note)
+        _IS_ASKED_FOR_THE_TEST.reset(belongs)
