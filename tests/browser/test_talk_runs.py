@@ -124,9 +124,11 @@ async def test_a_run_that_waits_for_a_person_was_hidden_by_those_queued_behind_i
     """Somebody decides elsewhere: the run that goes on is shown where the talk is."""
     tool = await product.tool(LAUNCH, default_requires_approval=True)
     agent, page = await product.agent(tools=[tool]), viewer.page
-    go_on = asyncio.Event()
-    call = Call("launch", {"target": "moon"})
-    product.models.play(Turn(calls=[call], silent_after=0, resume=go_on), Turn(text="It is on its way."))
+    go_on, next_goes_on = asyncio.Event(), asyncio.Event()
+    asks = Turn(calls=[Call("launch", {"target": "moon"})], silent_after=0, resume=go_on)
+    # The next one is held, or twenty answers would push this one behind the button for older ones.
+    held = Turn(text="Said later.", silent_before_headers=60, resume=next_goes_on)
+    product.models.play(asks, Turn(text="It is on its way."), held)
     asked = await say(product.http, agent.id, "Launch what is ready.")
     await wait_until(lambda: product.models.requests, description="the model to be asked")
     for number in range(20):
@@ -139,4 +141,5 @@ async def test_a_run_that_waits_for_a_person_was_hidden_by_those_queued_behind_i
     [approval] = await waiting(product, agent_id=agent.id)
     assert (await product.http.post(f"/v1/approvals/{approval['id']}", json={"decision": "approve"})).is_success
     await expect(page.locator(f".answer[data-run={asked['id']}] .said")).to_have_text("It is on its way.")
+    next_goes_on.set()
     await expect(page.get_by_label("Message")).to_be_enabled()
