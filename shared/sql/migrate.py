@@ -68,7 +68,7 @@ async def require_current(database: Database) -> None:
 
 def _refuse_newer(revision: str | None) -> None:
     """Raises `Unusable` for a revision that this version does not know: migrations only go forward."""
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    known = {script.revision for script in _scripts().walk_revisions()}
     if revision is not None and revision not in known:
         raise Unusable(
             f"a newer version has migrated the database, to revision {revision[:40]!r}: run that version, or restore a "
@@ -80,14 +80,19 @@ def _lacking(revision: str | None) -> Sequence[str]:
     """Where to go from this revision, oldest first."""
     if revision is None:
         return [newest_revision()]
-    scripts = ScriptDirectory.from_config(_config())
-    return [script.revision for script in scripts.iterate_revisions("head", revision)][::-1]
+    return [script.revision for script in _scripts().iterate_revisions("head", revision)][::-1]
 
 
 @cache
 def newest_revision() -> str:
     """The revision that this version of the product brings. Readiness asks for it every few seconds."""
-    return ScriptDirectory.from_config(_config()).get_current_head() or ""
+    return _scripts().get_current_head() or ""
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    """The migrations. Reading them runs each."""
+    return ScriptDirectory.from_config(_config())
 
 
 def _refuse_foreign(connection: Connection) -> None:

@@ -87,7 +87,8 @@ async def test_a_long_run_goes_on_through_a_full_window(product: Product) -> Non
 
 async def test_the_provider_says_that_it_was_too_long_and_the_step_goes_on(product: Product) -> None:
     """A server of one's own whose window is smaller than anybody has told."""
-    model = CountingModel(lambda _: Turn(text="So " + "it is " * 200), window=WINDOW)
+    # Long words: each is a piece of the answer, and the pieces are what takes a model's client its time.
+    model = CountingModel(lambda _: Turn(text="So " + ("it-is-" * 20 + " ") * 10), window=WINDOW)
     product.models.answer_with(model)
     agent = await product.agent(model="vllm/local-model")
 
