@@ -140,7 +140,7 @@ async def test_calls_reasoning_and_the_waterfall(viewer: Viewer, product: Produc
         Turn(text="I start the rocket.", calls=[Call("launch", {"target": "the moon"})], pace=0.02),
         Turn(text="The rocket is on its way to the moon.", pace=0.02),
     )
-    agent = await product.agent(tools=[await product.tool(LAUNCH)])
+    agent = await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=False)])
     run = await say(product.http, agent.id, "Send a rocket to the moon, please.")
     await product.ended(run["id"])
     await open_run(viewer, run)
