@@ -9,6 +9,7 @@ from pathlib import Path
 
 import certifi
 import pytest
+import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from tests.kit.services.databases import PostgresServer, migrate_database, on_another_loop
@@ -22,13 +23,17 @@ SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test speaks TLS, and the world's certificates take each HTTP client 20 ms to load: here there is one."""
+    """Makes cheap what no test looks at, and each pays for."""
+    # No test speaks TLS, and the world's certificates take each HTTP client 20 ms to load: here there is one.
     certificates = Path(certifi.where()).read_text()
     directory = tempfile.TemporaryDirectory(prefix="holdfast-certificate-")
     config.add_cleanup(directory.cleanup)
     file = Path(directory.name, "one.pem")
     file.write_text(certificates[: certificates.index(LAST_LINE) + len(LAST_LINE)] + "\n")
     os.environ["SSL_CERT_FILE"] = str(file)
+    # Unless told otherwise, structlog draws a traceback with the sources and variables around it: that takes seconds.
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 
 
 @pytest.hookimpl(wrapper=True)
