@@ -20,6 +20,7 @@ from shared.process.context import ProcessContext
 from shared.process.measurements import measured
 from shared.process.traces import traced
 from shared.process.version import VERSION
+from shared.redis.append_pipeline import AppendPipeline
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
@@ -93,7 +94,8 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         embeddings = EmbeddingClient(process.environment, network)
         stack.push_async_callback(embeddings.aclose)
         tools = await stack.enter_async_context(tool_parts(process, network))
-        services = _run_services(process, models, tools, embeddings)
+        event_log = await stack.enter_async_context(_event_log(process))
+        services = _run_services(process, models, tools, embeddings, event_log)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -158,8 +160,19 @@ def _showing(
     return ProcessPresence(process.redis).showing(state)
 
 
+@asynccontextmanager
+async def _event_log(process: ProcessContext) -> AsyncGenerator[EventLog]:
+    """The logs of this worker's runs. To a Redis within the process nothing is sent, so nothing goes together."""
+    ttl_s = process.settings.stream_ttl_s
+    if process.is_embedded:
+        yield EventLog(process.redis, ttl_s=ttl_s)
+        return
+    async with AppendPipeline(process.redis).running() as appends:
+        yield EventLog(process.redis, ttl_s=ttl_s, appends=appends)
+
+
 def _run_services(
-    process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient
+    process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient, event_log: EventLog
 ) -> RunServices:
     database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
     return RunServices(
@@ -185,7 +198,7 @@ def _run_services(
         events=EventStore(database),
         inbox=InboxStore(database),
         steps=StepStore(database),
-        event_log=EventLog(process.redis, ttl_s=settings.stream_ttl_s),
+        event_log=event_log,
         clock=process.clock,
         ids=process.ids,
         stores_first=process.is_embedded,

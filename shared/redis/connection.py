@@ -7,8 +7,8 @@ lazy: the first command connects. Close one with `await client.aclose(close_conn
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -40,7 +40,12 @@ class Connection(Protocol):
 
     async def disconnect(self, nowait: bool = False) -> None: ...
 
+    @property
+    def is_connected(self) -> bool: ...
+
     async def send_command(self, *command: str) -> None: ...
+
+    async def send_packed_command(self, command: bytes) -> None: ...
 
     async def read_response(self, disable_decoding: bool = False) -> Any: ...
 
@@ -102,9 +107,16 @@ def dedicated_connection(redis: Redis) -> Connection:
 @asynccontextmanager
 async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
     """Turns every failure of Redis into `Unavailable`; so does silence for `within` seconds."""
-    try:
+    with redis_errors():
         async with asyncio.timeout(within):
             yield
+
+
+@contextmanager
+def redis_errors() -> Generator[None]:
+    """Turns every failure of Redis into `Unavailable`."""
+    try:
+        yield
     except (AuthenticationError, NoPermissionError, InvalidResponse) as error:
         raise Unusable(f"Redis refuses this process: {error}") from error
     except ResponseError as error:
@@ -157,6 +169,12 @@ async def memory_of(redis: Redis) -> Memory:
     return Memory(said.get("used_memory"), said.get("maxmemory") or None)
 
 
+class Script(Protocol):
+    """How a script is called. Raises `Unavailable`."""
+
+    async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any: ...
+
+
 class LuaScript:
     """A Lua script of this package. Each `.lua` file begins with its keys, its arguments and its answer. A script may
     stand on functions of other files, which are named first.
@@ -168,5 +186,19 @@ class LuaScript:
         texts = [files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names]
         self._script = redis.register_script("\n".join(texts))
 
+    @property
+    def text(self) -> str:
+        return cast("str", self._script.script)
+
+    @property
+    def digest(self) -> str:
+        """By which a server that knows the script is asked for it."""
+        return cast("str", self._script.sha)
+
     async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
         return cast("Any", await self._script(keys=keys, args=args))
+
+    async def answered(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
+        """As a call; raises `Unavailable`."""
+        async with redis_answers():
+            return await self(keys=keys, args=args)

@@ -23,7 +23,7 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import Entries, LogTail, of_bytes
 from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
-from shared.redis.connection import LuaScript, Redis, redis_answers
+from shared.redis.connection import LuaScript, Redis, Script, redis_answers
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 1 << 17
@@ -46,19 +46,20 @@ class EventLog:
     """The logs of all runs.
 
     `ttl_s` is how long a log stays after its end. `owner` names this process among those that may have the same fence
-    after a database was set back; by default a new name is made up.
+    after a database was set back; by default a new name is made up. `appends` carries appends together with those of
+    other runs; without it, each goes by itself.
 
     Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it as it
     was.
     """
 
-    def __init__(self, redis: Redis, *, ttl_s: int, owner: str | None = None) -> None:
+    def __init__(self, redis: Redis, *, ttl_s: int, owner: str | None = None, appends: Script | None = None) -> None:
         self._redis = redis
         self._ended_ms = ttl_s * 1000
         self._live_ms = max(ttl_s, keys.LIVE_LOG_TTL_S) * 1000
         self._owner = owner or uuid4().hex
         self._open = LuaScript(redis, "open")
-        self._append = LuaScript(redis, "append")
+        self._append = LuaScript(redis, "append").answered if appends is None else appends
 
     async def open(self, run_id: RunId, fence: Fence) -> Seq:
         """Takes the log for `fence`; gives the last number in it, 0 when Redis has none. Raises `LeaseLost` when a
@@ -80,19 +81,12 @@ class EventLog:
         Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early or Redis does
         not know its owner.
         """
-        async with redis_answers():
-            with crash_point(CrashPoint.APPEND):
-                outcome, last = await self._append(
-                    keys=[keys.events(run_id), keys.fence(run_id)],
-                    args=[
-                        self._holder(fence),
-                        tail.first,
-                        needs,
-                        self._lifetime(tail),
-                        keys.feed(run_id),
-                        *tail.entries,
-                    ],
-                )
+        holder, lifetime = self._holder(fence), self._lifetime(tail)
+        with crash_point(CrashPoint.APPEND):
+            outcome, last = await self._append(
+                keys=[keys.events(run_id), keys.fence(run_id)],
+                args=[holder, tail.first, needs, lifetime, keys.feed(run_id), *tail.entries],
+            )
         if outcome == b"taken":
             raise LeaseLost
         if outcome == b"lost":

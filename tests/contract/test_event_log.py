@@ -1,6 +1,9 @@
 """The log of a run in Redis: numbered, written by its newest owner alone, and honest about what Redis lost."""
 
+import asyncio
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -10,6 +13,7 @@ from shared.domain.errors import CancelMode, LeaseLost, Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.redis import keys
+from shared.redis.append_pipeline import AppendPipeline
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.connection import dedicated_connection
 from shared.redis.event_log import EventLog, RedisLostData
@@ -21,9 +25,20 @@ TTL_S = 3600
 SQL_HAS_THE_PAST = Seq(0)
 
 
-@pytest.fixture
-def log(redis: ArqRedis) -> EventLog:
-    return EventLog(redis, ttl_s=TTL_S)
+@pytest.fixture(params=["by itself", "with others"])
+async def log(request: pytest.FixtureRequest, redis: ArqRedis) -> AsyncGenerator[EventLog]:
+    """A log whose appends go out by themselves, as the API's, or with those of other runs, as a worker's."""
+    if request.param == "by itself":
+        yield EventLog(redis, ttl_s=TTL_S)
+        return
+    async with log_of_worker(redis) as log:
+        yield log
+
+
+@asynccontextmanager
+async def log_of_worker(redis: ArqRedis) -> AsyncGenerator[EventLog]:
+    async with AppendPipeline(redis).running() as appends:
+        yield EventLog(redis, ttl_s=TTL_S, appends=appends)
 
 
 def entries(first: int, last: int) -> list[bytes]:
@@ -295,27 +310,44 @@ async def test_logs_of_different_runs_do_not_touch(log: EventLog) -> None:
     assert await log.read(other, Seq(0)) == []
 
 
+async def test_runs_that_append_together_keep_their_own_answers(redis: ArqRedis) -> None:
+    """One has a newer owner, one has lost its stream, and one is well."""
+    well, taken, lost = RunId("run-well"), RunId("run-taken"), RunId("run-lost")
+    async with log_of_worker(redis) as log:
+        for run_id in (well, taken, lost):
+            await log.open(run_id, FIRST)
+        await log.open(taken, SECOND)
+        outcomes = await asyncio.gather(
+            append(log, taken, 2, 3), append(log, well, 2, 4), append(log, lost, 7, 7), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [LeaseLost, type(None), RedisLostData]
+        assert await log.read(well, Seq(0)) == numbered(2, 4)
+        assert await log.read(taken, Seq(0)) == await log.read(lost, Seq(0)) == []
+
+
 async def test_a_redis_that_is_gone_is_unavailable(private_redis: PrivateRedis, run_id: RunId) -> None:
-    log = EventLog(private_redis.client(), ttl_s=TTL_S)
-    await log.open(run_id, FIRST)
-    await private_redis.kill()
-    with pytest.raises(Unavailable):
-        await append(log, run_id, 1, 1)
-    with pytest.raises(Unavailable):
-        await log.read(run_id, Seq(0))
-    with pytest.raises(Unavailable):
+    async with log_of_worker(private_redis.client()) as together:
+        log = EventLog(private_redis.client(), ttl_s=TTL_S)
         await log.open(run_id, FIRST)
+        await private_redis.kill()
+        for any_log in (log, together):
+            with pytest.raises(Unavailable):
+                await append(any_log, run_id, 1, 1)
+        with pytest.raises(Unavailable):
+            await log.read(run_id, Seq(0))
+        with pytest.raises(Unavailable):
+            await log.open(run_id, FIRST)
 
 
 async def test_a_log_goes_on_in_a_redis_that_was_started_anew(private_redis: PrivateRedis, run_id: RunId) -> None:
     """The new server knows neither the data nor the scripts."""
-    log = EventLog(private_redis.client(), ttl_s=TTL_S)
-    await log.open(run_id, FIRST)
-    await append(log, run_id, 1, 5)
-    await private_redis.kill()
-    await private_redis.start()
-    with pytest.raises(RedisLostData):
-        await append(log, run_id, 6, 6)
-    await log.open(run_id, FIRST)
-    await append(log, run_id, 4, 6, needs=SQL_HAS_THE_PAST)
-    assert await log.read(run_id, Seq(0)) == numbered(4, 6)
+    async with log_of_worker(private_redis.client()) as log:
+        await log.open(run_id, FIRST)
+        await append(log, run_id, 1, 5)
+        await private_redis.kill()
+        await private_redis.start()
+        with pytest.raises(RedisLostData):
+            await append(log, run_id, 6, 6)
+        await log.open(run_id, FIRST)
+        await append(log, run_id, 4, 6, needs=SQL_HAS_THE_PAST)
+        assert await log.read(run_id, Seq(0)) == numbered(4, 6)
