@@ -34,6 +34,7 @@ from shared.sql.archival.search import PassageSearchStore
 from shared.sql.archival.vectors import VectorStore
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
+from shared.sql.group_commit import GroupCommit
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -94,8 +95,8 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         embeddings = EmbeddingClient(process.environment, network)
         stack.push_async_callback(embeddings.aclose)
         tools = await stack.enter_async_context(tool_parts(process, network))
-        event_log = await stack.enter_async_context(_event_log(process))
-        services = _run_services(process, models, tools, embeddings, event_log)
+        logs = await stack.enter_async_context(_logs(process))
+        services = _run_services(process, models, tools, embeddings, logs)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -160,20 +161,26 @@ def _showing(
     return ProcessPresence(process.redis).showing(state)
 
 
+Logs = tuple[EventLog, CheckpointStore]
+
+
 @asynccontextmanager
-async def _event_log(process: ProcessContext) -> AsyncGenerator[EventLog]:
-    """The logs of this worker's runs. To a Redis within the process nothing is sent, so nothing goes together."""
-    ttl_s = process.settings.stream_ttl_s
+async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
+    """Where the logs of this worker's runs are written. What all runs have ready goes together: to a Redis that it is
+    sent to, or to SQLite, which has each event before an embedded Redis shows it."""
+    database, redis, ttl_s = process.database, process.redis, process.settings.stream_ttl_s
     if process.is_embedded:
-        yield EventLog(process.redis, ttl_s=ttl_s)
-        return
-    async with AppendPipeline(process.redis).running() as appends:
-        yield EventLog(process.redis, ttl_s=ttl_s, appends=appends)
+        async with GroupCommit(database).running() as together:
+            yield EventLog(redis, ttl_s=ttl_s), CheckpointStore(database, together)
+    else:
+        async with AppendPipeline(redis).running() as appends:
+            yield EventLog(redis, ttl_s=ttl_s, appends=appends), CheckpointStore(database)
 
 
 def _run_services(
-    process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient, event_log: EventLog
+    process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient, logs: Logs
 ) -> RunServices:
+    event_log, checkpoints = logs
     database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
     return RunServices(
         models=models,
@@ -193,7 +200,7 @@ def _run_services(
         secret_keys=process.secret_keys,
         messages=MessageStore(database),
         runs=RunStore(database),
-        checkpoints=CheckpointStore(database),
+        checkpoints=checkpoints,
         settlements=SettlementStore(database, process.ids),
         events=EventStore(database),
         inbox=InboxStore(database),

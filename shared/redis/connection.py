@@ -169,6 +169,11 @@ async def memory_of(redis: Redis) -> Memory:
     return Memory(said.get("used_memory"), said.get("maxmemory") or None)
 
 
+def text_of_script(name: str) -> str:
+    """A Lua script of this package."""
+    return files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
 class Script(Protocol):
     """How a script is called. Raises `Unavailable`."""
 
@@ -183,8 +188,7 @@ class LuaScript:
     """
 
     def __init__(self, redis: Redis, *names: str) -> None:
-        texts = [files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names]
-        self._script = redis.register_script("\n".join(texts))
+        self._script = redis.register_script("\n".join(map(text_of_script, names)))
 
     @property
     def text(self) -> str:

@@ -44,7 +44,7 @@ def unavailable(error: BaseException) -> Unavailable:
     """The sentence for an error that means that no statement can be executed now."""
     if isinstance(error, PoolTimeout):
         return Unavailable("every connection to the database is in use (HOLDFAST_DATABASE_CONNECTIONS); try again")
-    known = _known(error.orig) if isinstance(error, DBAPIError) else None
+    known = _known(error.orig if isinstance(error, DBAPIError) else error)
     # A new one each time: a raised error collects a traceback.
     return type(known)(known.message) if known else Unavailable(_SILENT)
 

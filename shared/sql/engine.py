@@ -68,7 +68,7 @@ def _unstorable() -> InvalidRequest:
     return InvalidRequest("A text contains what cannot be stored, a NUL or half a surrogate pair: remove it")
 
 
-_PRAGMAS = (
+PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     # A crashed process loses nothing with NORMAL; only a power cut may take the last commits.
     "PRAGMA synchronous=NORMAL",
@@ -149,7 +149,8 @@ class Database:
         # The whole engine has this level. To set it on each checkout would wait for SQLite's driver thread, and a task
         # that is cancelled there leaves its connection to the garbage collector. `write` begins a transaction itself.
         self._reading = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._one_writer = asyncio.Lock()
+        self.one_writer = asyncio.Lock()
+        """Who writes to SQLite from this process has it."""
         self.whose: Callable[[], str] = _everybody
         self.tells_whose = not self.is_sqlite
         if self.is_sqlite:
@@ -206,7 +207,7 @@ class Database:
                 reach(crash_point, "before")
             reach(crash_point, "after")
             return
-        async with database_answers(), self._one_writer, self._reading.connect() as connection:
+        async with database_answers(), self.one_writer, self._reading.connect() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -289,6 +290,6 @@ def _ping_if_idle(dialect: Dialect, trusted_s: float, connection: Any, entry: Co
 
 def _set_pragmas(connection: Any, _entry: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
-    for pragma in _PRAGMAS:
+    for pragma in PRAGMAS:
         cursor.execute(pragma)
     cursor.close()

@@ -49,6 +49,11 @@ def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def microseconds(moment: datetime) -> int:
+    """A moment as it is stored: microseconds since 1970."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
 class UtcMoment(sa.TypeDecorator[datetime]):
     """An aware datetime, kept as microseconds since 1970: the same bits on SQLite and Postgres, exact and ordered."""
 
@@ -56,7 +61,7 @@ class UtcMoment(sa.TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
-        return None if value is None else (value - EPOCH) // timedelta(microseconds=1)
+        return None if value is None else microseconds(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
         return None if value is None else EPOCH + timedelta(microseconds=int(value))

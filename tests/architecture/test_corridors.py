@@ -120,7 +120,6 @@ MAY_IMPORT_ROUTES = ("api/application.py",)
 SMALL = 40
 SMALL_WITH_A_REASON = {
     "api/routes/": "a module per path of the API; `application` is the one reader of all of them",
-    "shared/redis/embedded.py": "fakeredis is slow to import, and only `holdfast dev` needs it",
     "shared/sql/migrations/": "Alembic finds and runs these files itself",
 }
 

@@ -7,22 +7,26 @@ second time, and the results. Between them the intents say which tools were abou
 The events of a run, its log, are kept in compressed blocks for as long as the run.
 """
 
+import sqlite3
 import zlib
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.crash_points import CrashPoint
+from shared.crash_points import CrashPoint, crash_point
 from shared.domain.compaction import Compaction
 from shared.domain.ids import Fence, RunId, Seq
+from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.engine import Database
+from shared.sql.group_commit import GroupCommit
 from shared.sql.history.compactions import replace_by_summary
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import event_blocks, runs
@@ -30,7 +34,7 @@ from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned, upsert_step
 from shared.sql.runs.steps import first_token
 from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
-from shared.sql.tables import to_json
+from shared.sql.tables import microseconds, to_json
 
 BLOCK_ENTRIES = 1000
 """Entries per block: one read of the middle of a long log unpacks no more than this."""
@@ -39,6 +43,8 @@ BLOCKS_AT_ONCE = 64
 FIRST_BLOCKS = 4
 """For who wants a page, which is in one block or two of a long log, and in many of one whose steps are short."""
 
+SMALL_BYTES = 1 << 12
+
 SMALL_BLOCK = 100
 WORTH_MERGING = 8
 """The end of a run puts its small blocks together when it has so many of them."""
@@ -46,18 +52,23 @@ WORTH_MERGING = 8
 
 async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTail) -> None:
     """Stores entries. The caller has locked the run's row, and has left out what SQL has."""
-    rows = [
+    rows = _blocks_of(run_id, tail)
+    if rows:
+        await connection.execute(sa.insert(event_blocks), rows)
+
+
+def _blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
+    """The rows of these entries."""
+    return [
         {
             "run_id": run_id,
             "first_seq": tail.first + start,
             "last_seq": tail.first + start + len(part) - 1,
-            "data": zlib.compress(b"\n".join(part), 1),
+            "data": _packed(part),
         }
         for start in range(0, len(tail.entries), BLOCK_ENTRIES)
         if (part := tail.entries[start : start + BLOCK_ENTRIES])
     ]
-    if rows:
-        await connection.execute(sa.insert(event_blocks), rows)
 
 
 async def merge_small_blocks(connection: AsyncConnection, run_id: RunId) -> None:
@@ -96,6 +107,14 @@ async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, li
             return entries
         condition = event_blocks.c.first_seq > blocks[-1].first_seq
         at_once = BLOCKS_AT_ONCE
+
+
+def _packed(entries: Sequence[bytes]) -> bytes:
+    data = b"\n".join(entries)
+    # zlib clears a quarter of a megabyte first, unless it is told that there is little to come.
+    window, memory = (10, 1) if len(data) < SMALL_BYTES else (15, 8)
+    packer = zlib.compressobj(1, zlib.DEFLATED, window, memory)
+    return packer.compress(data) + packer.flush()
 
 
 def _unpacked(first: int, data: bytes) -> Entries:
@@ -137,10 +156,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointStore:
-    """Writes the progress of running runs. Every method raises `StaleFence` when the run has a new owner."""
+    """Writes the progress of running runs. Every method raises `StaleFence` when the run has a new owner. With
+    `together`, the events of all runs are stored with one another."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, together: GroupCommit | None = None) -> None:
         self._database = database
+        self._together = together
 
     async def record(self, run: Run, checkpoint: Checkpoint, *, starting: Sequence[ToolCall] = ()) -> None:
         """Stores a checkpoint, and that the tools of the calls `starting` are about to start."""
@@ -171,6 +192,11 @@ class CheckpointStore:
 
     async def record_events(self, run: Run, tail: LogTail, now: datetime) -> None:
         """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""
+        if self._together is not None:
+            with crash_point(CrashPoint.SPILL):
+                if await self._together.write(partial(_add_events, run, tail, now)):
+                    return
+        # Only here is it seen what SQL has already, and said why it takes nothing.
         async with self._database.write(CrashPoint.SPILL) as connection:
             last_seq = await store_tail(connection, run, tail)
             await update_owned(connection, run.id, now, {"last_seq": last_seq})
@@ -218,6 +244,24 @@ class CheckpointStore:
         """The ids of the run's tool calls whose tools were about to be started, with the results that are stored."""
         async with self._database.read() as connection:
             return await intents_of(connection, run_id)
+
+
+ADD_EVENTS = (
+    "UPDATE runs SET last_seq = :last, updated_at = :now"
+    " WHERE id = :run AND fence = :fence AND status = :running AND last_seq < :first",
+    "INSERT INTO event_blocks (run_id, first_seq, last_seq, data) VALUES (:run_id, :first_seq, :last_seq, :data)",
+)
+"""As `store_tail`, for SQLite."""
+
+
+def _add_events(run: Run, tail: LogTail, now: datetime, connection: sqlite3.Connection) -> bool:
+    """Stores entries of which SQL has none; False when the run is not the caller's or SQL has some of them."""
+    update, insert = ADD_EVENTS
+    values = {"run": run.id, "fence": run.fence, "running": RunStatus.RUNNING, "first": tail.first, "last": tail.last}
+    is_ours = connection.execute(update, values | {"now": microseconds(now)}).rowcount == 1
+    if is_ours:
+        connection.executemany(insert, _blocks_of(run.id, tail))
+    return is_ours
 
 
 async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Seq:

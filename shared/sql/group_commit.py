@@ -1,0 +1,146 @@
+"""Group commit on SQLite: what many callers have to write in the same moment is one transaction.
+
+The driver that all others use does one statement at a time on a thread of its own, and the caller waits twice for each.
+For a commit per token that is far too dear. Here a transaction is one call, on the event loop itself: a commit in WAL
+mode writes to the page cache and waits for no disk. What would wait for one, the checkpoint of the WAL, is done by the
+driver's thread. What comes while another writer has the database waits and goes together. There is no timer.
+"""
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from shared.concurrency import background
+from shared.domain.errors import Unavailable
+from shared.sql.causes import unavailable
+from shared.sql.engine import PRAGMAS, Database
+
+Result = TypeVar("Result")
+
+AT_ONCE = 100
+"""Writes of one transaction at most: so long the event loop does nothing else."""
+
+COMMITS_PER_CHECKPOINT = 250
+"""After so many commits the WAL has some thousand pages, as many as SQLite itself lets it have."""
+
+BUSY_S = 0.01
+BUSY_TRIES = 1000
+"""For how long, and how often, a transaction waits for another process that writes: as long as the driver's."""
+
+
+class _Write(NamedTuple):
+    """One caller's part of a transaction, and who waits for what it gives."""
+
+    work: Callable[[sqlite3.Connection], Any]
+    outcome: "asyncio.Future[Any]"
+
+
+class GroupCommit:
+    """Writes to a database of SQLite over a connection of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: deque[_Write] = deque()
+        self._awake, self._checkpoint_due = asyncio.Event(), asyncio.Event()
+        self._commits = 0
+        self._is_running = False
+        self._connection: sqlite3.Connection | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["GroupCommit"]:
+        """Commits while the block lasts."""
+        try:
+            async with (
+                background(self._commit_all(), name="group commit"),
+                background(self._checkpoint_all(), name="checkpoint of the WAL"),
+            ):
+                self._is_running = True
+                yield self
+        finally:
+            self._is_running = False
+            _fail(self._waiting, _closed())
+            if self._connection is not None:
+                self._connection.close()
+
+    async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """What `work` gives, as soon as that is durable. It does its statements, and must not fail for a reason of its
+        own: it may be one of many in the transaction.
+
+        Raises `Unavailable`, for all of them.
+        """
+        if not self._is_running:
+            raise _closed()
+        outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Write(work, outcome))
+        self._awake.set()
+        return await outcome
+
+    async def _commit_all(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            while self._waiting:
+                async with self._database.one_writer:
+                    group = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+                    await self._commit(group)
+                await asyncio.sleep(0)  # others' turn
+
+    async def _commit(self, group: Sequence[_Write]) -> None:
+        failure = _closed()
+        try:
+            results = await self._results([write.work for write in group])
+            for write, result in zip(group, results, strict=True):
+                if not write.outcome.done():
+                    write.outcome.set_result(result)
+        except sqlite3.Error as error:
+            failure = unavailable(error)
+            failure.__cause__ = error
+        finally:
+            _fail(group, failure)
+        self._commits += 1
+        if self._commits % COMMITS_PER_CHECKPOINT == 0:
+            self._checkpoint_due.set()
+
+    async def _results(self, works: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any]:
+        for _ in range(BUSY_TRIES):
+            try:
+                return self._transact(works)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY":
+                    raise
+            await asyncio.sleep(BUSY_S)
+        return self._transact(works)
+
+    def _transact(self, works: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any]:
+        if self._connection is None:
+            self._connection = sqlite3.connect(str(self._database.url.database), isolation_level="IMMEDIATE")
+            for pragma in (*PRAGMAS, "PRAGMA busy_timeout=0", "PRAGMA wal_autocheckpoint=0"):
+                self._connection.execute(pragma)
+        with self._connection:
+            return [work(self._connection) for work in works]
+
+    async def _checkpoint_all(self) -> None:
+        while True:
+            await self._checkpoint_due.wait()
+            self._checkpoint_due.clear()
+            try:
+                async with self._database.read() as connection:
+                    await connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+            except Unavailable:
+                continue  # the next one takes more
+
+
+def _fail(writes: Iterable[_Write], failure: Unavailable) -> None:
+    """Who still waits gets an error of his own: one that is raised in several places names them all."""
+    for write in writes:
+        if not write.outcome.done():
+            error = type(failure)(failure.message)
+            error.__cause__ = failure.__cause__
+            write.outcome.set_exception(error)
+
+
+def _closed() -> Unavailable:
+    return Unavailable("This process stores no events any more")
