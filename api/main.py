@@ -57,8 +57,8 @@ from shared.process.context import ProcessContext
 from shared.process.measurements import measured
 from shared.process.traces import traced
 from shared.process.version import VERSION
-from shared.redis.connection import is_reachable
-from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
 from shared.redis.quotas import Quotas
 from shared.sql.access.api_keys import ApiKeyStore
@@ -94,7 +94,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 @asynccontextmanager
 async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     """The application, with its feed running and callbacks delivered for as long as the block lasts."""
-    feed, settings = EventFeed(process.redis), process.settings
+    feed, settings = EventFeed(process.log_servers), process.settings
     network = NetworkRules.of(
         settings.reachable_networks, settings.ca_file, allow_private=settings.callback_allow_private
     )
@@ -174,7 +174,7 @@ def _services(
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
     conversation_store, tool_store = ConversationStore(database), ToolStore(database)
-    event_log, queue = EventLog(process.redis, ttl_s=settings.stream_ttl_s), RunQueue(process.redis)
+    event_log, queue = _event_log(process), RunQueue(process.redis)
     unowned = unowned_runs(process, run_store, event_log, queue)
     canceller, decisions = run_canceller(process, unowned, feed), approval_service(process, unowned, approval_store)
     reader = run_reader(run_store, EventStore(database), event_log, feed, everybodys)
@@ -250,6 +250,10 @@ def _archival_memory(process: ProcessContext, embeddings: EmbeddingClient) -> Ar
     )
 
 
+def _event_log(process: ProcessContext) -> EventLog:
+    return EventLog(process.redis, ttl_s=process.settings.stream_ttl_s, servers=process.log_servers)
+
+
 def _readiness(process: ProcessContext) -> Callable[[], Awaitable[Mapping[str, bool]]]:
     presence = WorkerPresence(process.redis)
     one_asks = asyncio.Lock()
@@ -269,7 +273,7 @@ def _readiness(process: ProcessContext) -> Callable[[], Awaitable[Mapping[str, b
         return {
             "database": is_there,
             "migrations": is_there and await is_current(process.database),
-            "redis": await is_reachable(process.redis),
+            "redis": await process.has_redis(),
             "worker": await presence.is_any_alive(),
         }
 

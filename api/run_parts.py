@@ -18,7 +18,8 @@ from api.runs.tool_runs import ToolRunService
 from api.runs.waiting import RunWaiter
 from shared.process.context import ProcessContext
 from shared.redis.cancel_signal import CancelSignal
-from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns

@@ -19,7 +19,7 @@ pytest_plugins = ["tests.kit.services.redis_fixtures"]
 
 TEST_DATABASE = "HOLDFAST_TEST_DATABASE_URL"
 LAST_LINE = "-----END CERTIFICATE-----"
-SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis"})
+SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis", "redis_cluster"})
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,7 +21,6 @@ from shared.concurrency import background
 from shared.process.context import ProcessContext
 from shared.process.listening import bound_sockets
 from shared.process.settings import Settings
-from shared.redis.connection import is_reachable
 from shared.telemetry.metrics import CONTENT_TYPE
 from worker.queue.queue_worker import QueueWorker
 
@@ -197,7 +196,7 @@ async def health_port(
     process: ProcessContext, queue_worker: QueueWorker, sockets: Sequence[socket.socket]
 ) -> AsyncGenerator[None]:
     """Answers on the sockets for as long as the block lasts."""
-    services = {"database": process.database.is_reachable, "redis": lambda: is_reachable(process.redis)}
+    services = {"database": process.database.is_reachable, "redis": process.has_redis}
     readiness = Readiness(services=services, queue_worker=queue_worker, clock=process.clock)
     port = HealthPort(readiness, process.metrics.exposition)
     async with AsyncExitStack() as stack:

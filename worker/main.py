@@ -20,7 +20,6 @@ from shared.process.context import ProcessContext
 from shared.process.measurements import measured
 from shared.process.traces import traced
 from shared.process.version import VERSION
-from shared.redis.append_pipeline import AppendPipeline
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
@@ -168,13 +167,14 @@ Logs = tuple[EventLog, CheckpointStore]
 async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
     """Where the logs of this worker's runs are written. What all runs have ready goes together: to a Redis that it is
     sent to, or to SQLite, which has each event before an embedded Redis shows it."""
-    database, redis, ttl_s = process.database, process.redis, process.settings.stream_ttl_s
+    database, servers, ttl_s = process.database, process.log_servers, process.settings.stream_ttl_s
     if process.is_embedded:
         async with GroupCommit(database).running() as together:
-            yield EventLog(redis, ttl_s=ttl_s), CheckpointStore(database, together)
+            yield EventLog(process.redis, ttl_s=ttl_s, servers=servers), CheckpointStore(database, together)
     else:
-        async with AppendPipeline(redis).running() as appends:
-            yield EventLog(redis, ttl_s=ttl_s, appends=appends), CheckpointStore(database)
+        async with servers.appending() as appends:
+            log = EventLog(process.redis, ttl_s=ttl_s, servers=servers, appends=appends)
+            yield log, CheckpointStore(database)
 
 
 def _run_services(

@@ -16,7 +16,8 @@ from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, of_bytes, unbroken
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, RunEnd, end_events
-from shared.redis.event_log import MAX_BYTES, EventFeed, EventLog, Subscription
+from shared.redis.event_feed import MAX_BYTES, EventFeed, Subscription
+from shared.redis.event_log import EventLog
 from shared.sql.runs.checkpoints import EventStore
 from shared.sql.runs.run_store import RunStore
 

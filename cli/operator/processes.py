@@ -17,6 +17,7 @@ from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.redis.connection import Redis, connect, greet
+from shared.redis.log_servers import log_servers
 from shared.secret_keys import SecretKeys
 from shared.sql.address import database_url, shown
 from shared.sql.engine import ANSWER_S, WAIT_S, Database
@@ -38,16 +39,18 @@ async def open_process(
     if not secret_keys:
         announce(settings, "secrets_are_plain_text", UNENCRYPTED, stream=sys.stderr)
     try:
-        yield ProcessContext(
-            settings=settings,
-            database=database,
-            redis=redis,
-            is_embedded=is_embedded,
-            clock=SystemClock(),
-            ids=IdMaker(),
-            environment=os.environ,
-            secret_keys=secret_keys,
-        )
+        async with log_servers(settings.event_log_url, redis) as servers:
+            yield ProcessContext(
+                settings=settings,
+                database=database,
+                redis=redis,
+                log_servers=servers,
+                is_embedded=is_embedded,
+                clock=SystemClock(),
+                ids=IdMaker(),
+                environment=os.environ,
+                secret_keys=secret_keys,
+            )
     finally:
         await redis.aclose(close_connection_pool=True)
         await database.aclose()

@@ -100,10 +100,10 @@ async def _run_dev(settings: Settings, *, host: str, port: int) -> None:
     file = settings.data_dir / DATABASE
     if not file.exists():
         _refuse_if_open(host, has_keys=bool(configured))  # before anything is made there
-    if settings.redis_url or settings.database_url:
+    if settings.redis_url or settings.database_url or settings.event_log_url:
         raise InvalidRequest(
-            "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL and HOLDFAST_DATABASE_URL, or use "
-            "holdfast api and holdfast worker"
+            "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL, HOLDFAST_DATABASE_URL and "
+            "HOLDFAST_EVENT_LOG_URL, or use holdfast api and holdfast worker"
         )
     # What is not chosen suits somebody at a terminal: models without a key, an end at once, and no line for each of the
     # requests that an open console sends all the time.

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
 from shared.process.settings import Settings
-from shared.redis.connection import Redis
+from shared.redis.connection import Redis, is_reachable
+from shared.redis.log_servers import LogServers
 from shared.secret_keys import SecretKeys
 from shared.sql.engine import Database
 from shared.telemetry.metrics import Metrics
@@ -21,6 +22,8 @@ class ProcessContext:
     settings: Settings
     database: Database
     redis: Redis
+    log_servers: LogServers
+    """Where the event logs of runs are: on `redis`, unless the settings name other servers for them."""
     is_embedded: bool
     """Redis lives in this process: nothing in it outlives the process, and no other process sees it."""
     clock: Clock
@@ -33,3 +36,7 @@ class ProcessContext:
     """What this process counts and measures."""
     tracer: Tracer = field(default_factory=NoTracer)
     """Makes the spans of this process. Whoever composes it from its settings puts the one in that exports."""
+
+    async def has_redis(self) -> bool:
+        """Whether Redis answers, and every server of the logs."""
+        return await is_reachable(self.redis) and await self.log_servers.are_reachable()

@@ -35,6 +35,11 @@ class Settings(ToolSettings, TelemetrySettings):
         default=20, ge=2, description="Connections to Postgres that one process may hold."
     )
     redis_url: str = Field(default="", description="`redis://host:port/db`. Empty: embedded (`holdfast dev` only).")
+    event_log_url: str = Field(
+        default="",
+        description="Where runs' event logs are kept: `redis+cluster://host:port,host:port`, or the URL of one Redis. "
+        "Empty: in `HOLDFAST_REDIS_URL`.",
+    )
     api_keys: SecretStr = Field(
         default=SecretStr(""),
         description="Comma list of `project=key`. Empty: one project, no key asked, loopback only.",

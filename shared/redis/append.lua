@@ -6,8 +6,9 @@
 -- ARGV[2]  seq of the first event
 -- ARGV[3]  seq that the stream must reach to, or readers would find a hole; 0: SQL has everything before the first event
 -- ARGV[4]  lifetime of both keys, ms
--- ARGV[5]  run:{id}:feed    channel  "<first seq> <entry>\n<entry>…", published
--- ARGV[6…] the events' bytes
+-- ARGV[5]  PUBLISH, or on a Redis Cluster SPUBLISH
+-- ARGV[6]  run:{id}:feed    channel  "<first seq> <entry>\n<entry>…", published
+-- ARGV[7…] the events' bytes
 --
 -- Returns {"ok", last seq}
 --         {"taken", 0}      the log belongs to somebody else
@@ -16,7 +17,7 @@
 --
 -- Entries that the caller has written before are skipped: a repeated append is a success.
 
-local FIRST_ENTRY = 6
+local FIRST_ENTRY = 7
 
 local function fence_of(holder)
   return tonumber(string.match(holder, '^%d+'))
@@ -42,6 +43,6 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 if FIRST_ENTRY + known <= #ARGV then
   local news = table.concat(ARGV, '\n', FIRST_ENTRY + known)
-  redis.call('PUBLISH', ARGV[5], string.format('%d ', first + known) .. news)
+  redis.call(ARGV[5], ARGV[6], string.format('%d ', first + known) .. news)
 end
 return {'ok', last}

@@ -27,7 +27,10 @@ class ChannelListener:
 
     `on_subscribed(channel)` says that messages flow from here on and that earlier ones may have been missed. Both are
     called on the event loop, in the order in which Redis sent the messages; they must be quick. When one of them fails,
-    the listener logs it and goes on with the next message.
+    the listener logs it and goes on with the next message. `on_broken` is called each time that the connection broke.
+
+    `is_sharded`: the server is a node of a Redis Cluster, and the channels are those of its slots. A channel whose slot
+    moves away counts as a broken connection.
     """
 
     def __init__(
@@ -37,11 +40,15 @@ class ChannelListener:
         name: str,
         on_message: Callable[[bytes, bytes], None],
         on_subscribed: Callable[[bytes], None],
+        on_broken: Callable[[], None] = lambda: None,
+        is_sharded: bool = False,
     ) -> None:
         self._redis = redis
         self._name = name
         self._on_message = on_message
         self._on_subscribed = on_subscribed
+        self._on_broken = on_broken
+        self._sharded = "S" if is_sharded else ""
         self._wanted: set[str] = set()
         self._touched: set[str] = set()
         self._changed = asyncio.Event()
@@ -71,6 +78,7 @@ class ChannelListener:
                 await self._listen_until_it_breaks()
             except (RedisError, OSError) as error:
                 log.warning("listener_disconnected", listener=self._name, retry_s=self._retry_s, reason=str(error))
+                self._on_broken()
             await asyncio.sleep(self._retry_s)
             self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
 
@@ -100,11 +108,15 @@ class ChannelListener:
             left = (touched & subscribed) - self._wanted
             subscribed |= joined
             subscribed -= left
-            if joined:
-                await connection.send_command("SUBSCRIBE", *joined)
-            if left:
-                await connection.send_command("UNSUBSCRIBE", *left)
+            await self._send(connection, "SUBSCRIBE", joined)
+            await self._send(connection, "UNSUBSCRIBE", left)
             await self._changed.wait()
+
+    async def _send(self, connection: Connection, command: str, channels: set[str]) -> None:
+        # Channels of several slots may not be named in one command.
+        for named in [[channel] for channel in channels] if self._sharded else [list(channels)]:
+            if named:
+                await connection.send_command(self._sharded + command, *named)
 
     async def _receive(self, connection: Connection) -> None:
         while True:
@@ -113,13 +125,15 @@ class ChannelListener:
                 raise RedisConnectionError("the connection was closed")
             self._retry_s = FIRST_RETRY_S
             kind, channel, payload = reply
+            if kind == b"sunsubscribe" and channel.decode() in self._wanted:
+                raise RedisConnectionError("a slot has moved to another node")
             self._hand_on(kind, channel, payload)
 
     def _hand_on(self, kind: bytes, channel: bytes, payload: bytes) -> None:
         try:
-            if kind == b"message":
+            if kind in (b"message", b"smessage"):
                 self._on_message(channel, payload)
-            elif kind == b"subscribe":
+            elif kind in (b"subscribe", b"ssubscribe"):
                 self._on_subscribed(channel)
         except Exception:
             # The background-loop boundary: one message must not end the listener.

@@ -50,10 +50,12 @@ class Connection(Protocol):
     async def read_response(self, disable_decoding: bool = False) -> Any: ...
 
 
-def connect(url: str) -> Redis:
-    """A client of the Redis server at `url`. Raises `InvalidRequest` for what is no address of one."""
+def connect(url: str, *, setting: str = "HOLDFAST_REDIS_URL") -> Redis:
+    """A client of the Redis server at `url`. Raises `InvalidRequest`, which names the setting, for what is no address
+    of one."""
     pool = _pool(
         url,
+        setting,
         max_connections=MAX_CONNECTIONS,
         timeout=ANSWER_S,
         socket_connect_timeout=1.0,
@@ -69,7 +71,7 @@ def connect(url: str) -> Redis:
     return client_of(pool)
 
 
-def _pool(url: str, **settings: Any) -> ConnectionPool:
+def _pool(url: str, setting: str, **settings: Any) -> ConnectionPool:
     try:
         # redis-py passes over a database that is no number, and would use another one.
         int(urlsplit(url).path.strip("/") or 0)
@@ -79,7 +81,7 @@ def _pool(url: str, **settings: Any) -> ConnectionPool:
         # A TypeError is a parameter behind the `?` that no connection has. The URL's text may hold a password anywhere,
         # and so may the error's.
         raise InvalidRequest(
-            "HOLDFAST_REDIS_URL is not the address of a Redis: use redis://:password@host:6379/0, or rediss:// for TLS"
+            f"{setting} is not the address of a Redis: use redis://:password@host:6379/0, or rediss:// for TLS"
         ) from None
     return pool
 
@@ -199,8 +201,9 @@ class LuaScript:
         """By which a server that knows the script is asked for it."""
         return cast("str", self._script.sha)
 
-    async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
-        return cast("Any", await self._script(keys=keys, args=args))
+    async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int], on: Redis | None = None) -> Any:
+        """What the script answers; `on` another server than the one that it was made for."""
+        return cast("Any", await self._script(keys=keys, args=args, client=on))
 
     async def answered(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
         """As a call; raises `Unavailable`."""

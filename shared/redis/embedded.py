@@ -71,7 +71,7 @@ class _Commands(AsyncFakeSocket):
 def _append(call: Call, keys: Sequence[bytes], args: Sequence[bytes]) -> list[Any]:
     """As `append.lua`, which says what it is given and what it answers."""
     events, fence = keys
-    caller, first_seq, needs, lifetime, channel, *entries = args
+    caller, first_seq, needs, lifetime, publish, channel, *entries = args
     holder: bytes | None = call("get", fence)
     if holder is not None and holder != caller and _fence_of(holder) >= _fence_of(caller):
         return [b"taken", 0]
@@ -87,7 +87,7 @@ def _append(call: Call, keys: Sequence[bytes], args: Sequence[bytes]) -> list[An
     call("pexpire", events, lifetime)
     call("pexpire", fence, lifetime)
     if new:
-        call("publish", channel, b"%d " % first + b"\n".join(new))
+        call(publish.decode(), channel, b"%d " % first + b"\n".join(new))
     return [b"ok", last]
 
 

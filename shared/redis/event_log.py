@@ -1,37 +1,24 @@
-"""The log of a run's events in Redis (numbered, fenced, a cache of what SQL will hold) and the feed of live events.
+"""The log of a run's events in Redis: numbered, fenced, a cache of what SQL will hold.
 
 The owner of a run opens the log first, which shuts out all owners before it, and then appends. An entry's id in the
 stream is its number, so Redis itself refuses what an old owner would append behind a newer one's first entry. Readers
 need no permission. Redis may lose all of this at any time: the owner learns it from `RedisLostData`, and a reader from
 a first entry that does not continue its last one.
-
-The feed has one connection per process, however many readers. It is quick but forgets; the log is complete. A
-`Subscription` joins the two.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
 from shared.crash_points import CrashPoint, crash_point
-from shared.domain.errors import HoldfastError, LeaseLost
+from shared.domain.errors import HoldfastError, LeaseLost, Unavailable
 from shared.domain.events import is_end
 from shared.domain.ids import Fence, RunId, Seq
-from shared.domain.log_writer import Entries, LogTail, of_bytes
+from shared.domain.log_writer import Entries, LogTail
 from shared.redis import keys
-from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import LuaScript, Redis, Script, redis_answers
-
-MAX_ENTRIES = 1000
-MAX_BYTES = 1 << 17
-"""What a reader that is slower than its run may leave in this process before it has to read the log."""
-
-PAGE = 500
-"""Entries that a reader which is behind gets from the log at once, of `MAX_BYTES` at most. It keeps them for as long as
-its client takes none."""
+from shared.redis.log_servers import LogServers, OneLogServer
 
 
 class RedisLostData(HoldfastError):
@@ -47,27 +34,38 @@ class EventLog:
 
     `ttl_s` is how long a log stays after its end. `owner` names this process among those that may have the same fence
     after a database was set back; by default a new name is made up. `appends` carries appends together with those of
-    other runs; without it, each goes by itself.
+    other runs; without it, each goes by itself. `servers` keep the logs; by default `redis` does, which has the cancel
+    flags in any case.
 
     Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it as it
     was.
     """
 
-    def __init__(self, redis: Redis, *, ttl_s: int, owner: str | None = None, appends: Script | None = None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        ttl_s: int,
+        owner: str | None = None,
+        appends: Script | None = None,
+        servers: LogServers | None = None,
+    ) -> None:
         self._redis = redis
+        self._servers = servers or OneLogServer(redis)
         self._ended_ms = ttl_s * 1000
         self._live_ms = max(ttl_s, keys.LIVE_LOG_TTL_S) * 1000
         self._owner = owner or uuid4().hex
         self._open = LuaScript(redis, "open")
-        self._append = LuaScript(redis, "append").answered if appends is None else appends
+        self._append = LuaScript(redis, "append")
+        self._appends = appends
 
     async def open(self, run_id: RunId, fence: Fence) -> Seq:
         """Takes the log for `fence`; gives the last number in it, 0 when Redis has none. Raises `LeaseLost` when a
         newer owner has it."""
-        async with redis_answers():
+        async with self._asking(run_id) as server:
             with crash_point(CrashPoint.OPEN_LOG):
                 last = await self._open(
-                    keys=[keys.fence(run_id), keys.events(run_id)], args=[self._holder(fence), self._live_ms]
+                    keys=[keys.fence(run_id), keys.events(run_id)], args=[self._holder(fence), self._live_ms], on=server
                 )
         if last < 0:
             raise LeaseLost
@@ -81,12 +79,15 @@ class EventLog:
         Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early or Redis does
         not know its owner.
         """
-        holder, lifetime = self._holder(fence), self._lifetime(tail)
+        holder, lifetime, publish = self._holder(fence), self._lifetime(tail), self._servers.publish
+        log_keys = [keys.events(run_id), keys.fence(run_id)]
+        args = [holder, tail.first, needs, lifetime, publish, keys.feed(run_id), *tail.entries]
         with crash_point(CrashPoint.APPEND):
-            outcome, last = await self._append(
-                keys=[keys.events(run_id), keys.fence(run_id)],
-                args=[holder, tail.first, needs, lifetime, keys.feed(run_id), *tail.entries],
-            )
+            if self._appends is not None:
+                outcome, last = await self._appends(keys=log_keys, args=args)
+            else:
+                async with self._asking(run_id) as server:
+                    outcome, last = await self._append(keys=log_keys, args=args, on=server)
         if outcome == b"taken":
             raise LeaseLost
         if outcome == b"lost":
@@ -95,29 +96,43 @@ class EventLog:
     async def read(self, run_id: RunId, after: Seq, limit: int | None = 1000) -> Entries:
         """The first `limit` entries after `after` (None: all). They may not continue it, because Redis may have lost
         some."""
-        async with redis_answers():
-            found: Any = await self._redis.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
+        async with self._asking(run_id) as server:
+            found: Any = await server.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
         return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
 
     async def trim(self, run_id: RunId, stored: Seq) -> None:
         """Drops the entries before `stored`: SQL has them, and readers get them there. The entry `stored` itself stays,
         so that the stream still says how far it reaches."""
-        async with redis_answers():
-            await self._redis.xtrim(keys.events(run_id), minid=f"{stored}-0", approximate=False)
+        async with self._asking(run_id) as server:
+            await server.xtrim(keys.events(run_id), minid=f"{stored}-0", approximate=False)
 
     async def drop(self, run_id: RunId) -> None:
         """Drops a stream that does not continue what SQL has. For the log's owner."""
-        async with redis_answers():
-            await self._redis.delete(keys.events(run_id))
+        async with self._asking(run_id) as server:
+            await server.delete(keys.events(run_id))
 
     async def expire(self, run_id: RunId) -> None:
         """Lets the log expire, `ttl_s` from now, and takes the run's cancel flag down. To be called when the run has
         ended, also when its end could not be appended: a Redis that is full still takes this."""
-        async with redis_answers(), self._redis.pipeline(transaction=False) as pipe:
+        async with self._asking(run_id) as server, server.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.events(run_id), self._ended_ms)
             pipe.pexpire(keys.fence(run_id), self._ended_ms)
-            pipe.delete(keys.cancel_flag(run_id))
+            if server is self._redis:
+                pipe.delete(keys.cancel_flag(run_id))
             await pipe.execute()
+        if server is not self._redis:
+            async with redis_answers():
+                await self._redis.delete(keys.cancel_flag(run_id))
+
+    @asynccontextmanager
+    async def _asking(self, run_id: RunId) -> AsyncGenerator[Redis]:
+        """The server that has the run's log. Failures become `Unavailable`."""
+        try:
+            async with redis_answers():
+                yield self._servers.server_of(keys.events(run_id))
+        except Unavailable:
+            self._servers.doubt()
+            raise
 
     def _lifetime(self, tail: LogTail) -> int:
         """Of the log with these entries, ms. An end that is sent late, behind `expire`, takes nothing of that back."""
@@ -125,159 +140,3 @@ class EventLog:
 
     def _holder(self, fence: Fence) -> str:
         return f"{fence} {self._owner}"
-
-
-class Subscription:
-    """One reader's view of a run's live events.
-
-    While it has seen everything, it delivers what was published. It is `behind` when something may be missing: at the
-    start, after a lost connection, when the reader was too slow for its buffer, or when a number is missing. Then the
-    reader continues from the log at its own pace. So a reader gets every event once, in order, with bounded memory:
-
-        async with feed.subscribe(run_id) as subscription:
-            while ...:
-                entries = await subscription.read(log, last)
-                if entries and entries[0] does not follow `last`: Redis lost the log's beginning; get it from SQL
-                deliver; advance `last`
-                if not entries and not await subscription.wait(20): nothing for 20 s
-    """
-
-    def __init__(self, run_id: RunId, *, max_entries: int, max_bytes: int) -> None:
-        self.run_id = run_id
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._batches: deque[tuple[Seq, list[bytes]]] = deque()
-        self._entries = 0
-        self._bytes = 0
-        self._behind = True
-        self._news = asyncio.Event()
-        self._news.set()
-
-    @property
-    def behind(self) -> bool:
-        """Whether the next events may have to come from the log."""
-        return self._behind
-
-    async def read(self, log: EventLog, after: Seq, limit: int = PAGE) -> list[tuple[Seq, bytes]]:
-        """What follows `after`, as far as it is known: from the log when behind, else from the feed.
-
-        Raises `Unavailable` when the log cannot be read; the subscription is then still behind.
-        """
-        if not self._behind:
-            entries = self._take(after)
-            if entries or not self._behind:
-                return entries
-        self._catch_up()
-        complete = False
-        try:
-            found = await log.read(self.run_id, after, limit)
-            entries = of_bytes(found, self._max_bytes)
-            complete = len(found) < limit and len(entries) == len(found)
-            return entries
-        finally:
-            if not complete:
-                self.fall_behind()
-
-    async def wait(self, within: float) -> bool:
-        """Waits until there is something to read. False when there is nothing for `within` seconds."""
-        try:
-            async with asyncio.timeout(within):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def _take(self, after: Seq) -> list[tuple[Seq, bytes]]:
-        """The live events that directly follow `after`. When one is missing, the subscription falls behind."""
-        taken: list[tuple[Seq, bytes]] = []
-        expected = after + 1
-        while self._batches:
-            first, entries = self._batches.popleft()
-            if first > expected:
-                self.fall_behind()
-                return taken
-            for entry in entries[expected - first :]:
-                taken.append((Seq(expected), entry))
-                expected += 1
-        self._forget()
-        return taken
-
-    def _catch_up(self) -> None:
-        """Collects live events again. To be called before the log is read: called afterwards, it would miss what is
-        published in between."""
-        self._behind = False
-        self._forget()
-
-    def fall_behind(self) -> None:
-        """Notes that something may be missing: drops the collected events, so that the reader looks into the log."""
-        self._forget()
-        self._behind = True
-        self._news.set()
-
-    def offer(self, first: Seq, entries: list[bytes], size: int) -> None:
-        """Collects published events for the reader, or falls behind when there are too many. The feed calls it."""
-        if self._behind:
-            return
-        if self._entries + len(entries) > self._max_entries or self._bytes + size > self._max_bytes:
-            self.fall_behind()
-            return
-        self._batches.append((first, entries))
-        self._entries += len(entries)
-        self._bytes += size
-        self._news.set()
-
-    def _forget(self) -> None:
-        self._batches.clear()
-        self._entries = 0
-        self._bytes = 0
-        self._news.clear()
-
-
-class EventFeed:
-    """Delivers what is published on the channels of runs to the readers of this process.
-
-    `max_entries` and `max_bytes` limit what waits for one reader; beyond that, the reader continues from the log.
-    """
-
-    def __init__(self, redis: Redis, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._subscriptions: dict[bytes, list[Subscription]] = {}
-        self._listener = ChannelListener(
-            redis, name="event feed", on_message=self._deliver, on_subscribed=self._look_again
-        )
-
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """Listens while the body runs. Without it, subscriptions are behind once and then silent."""
-        return self._listener.running()
-
-    @asynccontextmanager
-    async def subscribe(self, run_id: RunId) -> AsyncGenerator[Subscription]:
-        """A subscription for the body, behind at first. The reader can read it at once; it does not wait for Redis
-        here."""
-        channel = keys.feed(run_id)
-        subscription = Subscription(run_id, max_entries=self._max_entries, max_bytes=self._max_bytes)
-        readers = self._subscriptions.setdefault(channel.encode(), [])
-        readers.append(subscription)
-        self._listener.add(channel)
-        try:
-            yield subscription
-        finally:
-            readers.remove(subscription)
-            if not readers:
-                del self._subscriptions[channel.encode()]
-                self._listener.remove(channel)
-
-    def _deliver(self, channel: bytes, payload: bytes) -> None:
-        first, _, body = payload.partition(b" ")
-        if not first.isdigit():
-            # Another release published this, in another form. The log has it.
-            self._look_again(channel)
-            return
-        entries = body.split(b"\n")
-        for subscription in self._subscriptions.get(channel, ()):
-            subscription.offer(Seq(int(first)), entries, len(body))
-
-    def _look_again(self, channel: bytes) -> None:
-        for subscription in self._subscriptions.get(channel, ()):
-            subscription.fall_behind()

@@ -5,14 +5,16 @@ import random
 from collections.abc import AsyncGenerator
 
 import pytest
-from arq.connections import ArqRedis
 
 from shared.domain.errors import Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis.connection import connect
-from shared.redis.event_log import EventFeed, EventLog, Subscription
-from tests.kit.services.redis_servers import PrivateRedis, RedisService
+from shared.redis.event_feed import EventFeed, Subscription
+from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
+from tests.kit.services.redis_fixtures import LogService
+from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import after, wait_until
 
 FENCE = Fence(1)
@@ -50,8 +52,8 @@ async def read_up_to(subscription: Subscription, log: EventLog, last: int, *, af
 
 
 @pytest.fixture
-def log(redis_service: RedisService) -> EventLog:
-    return EventLog(redis_service.client(), ttl_s=60)
+def log(log_service: LogService) -> EventLog:
+    return EventLog(log_service.redis, ttl_s=60, servers=log_service.servers)
 
 
 @pytest.fixture
@@ -78,9 +80,9 @@ async def until_live(subscription: Subscription, log: EventLog, after_seq: int =
 
 
 async def test_live_events_arrive_without_a_look_into_the_log(
-    redis: ArqRedis, log: EventLog, log_that_is_away: EventLog, run_id: RunId, writer: Writer
+    log_service: LogService, log: EventLog, log_that_is_away: EventLog, run_id: RunId, writer: Writer
 ) -> None:
-    feed = EventFeed(redis)
+    feed = EventFeed(log_service.servers)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
         await writer.write(3)
@@ -90,10 +92,10 @@ async def test_live_events_arrive_without_a_look_into_the_log(
 
 
 async def test_a_late_reader_gets_the_past_and_then_the_present(
-    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+    log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
 ) -> None:
     await writer.write(2500)
-    feed = EventFeed(redis)
+    feed = EventFeed(log_service.servers)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         assert await read_up_to(subscription, log, 2500, after_seq=10) == list(range(11, 2501))
         await writer.write(2)
@@ -101,9 +103,9 @@ async def test_a_late_reader_gets_the_past_and_then_the_present(
 
 
 async def test_a_slow_reader_is_served_from_the_log_with_bounded_memory(
-    redis: ArqRedis, log: EventLog, log_that_is_away: EventLog, run_id: RunId, writer: Writer
+    log_service: LogService, log: EventLog, log_that_is_away: EventLog, run_id: RunId, writer: Writer
 ) -> None:
-    feed = EventFeed(redis, max_entries=10)
+    feed = EventFeed(log_service.servers, max_entries=10)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
         for _ in range(11):
@@ -114,8 +116,10 @@ async def test_a_slow_reader_is_served_from_the_log_with_bounded_memory(
         assert await read_up_to(subscription, log, 11) == list(range(1, 12))
 
 
-async def test_large_events_count_by_their_bytes(redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer) -> None:
-    feed = EventFeed(redis, max_bytes=18)
+async def test_large_events_count_by_their_bytes(
+    log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    feed = EventFeed(log_service.servers, max_bytes=18)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
         await writer.write(2)
@@ -124,10 +128,10 @@ async def test_large_events_count_by_their_bytes(redis: ArqRedis, log: EventLog,
 
 
 async def test_a_hole_in_the_live_events_is_filled_from_the_log(
-    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+    log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
 ) -> None:
     await writer.write(3)
-    feed = EventFeed(redis)
+    feed = EventFeed(log_service.servers)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log, after_seq=3)
         await writer.write(2)
@@ -136,9 +140,9 @@ async def test_a_hole_in_the_live_events_is_filled_from_the_log(
 
 
 async def test_readers_of_one_run_do_not_disturb_each_other(
-    redis: ArqRedis, log: EventLog, run_id: RunId, writer: Writer
+    log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
 ) -> None:
-    feed = EventFeed(redis)
+    feed = EventFeed(log_service.servers)
     async with feed.running(), feed.subscribe(run_id) as staying:
         async with feed.subscribe(run_id) as leaving:
             await writer.write(2)
@@ -150,9 +154,9 @@ async def test_readers_of_one_run_do_not_disturb_each_other(
             assert await read_up_to(coming_back, log, 6, after_seq=4) == [5, 6]
 
 
-async def test_events_of_other_runs_are_not_heard(redis: ArqRedis, log: EventLog, run_id: RunId) -> None:
+async def test_events_of_other_runs_are_not_heard(log_service: LogService, log: EventLog, run_id: RunId) -> None:
     other = RunId(f"{run_id}-other")
-    feed = EventFeed(redis)
+    feed = EventFeed(log_service.servers)
     async with feed.running(), feed.subscribe(run_id) as subscription:
         async with feed.subscribe(other) as elsewhere:
             await until_live(elsewhere, log)
@@ -166,7 +170,7 @@ async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: Priv
     log = EventLog(private_redis.client(), ttl_s=60)
     writer = Writer(log, run_id)
     await writer.write(3)
-    feed = EventFeed(private_redis.client())
+    feed = EventFeed(OneLogServer(private_redis.client()))
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log, after_seq=3)
         await private_redis.kill()
@@ -178,7 +182,7 @@ async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: Priv
 
 async def test_readers_go_on_after_the_server_was_away(private_redis: PrivateRedis, run_id: RunId) -> None:
     log = EventLog(private_redis.client(), ttl_s=60)
-    feed = EventFeed(private_redis.client())
+    feed = EventFeed(OneLogServer(private_redis.client()))
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
         await private_redis.kill()
@@ -190,7 +194,7 @@ async def test_readers_go_on_after_the_server_was_away(private_redis: PrivateRed
 async def test_connections_that_break_all_the_time_cost_no_event(private_redis: PrivateRedis) -> None:
     """Twenty runs, readers from the start and late ones, and the feed's connection cut every few milliseconds."""
     log = EventLog(private_redis.client(), ttl_s=60)
-    feed = EventFeed(private_redis.client())
+    feed = EventFeed(OneLogServer(private_redis.client()))
     randomness = random.Random(4)
     run_ids = [RunId(f"run-{number}") for number in range(20)]
     total = 60

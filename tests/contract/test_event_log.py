@@ -13,12 +13,13 @@ from shared.domain.errors import CancelMode, LeaseLost, Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.redis import keys
-from shared.redis.append_pipeline import AppendPipeline
 from shared.redis.cancel_signal import CancelSignal
 from shared.redis.connection import dedicated_connection
 from shared.redis.event_log import EventLog, RedisLostData
+from shared.redis.log_servers import LogServers, OneLogServer
+from tests.kit.services.redis_fixtures import LogService
 from tests.kit.services.redis_losses import fail_over, replicate
-from tests.kit.services.redis_servers import PrivateRedis, RedisService
+from tests.kit.services.redis_servers import PrivateRedis
 
 FIRST, SECOND = Fence(1), Fence(2)
 TTL_S = 3600
@@ -26,19 +27,26 @@ SQL_HAS_THE_PAST = Seq(0)
 
 
 @pytest.fixture(params=["by itself", "with others"])
-async def log(request: pytest.FixtureRequest, redis: ArqRedis) -> AsyncGenerator[EventLog]:
+async def log(request: pytest.FixtureRequest, redis: ArqRedis, log_service: LogService) -> AsyncGenerator[EventLog]:
     """A log whose appends go out by themselves, as the API's, or with those of other runs, as a worker's."""
     if request.param == "by itself":
-        yield EventLog(redis, ttl_s=TTL_S)
+        yield EventLog(redis, ttl_s=TTL_S, servers=log_service.servers)
         return
-    async with log_of_worker(redis) as log:
+    async with log_of_worker(redis, log_service.servers) as log:
         yield log
 
 
+@pytest.fixture
+def redis(log_service: LogService) -> ArqRedis:
+    """A client of the server that has the log of the test's run."""
+    return log_service.redis
+
+
 @asynccontextmanager
-async def log_of_worker(redis: ArqRedis) -> AsyncGenerator[EventLog]:
-    async with AppendPipeline(redis).running() as appends:
-        yield EventLog(redis, ttl_s=TTL_S, appends=appends)
+async def log_of_worker(redis: ArqRedis, servers: LogServers | None = None) -> AsyncGenerator[EventLog]:
+    servers = servers or OneLogServer(redis)
+    async with servers.appending() as appends:
+        yield EventLog(redis, ttl_s=TTL_S, appends=appends, servers=servers)
 
 
 def entries(first: int, last: int) -> list[bytes]:
@@ -113,12 +121,12 @@ async def test_fences_are_compared_as_numbers(log: EventLog, run_id: RunId) -> N
         await append(log, run_id, 1, 1, fence=Fence(9))
 
 
-async def test_the_same_fence_of_another_owner_is_refused(redis_service: RedisService, run_id: RunId) -> None:
+async def test_the_same_fence_of_another_owner_is_refused(redis: ArqRedis, run_id: RunId) -> None:
     """A database that was set back can give out a fence twice."""
-    mine = EventLog(redis_service.client(), ttl_s=TTL_S)
-    theirs = EventLog(redis_service.client(), ttl_s=TTL_S)
+    mine = EventLog(redis, ttl_s=TTL_S)
+    theirs = EventLog(redis, ttl_s=TTL_S)
     await theirs.open(run_id, FIRST)
-    await cast("Any", redis_service.client()).delete(keys.fence(run_id))
+    await cast("Any", redis).delete(keys.fence(run_id))
     await mine.open(run_id, FIRST)
     await mine.open(run_id, FIRST)
     with pytest.raises(LeaseLost):
@@ -242,11 +250,12 @@ async def test_nothing_of_an_old_owner_comes_behind_a_newer_ones_first_entry(
 
 
 async def test_entries_are_published_with_their_first_number_and_only_once(
-    log: EventLog, run_id: RunId, redis: ArqRedis
+    log: EventLog, run_id: RunId, redis: ArqRedis, log_service: LogService
 ) -> None:
     connection = dedicated_connection(redis)
     await connection.connect()
-    await connection.send_command("SUBSCRIBE", keys.feed(run_id))
+    command = "SUBSCRIBE" if log_service.servers.publish == "PUBLISH" else "SSUBSCRIBE"
+    await connection.send_command(command, keys.feed(run_id))
     await connection.read_response()
     await log.open(run_id, FIRST)
     await append(log, run_id, 1, 2)
@@ -310,10 +319,10 @@ async def test_logs_of_different_runs_do_not_touch(log: EventLog) -> None:
     assert await log.read(other, Seq(0)) == []
 
 
-async def test_runs_that_append_together_keep_their_own_answers(redis: ArqRedis) -> None:
+async def test_runs_that_append_together_keep_their_own_answers(redis: ArqRedis, log_service: LogService) -> None:
     """One has a newer owner, one has lost its stream, and one is well."""
     well, taken, lost = RunId("run-well"), RunId("run-taken"), RunId("run-lost")
-    async with log_of_worker(redis) as log:
+    async with log_of_worker(redis, log_service.servers) as log:
         for run_id in (well, taken, lost):
             await log.open(run_id, FIRST)
         await log.open(taken, SECOND)

@@ -11,7 +11,9 @@ from shared.domain.events import StatusChanged, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries, LogTail, continues
 from shared.domain.runs import Run
-from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
 from tests.kit.runs.stored_runs import Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_servers import PrivateRedis, read_only
@@ -65,7 +67,7 @@ async def test_a_run_that_was_handed_over_before_its_log_was_adopted_forgot_what
         runs=stores.runs,
         events=stores.events,
         event_log=event_log,
-        feed=EventFeed(private_redis.client()),
+        feed=EventFeed(OneLogServer(private_redis.client())),
         log_ends=LogEnds(stores.runs),
     )
     settled = (await stores.settle(await stores.runs.look_up(run.id))).run

@@ -17,7 +17,9 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.runs import Run, RunError, RunOptions
 from shared.redis.connection import connect
-from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
 from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
 from shared.sql.runs.checkpoints import BLOCK_ENTRIES
@@ -49,7 +51,11 @@ def reader(stores: Stores, redis: ArqRedis, log: EventLog) -> RunReader:
 
 def _reader(stores: Stores, redis: Any, log: EventLog) -> RunReader:
     return RunReader(
-        runs=stores.runs, events=stores.events, event_log=log, feed=EventFeed(redis), log_ends=LogEnds(stores.runs)
+        runs=stores.runs,
+        events=stores.events,
+        event_log=log,
+        feed=EventFeed(OneLogServer(redis)),
+        log_ends=LogEnds(stores.runs),
     )
 
 

@@ -17,7 +17,9 @@ from shared.domain.events import StatusChanged, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import LogTail, of_bytes
 from shared.domain.runs import Run
-from shared.redis.event_log import MAX_BYTES, EventFeed, EventLog
+from shared.redis.event_feed import MAX_BYTES, EventFeed
+from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
 from shared.sql.runs.checkpoints import BLOCK_ENTRIES, FIRST_BLOCKS
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.raw_http import RawConnection, head, raw_connection
@@ -51,7 +53,7 @@ async def test_a_reader_that_took_nothing_kept_a_thousand_entries_of_any_size(
         runs=stores.runs,
         events=stores.events,
         event_log=log,
-        feed=EventFeed(redis),
+        feed=EventFeed(OneLogServer(redis)),
         log_ends=LogEnds(stores.runs),
     )
     run = await stores.claimed()

@@ -22,7 +22,9 @@ from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.cancel_signal import Announcements, CancelSignal
 from shared.redis.channel_listener import ChannelListener
-from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.log_adoption import adopt_log
 from shared.runs.unowned import UnownedRuns
@@ -136,7 +138,7 @@ async def test_what_is_not_understood_on_the_feed_sends_readers_to_the_log(
     redis: ArqRedis, event_log: EventLog, run_id: RunId
 ) -> None:
     """Its listener broke, and every stream of the API process with it."""
-    feed = EventFeed(redis)
+    feed = EventFeed(OneLogServer(redis))
     await event_log.open(run_id, Fence(1))
     async with feed.running(), feed.subscribe(run_id) as subscription:
         for payload in NOT_UNDERSTOOD:
@@ -251,7 +253,7 @@ async def test_an_event_of_a_newer_release_does_not_end_a_stream(
 ) -> None:
     """Neither of one who reads live, nor of one who reads what SQL has."""
     run = await claimed_and_shown(stores, event_log)
-    feed = EventFeed(redis)
+    feed = EventFeed(OneLogServer(redis))
     reader = reader_of(redis, stores, event_log, feed)
     seen: Entries = []
     async with feed.running(), aclosing(reader.follow(run, Seq(1), quiet_s=60)) as batches:
@@ -284,7 +286,7 @@ async def test_an_owner_of_a_newer_release_goes_on_and_readers_follow(
     await event_log.open(run.id, run.fence)
     written = [opening, KNOWN, encode(Ended(9))]
     await event_log.append(run.id, run.fence, LogTail(first, written), needs=Seq(0))
-    feed = EventFeed(redis)
+    feed = EventFeed(OneLogServer(redis))
     reader = reader_of(redis, stores, event_log, feed)
     async with feed.running():
         seen = [entry async for batch in reader.follow(run, last, quiet_s=60) for entry in batch]

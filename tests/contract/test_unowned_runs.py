@@ -18,7 +18,9 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, continues, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
-from shared.redis.event_log import EventFeed, EventLog, RedisLostData
+from shared.redis.event_feed import EventFeed
+from shared.redis.event_log import EventLog, RedisLostData
+from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import UnownedRuns
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
@@ -123,7 +125,7 @@ async def test_a_cancel_of_a_run_that_nobody_held_left_an_unannounced_jump(
     Found by chaos, with the seed 20261121."""
     event_log = EventLog(private_redis.client(), ttl_s=60)
     run = await shown_by_a_worker_that_died(stores, event_log)
-    feed = EventFeed(private_redis.client())
+    feed = EventFeed(OneLogServer(private_redis.client()))
     reader = RunReader(
         runs=stores.runs, events=stores.events, event_log=event_log, feed=feed, log_ends=LogEnds(stores.runs)
     )

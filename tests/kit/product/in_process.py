@@ -36,6 +36,7 @@ from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.redis.embedded import connect_embedded
+from shared.redis.log_servers import LogServers, OneLogServer
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
@@ -99,9 +100,10 @@ async def running_product(
     settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     clock: Clock | None = None,
+    servers: LogServers | None = None,
     with_worker: bool = True,
 ) -> AsyncGenerator[Product]:
-    """The product for the block. `settings` are fields of `Settings`."""
+    """The product for the block. `settings` are fields of `Settings`. `servers` keep the logs, if `redis` does not."""
     given: dict[str, Any] = {
         "sweep_s": 0.5,
         "lease_s": 30.0,  # longer than an event loop stands still on a busy machine; whoever wants one to end says so
@@ -117,6 +119,7 @@ async def running_product(
         secret_keys=keys_of(chosen),
         database=database,
         redis=redis,
+        log_servers=servers or OneLogServer(redis),
         is_embedded=not isinstance(redis.connection_pool, BlockingConnectionPool),
         clock=clock or SystemClock(),
         ids=IdMaker(),
@@ -207,6 +210,7 @@ async def api_app(
         secret_keys=keys_of(chosen),
         database=database,
         redis=redis,
+        log_servers=OneLogServer(redis),
         is_embedded=True,
         clock=clock or SystemClock(),
         ids=IdMaker(),

@@ -1,0 +1,1 @@
+"""A fleet under load, worked out from what one process costs."""

@@ -1,0 +1,202 @@
+"""The simulation: runs go through their phases, and each phase gives work to the processes that carry it.
+
+A run waits for its model, streams, calls a tool, and so on until its last step; then another one takes its place, so
+that the number in flight stays. The moments at which runs change their phase are events, one after the other. Tokens
+are too many for that: while a run streams it adds to the load of its worker, its API process and its Redis, and every
+tick each process works off what has come. What is left over is how long a token waits there.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from bench.simulation.costs import POOLS, Costs
+
+TICK_S = 0.02
+
+
+class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the runs do. Times and lengths are medians of log-normal distributions with `spread` as their sigma."""
+
+    steps: float = 3.0
+    """Mean of a geometric distribution."""
+    silence_s: float = 1.5
+    """Until the first token of a step."""
+    tokens: float = 200.0
+    """Of a step."""
+    tokens_per_s: float = 40.0
+    tool_s: float = 1.0
+    """Of the tool call between two steps."""
+    watched: float = 0.5
+    """Share of the runs whose stream a client reads."""
+    spread: float = 0.6
+
+
+class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many processes there are of each kind."""
+
+    worker: int
+    api: int
+    redis: int
+    postgres: int = 1
+
+
+@dataclass
+class Pool:
+    """The processes of one kind."""
+
+    capacity_us: float
+    """Processor time that one of them has in a second."""
+    size: int
+    rate_us: list[float] = field(init=False)
+    """What streaming runs give to each process per second."""
+    backlog_us: list[float] = field(init=False)
+    worked_us: float = 0.0
+    waits: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """How long what came in a tick had to wait, in seconds, and how much it was."""
+
+    def __post_init__(self) -> None:
+        self.rate_us, self.backlog_us = [0.0] * self.size, [0.0] * self.size
+
+    def tick(self) -> None:
+        """Works for one tick in each process."""
+        able = self.capacity_us * TICK_S
+        for number, rate in enumerate(self.rate_us):
+            waiting = self.backlog_us[number] + rate * TICK_S
+            # What came in this tick came spread over it: the half of what it leaves is its mean wait.
+            self.waits.append(((self.backlog_us[number] + waiting) / 2 / self.capacity_us, rate))
+            worked = min(waiting, able)
+            self.worked_us += worked
+            self.backlog_us[number] = waiting - worked
+
+
+class PoolFigures(msgspec.Struct, frozen=True):
+    """What came of one kind of process."""
+
+    processes: int
+    busy: float
+    """Share of their capacity."""
+    wait_p50_s: float
+    wait_p99_s: float
+    """How long a token waits for its turn there, before anything is done with it."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a simulation."""
+
+    in_flight: int
+    streaming: float
+    """Runs that stream at one time, in the mean."""
+    tokens_per_s: float
+    runs_per_s: float
+    pools: dict[str, PoolFigures]
+
+
+class Simulation:
+    """`in_flight` runs on a fleet. `warm_up_s` is left out of the figures."""
+
+    def __init__(self, costs: Costs, fleet: Fleet, work: Workload, *, in_flight: int, seed: int = 1) -> None:
+        self._costs, self._work, self._in_flight = costs, work, in_flight
+        self._random = random.Random(seed)
+        self._pools = {pool: Pool(1e6 * costs.cores[pool], getattr(fleet, pool)) for pool in POOLS}
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = 0
+        self._streaming, self._rate = 0, 0.0
+        self._ended = 0
+
+    def run(self, *, warm_up_s: float, for_s: float, progress: Callable[[float], None] = lambda _: None) -> Outcome:
+        """Simulates; `progress` is told the seconds that have passed."""
+        for _ in range(self._in_flight):
+            self._at(self._random.uniform(0, warm_up_s), self._begin_run)
+        now, streaming, tokens, ticks = 0.0, 0, 0.0, 0
+        while now < warm_up_s + for_s:
+            now += TICK_S
+            while self._events and self._events[0][0] <= now:
+                moment, _, happens = heapq.heappop(self._events)
+                happens(moment)
+            for pool in self._pools.values():
+                pool.tick()
+            if now < warm_up_s:
+                self._forget()
+                continue
+            streaming, tokens, ticks = streaming + self._streaming, tokens + self._rate * TICK_S, ticks + 1
+            progress(now)
+        return Outcome(
+            in_flight=self._in_flight,
+            streaming=streaming / ticks,
+            tokens_per_s=tokens / for_s,
+            runs_per_s=self._ended / for_s,
+            pools={name: _figures(pool, for_s) for name, pool in self._pools.items()},
+        )
+
+    def _forget(self) -> None:
+        self._ended = 0
+        for pool in self._pools.values():
+            pool.worked_us = 0.0
+            pool.waits.clear()
+
+    def _at(self, moment: float, happens: Callable[[float], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (moment, self._number, happens))
+
+    def _begin_run(self, now: float) -> None:
+        places = {name: self._random.randrange(pool.size) for name, pool in self._pools.items()}
+        watched = self._random.random() < self._work.watched
+        steps = 1
+        while self._random.random() > 1 / self._work.steps:
+            steps += 1
+        for name, place in places.items():
+            self._pools[name].backlog_us[place] += self._costs.of(name).run
+        self._begin_step(now, places, watched, steps)
+
+    def _begin_step(self, now: float, places: dict[str, int], watched: bool, left: int) -> None:
+        self._at(now + self._drawn(self._work.silence_s), lambda at: self._stream(at, places, watched, left))
+
+    def _stream(self, now: float, places: dict[str, int], watched: bool, left: int) -> None:
+        rate = self._work.tokens_per_s
+        self._add_stream(places, watched, rate)
+        lasts = self._drawn(self._work.tokens) / rate
+        self._at(now + lasts, lambda at: self._end_step(at, places, watched, left))
+
+    def _end_step(self, now: float, places: dict[str, int], watched: bool, left: int) -> None:
+        self._add_stream(places, watched, -self._work.tokens_per_s)
+        if left == 1:
+            self._ended += 1
+            self._begin_run(now)
+            return
+        for name, place in places.items():
+            self._pools[name].backlog_us[place] += self._costs.of(name).step
+        self._at(now + self._drawn(self._work.tool_s), lambda at: self._begin_step(at, places, watched, left - 1))
+
+    def _add_stream(self, places: dict[str, int], watched: bool, rate: float) -> None:
+        self._streaming += 1 if rate > 0 else -1
+        self._rate += rate
+        for name, place in places.items():
+            if name != "api" or watched:
+                self._pools[name].rate_us[place] += rate * self._costs.of(name).token
+
+    def _drawn(self, median: float) -> float:
+        return median * self._random.lognormvariate(0.0, self._work.spread)
+
+
+def _figures(pool: Pool, for_s: float) -> PoolFigures:
+    whole = sum(weight for _, weight in pool.waits)
+    return PoolFigures(
+        processes=pool.size,
+        busy=pool.worked_us / (pool.capacity_us * pool.size * for_s),
+        wait_p50_s=_weighted(pool.waits, whole * 0.5),
+        wait_p99_s=_weighted(pool.waits, whole * 0.99),
+    )
+
+
+def _weighted(waits: list[tuple[float, float]], until: float) -> float:
+    """The wait that so much of the weight does not exceed."""
+    passed = 0.0
+    for wait, weight in sorted(waits):
+        passed += weight
+        if passed >= until:
+            return wait
+    return 0.0

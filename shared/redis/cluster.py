@@ -1,0 +1,211 @@
+"""A Redis Cluster that keeps the logs of runs: which node has which slots, and a client of each.
+
+The keys of a log share a hash tag, so that one node has all of them (Redis Cluster Specification, "Hash tags"). Nobody
+is redirected here: whoever was sent to the wrong node, or hears nothing, says that he doubts the map, is told
+`Unavailable`, and asks again as he would after any other failure. Meanwhile the map is read anew.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
+
+import structlog
+from redis.crc import key_slot
+
+from shared.concurrency import background
+from shared.domain.errors import InvalidRequest, Unavailable
+from shared.redis.connection import Redis, connect, redis_answers
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+"""Of the address of a cluster, and how each of its nodes is spoken to."""
+
+LOOK_AGAIN_S = 0.1
+"""Seconds between two looks at the map, however many doubt it."""
+
+LOOK_EVERY_S = 30.0
+"""Seconds after which the map is looked at though nobody doubts it: a slot that has moved twice may be where it was."""
+
+
+class Address(NamedTuple):
+    """Where a node is."""
+
+    host: str
+    port: int
+
+    @property
+    def netloc(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def is_cluster(url: str) -> bool:
+    """Whether the URL names a cluster, and not one server."""
+    return urlsplit(url).scheme in CLUSTER_SCHEMES
+
+
+class Cluster:
+    """The nodes of a cluster and their slots, as far as it is known; nothing is known before it is `running`.
+
+    `url` names one or more of the nodes: `redis+cluster://:password@a:6379,b:6379`, or `rediss+cluster://` for TLS.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._scheme, self._credentials, seeds = _parts_of(url)
+        self._seeds = {address: self._connect(address) for address in seeds}
+        self._nodes: dict[Address, Redis] = {}
+        self._slots: list[tuple[int, int, Address]] = []
+        self._doubted = asyncio.Event()
+        self._on_change: list[Callable[[], None]] = []
+
+    @property
+    def nodes(self) -> Mapping[Address, Redis]:
+        """The nodes that have slots, and a client of each."""
+        return self._nodes
+
+    def on_change(self, told: Callable[[], None]) -> None:
+        """`told` is called after each look that found something new."""
+        self._on_change.append(told)
+
+    def address_of(self, key: str) -> Address | None:
+        """Where the key's slot is; None when that is not known."""
+        slot = key_slot(key.encode())
+        return next((address for first, last, address in self._slots if first <= slot <= last), None)
+
+    def client_of(self, key: str) -> Redis:
+        """A client of the node that has the key's slot. Raises `Unavailable` when that is not known."""
+        address = self.address_of(key)
+        if address is None:
+            self.doubt()
+            raise Unavailable("It is not known which node of the Redis Cluster has this log")
+        return self._nodes[address]
+
+    def doubt(self) -> None:
+        """Something went wrong that an old map would explain."""
+        self._doubted.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["Cluster"]:
+        """Keeps the map while the block lasts. It has looked once when the block begins, if any node answered."""
+        try:
+            await self._look()
+            async with background(self._keep_looking(), name="cluster map"):
+                yield self
+        finally:
+            for client in [*self._seeds.values(), *self._nodes.values()]:
+                await client.aclose(close_connection_pool=True)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S if self._slots else LOOK_AGAIN_S):
+                    await self._doubted.wait()
+            except TimeoutError:
+                pass
+            self._doubted.clear()
+            await self._look()
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _look(self) -> None:
+        """Asks the nodes one after the other, until one of them knows the map."""
+        for address, client in [*self._nodes.items(), *self._seeds.items()]:
+            try:
+                async with redis_answers():
+                    slots: Any = await cast("Any", client).execute_command("CLUSTER SLOTS")
+            except Unavailable as error:
+                log.warning("cluster_node_does_not_answer", node=address.netloc, reason=str(error))
+                continue
+            await self._take([(first, last, _address_in(node, address)) for first, last, node, *_ in slots])
+            return
+
+    async def _take(self, slots: list[tuple[int, int, Address]]) -> None:
+        slots.sort()
+        if slots == self._slots:
+            return
+        named = {address for _, _, address in slots}
+        left = [client for address, client in self._nodes.items() if address not in named]
+        self._nodes = {address: self._nodes.get(address) or self._connect(address) for address in named}
+        self._slots = slots
+        log.info("cluster_map_read", nodes=len(named))
+        for told in self._on_change:
+            told()
+        for client in left:
+            await client.aclose(close_connection_pool=True)
+
+    def _connect(self, address: Address) -> Redis:
+        return connect(f"{self._scheme}://{self._credentials}{address.netloc}/0")
+
+
+Made = TypeVar("Made")
+
+
+class ForEachNode(Generic[Made]):
+    """Something that runs for each node, for as long as the node has slots.
+
+    `begin` makes it of the node's client. `on_begun` is called when it runs.
+    """
+
+    def __init__(
+        self, cluster: Cluster, begin: Callable[[Redis], AbstractAsyncContextManager[Made]], *, name: str
+    ) -> None:
+        self._cluster = cluster
+        self._begin = begin
+        self._name = name
+        self._changed = asyncio.Event()
+        self.made: dict[Address, Made] = {}
+        cluster.on_change(self._changed.set)
+
+    @asynccontextmanager
+    async def running(self, on_change: Callable[[], None] = lambda: None) -> AsyncGenerator[None]:
+        """While the block lasts. `on_change` is called when a node's began or ended, and when slots have moved."""
+        async with background(self._follow(on_change), name=self._name):
+            yield
+
+    async def _follow(self, on_change: Callable[[], None]) -> None:
+        tasks: dict[Address, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for address in tasks.keys() - self._cluster.nodes.keys():
+                    tasks.pop(address).cancel()
+                for address in self._cluster.nodes.keys() - tasks.keys():
+                    work = self._run(address, self._cluster.nodes[address], on_change)
+                    tasks[address] = group.create_task(work, name=f"{self._name} {address.netloc}")
+                on_change()
+                await self._changed.wait()
+
+    async def _run(self, address: Address, client: Redis, on_change: Callable[[], None]) -> None:
+        async with self._begin(client) as made:
+            self.made[address] = made
+            on_change()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                del self.made[address]
+                on_change()
+
+
+def _parts_of(url: str) -> tuple[str, str, list[Address]]:
+    """How nodes are spoken to, `user:password@` if there is one, and the nodes that are named."""
+    scheme, netloc = urlsplit(url).scheme, urlsplit(url).netloc
+    credentials, at, hosts = netloc.rpartition("@")
+    try:
+        seeds = [urlsplit(f"//{host}") for host in hosts.split(",")]
+        addresses = [Address(seed.hostname or "", seed.port or 6379) for seed in seeds]
+    except ValueError:
+        addresses = []
+    if scheme not in CLUSTER_SCHEMES or not addresses or not all(address.host for address in addresses):
+        raise InvalidRequest(
+            "HOLDFAST_EVENT_LOG_URL is not the address of a Redis Cluster: use "
+            "redis+cluster://:password@host:6379,host:6379, or rediss+cluster:// for TLS"
+        )
+    return CLUSTER_SCHEMES[scheme], credentials + at, addresses
+
+
+def _address_in(node: list[Any], asked: Address) -> Address:
+    """A node as the map names it. A node without a host is where the question was sent to."""
+    host, port = node[0], int(node[1])
+    return Address(host.decode() if host else asked.host, port)
