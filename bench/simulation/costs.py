@@ -8,7 +8,7 @@ POOLS = ("worker", "api", "redis", "postgres")
 
 
 class PoolCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Processor time of one kind of process, in microseconds; for Postgres of the whole server."""
+    """Processor time of one kind of process, in microseconds. Each uses one core; of Postgres, a core counts as one."""
 
     token: float
     """For each token that a model writes; of the API, for each that a client reads."""
@@ -25,8 +25,6 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api: PoolCosts
     redis: PoolCosts
     postgres: PoolCosts
-    cores: dict[str, int]
-    """Cores that one process of a kind can use."""
 
     def of(self, pool: str) -> PoolCosts:
         return getattr(self, pool)

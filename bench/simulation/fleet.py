@@ -17,6 +17,9 @@ from bench.simulation.costs import POOLS, Costs
 
 TICK_S = 0.02
 
+CAPACITY_US = 1e6
+"""Processor time that a process has in a second."""
+
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the runs do. Times and lengths are medians of log-normal distributions with `spread` as their sigma."""
@@ -48,12 +51,11 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Pool:
     """The processes of one kind."""
 
-    capacity_us: float
-    """Processor time that one of them has in a second."""
     size: int
     rate_us: list[float] = field(init=False)
     """What streaming runs give to each process per second."""
     backlog_us: list[float] = field(init=False)
+    given_us: float = 0.0
     worked_us: float = 0.0
     waits: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """How long what came in a tick had to wait, in seconds, and how much it was."""
@@ -61,16 +63,21 @@ class Pool:
     def __post_init__(self) -> None:
         self.rate_us, self.backlog_us = [0.0] * self.size, [0.0] * self.size
 
+    def give(self, place: int, work_us: float) -> None:
+        """Work that is to be done at once."""
+        self.backlog_us[place] += work_us
+        self.given_us += work_us
+
     def tick(self) -> None:
         """Works for one tick in each process."""
-        able = self.capacity_us * TICK_S
+        able = CAPACITY_US * TICK_S
         for number, rate in enumerate(self.rate_us):
-            waiting = self.backlog_us[number] + rate * TICK_S
-            # What came in this tick came spread over it: the half of what it leaves is its mean wait.
-            self.waits.append(((self.backlog_us[number] + waiting) / 2 / self.capacity_us, rate))
-            worked = min(waiting, able)
-            self.worked_us += worked
-            self.backlog_us[number] = waiting - worked
+            before, comes = self.backlog_us[number], rate * TICK_S
+            after = max(0.0, before + comes - able)
+            self.given_us += comes
+            self.worked_us += before + comes - after
+            self.backlog_us[number] = after
+            self.waits.append(((before + after) / 2 / CAPACITY_US, rate))
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
@@ -79,6 +86,8 @@ class PoolFigures(msgspec.Struct, frozen=True):
     processes: int
     busy: float
     """Share of their capacity."""
+    needed: float
+    """Processes that would be busy all the time with what there was to do."""
     wait_p50_s: float
     wait_p99_s: float
     """How long a token waits for its turn there, before anything is done with it."""
@@ -101,7 +110,7 @@ class Simulation:
     def __init__(self, costs: Costs, fleet: Fleet, work: Workload, *, in_flight: int, seed: int = 1) -> None:
         self._costs, self._work, self._in_flight = costs, work, in_flight
         self._random = random.Random(seed)
-        self._pools = {pool: Pool(1e6 * costs.cores[pool], getattr(fleet, pool)) for pool in POOLS}
+        self._pools = {pool: Pool(getattr(fleet, pool)) for pool in POOLS}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
         self._streaming, self._rate = 0, 0.0
@@ -135,7 +144,7 @@ class Simulation:
     def _forget(self) -> None:
         self._ended = 0
         for pool in self._pools.values():
-            pool.worked_us = 0.0
+            pool.given_us = pool.worked_us = 0.0
             pool.waits.clear()
 
     def _at(self, moment: float, happens: Callable[[float], None]) -> None:
@@ -149,7 +158,7 @@ class Simulation:
         while self._random.random() > 1 / self._work.steps:
             steps += 1
         for name, place in places.items():
-            self._pools[name].backlog_us[place] += self._costs.of(name).run
+            self._pools[name].give(place, self._costs.of(name).run)
         self._begin_step(now, places, watched, steps)
 
     def _begin_step(self, now: float, places: dict[str, int], watched: bool, left: int) -> None:
@@ -168,7 +177,7 @@ class Simulation:
             self._begin_run(now)
             return
         for name, place in places.items():
-            self._pools[name].backlog_us[place] += self._costs.of(name).step
+            self._pools[name].give(place, self._costs.of(name).step)
         self._at(now + self._drawn(self._work.tool_s), lambda at: self._begin_step(at, places, watched, left - 1))
 
     def _add_stream(self, places: dict[str, int], watched: bool, rate: float) -> None:
@@ -186,7 +195,8 @@ def _figures(pool: Pool, for_s: float) -> PoolFigures:
     whole = sum(weight for _, weight in pool.waits)
     return PoolFigures(
         processes=pool.size,
-        busy=pool.worked_us / (pool.capacity_us * pool.size * for_s),
+        needed=pool.given_us / (CAPACITY_US * for_s),
+        busy=pool.worked_us / (CAPACITY_US * pool.size * for_s),
         wait_p50_s=_weighted(pool.waits, whole * 0.5),
         wait_p99_s=_weighted(pool.waits, whole * 0.99),
     )

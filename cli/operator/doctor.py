@@ -21,8 +21,7 @@ from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unu
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.process.version import VERSION
-from shared.redis.connection import connect
-from shared.redis.embedded import connect_embedded
+from shared.redis.connection import Redis, connect
 from shared.redis.log_servers import log_servers
 from shared.redis.server_settings import ServerSettings, settings_of
 from shared.sql.engine import Database
@@ -53,7 +52,6 @@ async def _run_doctor(settings: Settings, *, call: bool, as_json: bool) -> None:
     findings += _keys(settings)
     findings += [finding async for finding in _database(settings)]
     findings += [finding async for finding in _redis(settings)]
-    findings += [finding async for finding in _event_log(settings)]
     findings += [finding async for finding in model_findings(settings, os.environ, call=call)]
     findings += [await _walls(settings), _open_files(settings)]
     for line in lines(findings, as_json=as_json):
@@ -124,19 +122,21 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         yield skew("redis clock", (found.now - before).total_seconds())
         for finding in _redis_settings(found):
             yield finding
+        async for finding in _event_log(settings, redis):
+            yield finding
     except Unavailable as error:
         yield wrong(subject, error.message, "HOLDFAST_REDIS_URL says where it is; docs/operations/redis.md")
     finally:
         await redis.aclose(close_connection_pool=True)
 
 
-async def _event_log(settings: Settings) -> AsyncGenerator[Finding]:
-    """The servers of the logs, where they are others."""
+async def _event_log(settings: Settings, redis: Redis) -> AsyncGenerator[Finding]:
+    """The servers of the logs, where `redis` is not the one."""
     subject = "event log"
     if not settings.event_log_url:
         return
     try:
-        async with log_servers(settings.event_log_url, connect_embedded()) as servers:
+        async with log_servers(settings.event_log_url, redis) as servers:
             if await servers.are_reachable():
                 yield good(subject, "every server of it answers")
             else:

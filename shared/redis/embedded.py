@@ -87,7 +87,7 @@ def _append(call: Call, keys: Sequence[bytes], args: Sequence[bytes]) -> list[An
     call("pexpire", events, lifetime)
     call("pexpire", fence, lifetime)
     if new:
-        call(publish.decode(), channel, b"%d " % first + b"\n".join(new))
+        call(publish.decode().lower(), channel, b"%d " % first + b"\n".join(new))
     return [b"ok", last]
 
 
