@@ -1,6 +1,7 @@
 """The fields that every message of the wire has, in the wire's order, and its part ids."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, overload
 from uuid import UUID
 
@@ -9,7 +10,7 @@ def envelope(
     message_type: str,
     *,
     message_id: str,
-    moment: datetime,
+    date: str,
     otid: str | None = None,
     name: str | None = None,
     sender_id: str | None = None,
@@ -20,7 +21,7 @@ def envelope(
     """The common head of a message; a message's own fields follow it."""
     return {
         "id": message_id,
-        "date": moment.astimezone(UTC).replace(microsecond=0).isoformat(),
+        "date": date,
         "name": name,
         "message_type": message_type,
         "otid": otid,
@@ -32,8 +33,21 @@ def envelope(
     }
 
 
+def whole_seconds(moment: datetime) -> str:
+    """The `date` of a message."""
+    return moment.astimezone(UTC).replace(microsecond=0).isoformat()
+
+
+@lru_cache(256)
+def date_of(at_s: int) -> str:
+    """The `date` at this Unix time, s. All tokens of a second have the same."""
+    return whole_seconds(datetime.fromtimestamp(at_s, UTC))
+
+
+@lru_cache(4096)
 def part_otid(message_id: str, part: int) -> str:
-    """The otid of one part of a message: the message's UUID with the low seven bits of its last byte set to `part`."""
+    """The otid of one part of a message: the message's UUID with the low seven bits of its last byte set to `part`.
+    Every token of a part asks for it."""
     whole = UUID(message_id.partition("-")[2])
     last = (whole.bytes[-1] & 0x80) | (part & 0x7F)
     return str(UUID(bytes=whole.bytes[:-1] + bytes([last])))

@@ -6,7 +6,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
-from api.letta.envelope import envelope, part_otid
+from api.letta.envelope import date_of, envelope, part_otid
 from api.letta.messages import (
     otid_of,
     summary_as_content,
@@ -14,6 +14,7 @@ from api.letta.messages import (
     tool_call_fields,
     tool_return_fields,
 )
+from shared.clock import unix_ms
 from shared.domain import events
 from shared.domain.ids import RunId, Seq
 
@@ -66,7 +67,7 @@ class Frames:
 
     def ping(self, seq: Seq, now: datetime) -> Frame:
         """A sign of life in a silence; it repeats the number of the last frame."""
-        return Frame(seq, self._ping(seq, now))
+        return Frame(seq, self._ping(seq, unix_ms(now)))
 
     def _is_wanted(self, message_type: str) -> bool:
         if message_type == "ping":
@@ -74,9 +75,9 @@ class Frames:
         wanted = self._options.message_types
         return wanted is None or message_type in wanted or message_type in ALWAYS_SHOWN
 
-    def _ping(self, seq: Seq, moment: datetime) -> dict[str, Any]:
+    def _ping(self, seq: Seq, at: int) -> dict[str, Any]:
         ping_id = "ping-" + self._run_id.partition("-")[2]
-        return envelope("ping", message_id=ping_id, moment=moment, run_id=self._run_id, seq_id=seq)
+        return envelope("ping", message_id=ping_id, date=date_of(at // 1000), run_id=self._run_id, seq_id=seq)
 
     def _body(self, seq: Seq, event: events.Event | events.Unknown) -> dict[str, Any] | None:
         match event:
@@ -97,7 +98,7 @@ class Frames:
                 return self._note(seq, event)
             case events.Unknown():
                 # Written by a newer release. Its number must not be missing for those who count.
-                return self._ping(seq, _moment(event.at))
+                return self._ping(seq, event.at)
             case events.Ended():
                 return None
             case _:
@@ -152,7 +153,7 @@ class Frames:
     def _status(self, seq: Seq, event: events.StatusChanged) -> dict[str, Any]:
         if not self._options.status_events:
             # Its number must not be missing for those who know nothing of status events: they know pings.
-            return self._ping(seq, _moment(event.at))
+            return self._ping(seq, event.at)
         place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
         return {"message_type": "run_status", "status": event.status, "cause": event.cause, **place}
 
@@ -169,7 +170,7 @@ class Frames:
                 if self._options.compaction_messages:
                     return self._compaction_began(seq, event)
                 # Its number must not be missing for the others.
-                return self._ping(seq, _moment(event.at))
+                return self._ping(seq, event.at)
             case events.Compacted(text=text, stats=stats):
                 otid = part_otid(event.message_id, 0)
                 if self._options.compaction_messages:
@@ -186,7 +187,7 @@ class Frames:
         return envelope(
             message_type,
             message_id=event.message_id,
-            moment=_moment(event.at),
+            date=date_of(event.at // 1000),
             otid=otid,
             run_id=self._run_id,
             seq_id=seq,
@@ -217,7 +218,7 @@ class Frames:
 
     def _event_message(self, seq: Seq, at: int, event_type: str, data: dict[str, Any]) -> dict[str, Any]:
         note_id = f"message-{uuid5(NAMESPACE_OID, f'{self._run_id}:{seq}')}"
-        head = envelope("event_message", message_id=note_id, moment=_moment(at), run_id=self._run_id, seq_id=seq)
+        head = envelope("event_message", message_id=note_id, date=date_of(at // 1000), run_id=self._run_id, seq_id=seq)
         return {**head, "event_type": event_type, "event_data": data}
 
     def _head(
@@ -235,7 +236,7 @@ class Frames:
         return envelope(
             message_type,
             message_id=event.message_id,
-            moment=_moment(event.at),
+            date=date_of(event.at // 1000),
             otid=otid,
             step_id=event.step_id,
             run_id=self._run_id,

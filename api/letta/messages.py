@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Literal, assert_never
 
 from api.letta.content import wire_content
-from api.letta.envelope import envelope, part_otid, wire_time
+from api.letta.envelope import envelope, part_otid, whole_seconds, wire_time
 from shared.domain.ids import MessageId
 from shared.domain.messages import (
     ApprovalResponse,
@@ -114,11 +114,10 @@ def tool_call_fields(calls: Sequence[ToolCall]) -> WireMessage:
 
 def _head(message_type: str, message: Message, **given: Any) -> WireMessage:
     message_id: MessageId = given.pop("message_id", message.id)
-    moment: datetime = message.created_at
     return envelope(
         message_type,
         message_id=message_id,
-        moment=moment,
+        date=whole_seconds(message.created_at),
         step_id=message.step_id,
         run_id=message.run_id,
         **given,
