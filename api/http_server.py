@@ -6,6 +6,7 @@ a head that never ends and a body that nobody wants are the server's to end.
 
 import asyncio
 import functools
+import gc
 import signal
 from socket import socket
 from types import FrameType
@@ -254,6 +255,10 @@ async def serve(app: FastAPI, sockets: list[socket], rules: ConnectionRules) -> 
     for number in (signal.SIGTERM, signal.SIGINT):
         # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.
         signal.signal(number, _heard_already)
+    # What is here lives as long as the process. Each full collection would look through all of it, and hold up every
+    # stream meanwhile.
+    gc.collect()
+    gc.freeze()
     config = server_config(app, rules, access_log=False, timeout_graceful_shutdown=STREAMS_END_S)
     server = _Server(config, app.state.services.streaming.ending)
     await server.serve(sockets=sockets)
