@@ -43,27 +43,36 @@ SYSTEM_POSITION = 1
 """A history begins with its system message, in the turn before the first run's."""
 
 
+_PLACES = sa.select(messages.c.id, messages.c.position).where(
+    messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn")
+)
+
+
 async def insert_messages(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
     """Appends messages to the run's turn. Those that the turn already has are left as they are."""
     if not new or run.turn is None:
         return
-    place = await connection.execute(
-        sa.select(messages.c.id, messages.c.position).where(
-            messages.c.thread_id == run.thread_id, messages.c.turn == run.turn
-        )
-    )
-    known = {row.id: row.position for row in place}
-    start = max(known.values(), default=0)
+    places = await connection.execute(_PLACES, {"of_thread": run.thread_id, "of_turn": run.turn})
+    known = {row.id: row.position for row in places}
     fresh = [message for message in new if message.id not in known]
+    await _insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
+
+
+async def insert_into_new_turn(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
+    """Begins the run's turn, which nobody has begun before, with these messages."""
+    await _insert_of_run(connection, run, new, after=0)
+
+
+async def _insert_of_run(connection: AsyncConnection, run: Run, new: Sequence[NewMessage], *, after: int) -> None:
     await insert_into_thread(
         connection,
-        fresh,
+        new,
         agent_id=run.agent_id,
         thread_id=run.thread_id,
         conversation_id=run.conversation_id,
         run_id=run.id,
-        turn=run.turn,
-        after=start,
+        turn=run.turn or FIRST_TURN,
+        after=after,
     )
 
 
@@ -86,7 +95,10 @@ async def insert_into_thread(
         thread | {"turn": turn, "position": position, "in_context": True} | _values(message)
         for position, message in enumerate(new, start=after + 1)
     ]
-    await connection.execute(sa.insert(messages), rows)
+    await connection.execute(_INSERT_MESSAGES, rows)
+
+
+_INSERT_MESSAGES = sa.insert(messages)
 
 
 def _values(message: NewMessage) -> dict[str, Any]:

@@ -5,7 +5,7 @@ runs that have not ended, which have an index of their own.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -25,51 +25,72 @@ class InProgress(NamedTuple):
     status: RunStatus
 
 
+def lock_of(thread_id: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+    """What lets one submission or end of this thread happen at a time, until the transaction ends: as a column of a
+    query on Postgres. On SQLite the write lock does it already."""
+    return sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(thread_id, 0))
+
+
+_LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))
+
+
 async def lock_thread(connection: AsyncConnection, thread_id: ThreadId) -> None:
     """Lets one submission or end of this thread happen at a time, until the transaction ends. On SQLite the write lock
     does it already."""
     if connection.dialect.name == "postgresql":
-        await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(thread_id, 0))))
+        await connection.execute(_LOCK_THREAD, {"thread_id": thread_id})
 
 
-def is_next_in_queue(run: Run) -> sa.ColumnElement[bool]:
-    """No run of the thread comes before this one: none is running or parked, and none was submitted earlier.
+def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
+    """No run of a thread comes before a certain one: none is running or parked, and none was submitted earlier. The
+    parameters `of_thread`, `of_run` and `of_number` say which run.
 
     The continuation of a parked run goes before the runs that were queued while the decision was waited for.
     """
     other = runs.alias("other")
-    earlier = other.c.number < run.number
-    if run.continues is None:
-        earlier = earlier | other.c.continues.is_not(None)
-    else:
-        earlier = earlier & other.c.continues.is_not(None)
-    is_active = has_one_of(other, ACTIVE)
+    earlier = other.c.number < sa.bindparam("of_number")
+    is_continuation = other.c.continues.is_not(None)
+    earlier = earlier & is_continuation if continues else earlier | is_continuation
+    is_another = (has_one_of(other, ACTIVE), other.c.id != sa.bindparam("of_run"))
     comes_first = (other.c.status != RunStatus.CREATED) | earlier
-    return ~sa.exists().where(other.c.thread_id == run.thread_id, is_active, other.c.id != run.id, comes_first)
+    return ~sa.exists().where(other.c.thread_id == sa.bindparam("of_thread"), *is_another, comes_first)
 
 
 async def oldest_in_progress(
     connection: AsyncConnection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
 ) -> InProgress | None:
     """The thread's oldest run that has not ended, and meets the conditions: it is running, queued or parked."""
-    found = await connection.execute(
-        sa.select(runs.c.id, runs.c.status)
-        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), *conditions)
-        .order_by(runs.c.number)
-        .limit(1)
-    )
+    found = await connection.execute(_OLDEST.where(*conditions) if conditions else _OLDEST, {"of_thread": thread_id})
     row = found.one_or_none()
     return None if row is None else InProgress(row.id, RunStatus(row.status))
 
 
+_OLDEST = (
+    sa.select(runs.c.id, runs.c.status)
+    .where(runs.c.thread_id == sa.bindparam("of_thread"), has_one_of(runs, ACTIVE))
+    .order_by(runs.c.number)
+    .limit(1)
+)
+
+
+def turn_after_all() -> sa.ScalarSelect[int]:
+    """The next free place in the history of the thread that the parameter `of_thread` names."""
+    # A forked conversation begins with turns that none of its own runs made.
+    taken = sa.union_all(
+        *(
+            sa.select(sa.func.max(table.c.turn).label("turn")).where(table.c.thread_id == sa.bindparam("of_thread"))
+            for table in (runs.alias("others"), messages)
+        )
+    ).subquery("taken")
+    return sa.select(sa.func.coalesce(sa.func.max(taken.c.turn), 0) + 1).scalar_subquery()
+
+
+_NEXT_TURN = sa.select(turn_after_all())
+
+
 async def next_turn(connection: AsyncConnection, thread_id: ThreadId) -> int:
     """The next free place in a thread's history."""
-    # A forked conversation begins with turns that none of its own runs made.
-    taken = [
-        await connection.execute(sa.select(sa.func.max(table.c.turn)).where(table.c.thread_id == thread_id))
-        for table in (runs, messages)
-    ]
-    return max(found.scalar_one() or 0 for found in taken) + 1
+    return (await connection.execute(_NEXT_TURN, {"of_thread": thread_id})).scalar_one()
 
 
 def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
@@ -99,14 +120,17 @@ async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunI
     return [Dispatch(row.id, row.dispatch, row.project_id, row.priority) for row in dispatched]
 
 
+_NEXT_IN_QUEUE = (
+    sa.select(runs.c.id, runs.c.dispatch, runs.c.fence)
+    .where(runs.c.thread_id == sa.bindparam("of_thread"), has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)
+    .order_by(runs.c.continues.is_(None), runs.c.number)
+    .limit(1)
+)
+
+
 async def next_in_queue(connection: AsyncConnection, thread_id: ThreadId) -> Dispatch | None:
     """The next run in the thread's queue, with a new dispatch. For a caller that has just ended the run before it."""
-    found = await connection.execute(
-        sa.select(runs.c.id, runs.c.dispatch, runs.c.fence)
-        .where(runs.c.thread_id == thread_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)
-        .order_by(runs.c.continues.is_(None), runs.c.number)
-        .limit(1)
-    )
+    found = await connection.execute(_NEXT_IN_QUEUE, {"of_thread": thread_id})
     row = found.one_or_none()
     dispatched = [] if row is None else await next_dispatches(connection, [(row.id, row.dispatch, row.fence)])
     return dispatched[0] if dispatched else None

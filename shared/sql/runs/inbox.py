@@ -110,26 +110,14 @@ async def _is_stored(connection: AsyncConnection, messages: Sequence[NewMessage]
     return (await connection.execute(known)).first() is not None
 
 
+_HAS_UNDELIVERED = sa.select(
+    sa.exists().where(injected_messages.c.run_id == sa.bindparam("run_id"), injected_messages.c.delivered_at.is_(None))
+)
+
+
 async def has_undelivered(connection: AsyncConnection, run_id: RunId) -> bool:
     """Whether a message waits for its delivery to the run."""
-    waiting = await connection.execute(sa.select(injected_messages.c.number).where(_undelivered(run_id)).limit(1))
-    return waiting.one_or_none() is not None
-
-
-async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:
-    """Messages that earlier runs of the thread were given and ended without, and that their senders want the next run
-    to have."""
-    numbers = sa.union_all(
-        _left_over(injected_messages.c.thread_id == run.thread_id),
-        _left_over(injected_messages.c.thread_id.is_(None), runs.c.thread_id == run.thread_id),
-    )
-    taken = await connection.execute(
-        sa.update(injected_messages)
-        .where(injected_messages.c.number.in_(numbers))
-        .values(delivered_at=now)
-        .returning(injected_messages.c.number, injected_messages.c.message)
-    )
-    return [from_json(row.message, NewMessage) for row in sorted(taken, key=lambda row: row.number)]
+    return (await connection.execute(_HAS_UNDELIVERED, {"run_id": run_id})).scalar_one()
 
 
 def _left_over(*of_thread: sa.ColumnElement[bool]) -> sa.Select[tuple[int]]:
@@ -139,6 +127,26 @@ def _left_over(*of_thread: sa.ColumnElement[bool]) -> sa.Select[tuple[int]]:
         .join_from(injected_messages, runs, runs.c.id == injected_messages.c.run_id)
         .where(*is_open, runs.c.status.in_(TERMINAL), *of_thread)
     )
+
+
+_THREAD = sa.bindparam("of_thread", type_=sa.Text)
+_LEFT_OVER = sa.union_all(
+    _left_over(injected_messages.c.thread_id == _THREAD),
+    _left_over(injected_messages.c.thread_id.is_(None), runs.c.thread_id == _THREAD),
+)
+_TAKE_LEFT_OVER = (
+    sa.update(injected_messages)
+    .where(injected_messages.c.number.in_(_LEFT_OVER))
+    .values(delivered_at=sa.bindparam("now", type_=injected_messages.c.delivered_at.type))
+    .returning(injected_messages.c.number, injected_messages.c.message)
+)
+
+
+async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:
+    """Messages that earlier runs of the thread were given and ended without, and that their senders want the next run
+    to have."""
+    taken = await connection.execute(_TAKE_LEFT_OVER, {"of_thread": run.thread_id, "now": now})
+    return [from_json(row.message, NewMessage) for row in sorted(taken, key=lambda row: row.number)]
 
 
 def _undelivered(run_id: RunId) -> sa.ColumnElement[bool]:

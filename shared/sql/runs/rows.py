@@ -4,15 +4,21 @@ into a guarded UPDATE.
 A worker's write locks the run's row first, and is refused when the fence is no longer the worker's. With the row
 locked, the write looks at what is stored already: a commit whose answer was lost is repeated, and must not be done
 twice.
+
+Statements that every run needs are made once: to make one of so many columns costs more than to execute it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.domain.budgets import Reservation
 from shared.domain.errors import CancelMode, IllegalTransition, NotFound, StaleFence
@@ -74,23 +80,34 @@ def not_found(run_id: str) -> NotFound:
     return NotFound(f"Run not found with id='['{run_id}']'")
 
 
+_RUN = sa.select(*RUN_COLUMNS).where(runs.c.id == sa.bindparam("run_id"))
+
+
 async def get_run(connection: AsyncConnection, run_id: RunId) -> Run:
     """One run of any project. Raises `NotFound`."""
-    found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run_id))
+    found = await connection.execute(_RUN, {"run_id": run_id})
     row = found.mappings().one_or_none()
     if row is None:
         raise not_found(run_id)
     return run_of(row)
 
 
+GIVEN = sa.func.coalesce(run_inputs.c.input, runs.c.input)
+"""The input of a run: an earlier release kept it in the run's row."""
+
+RUNS_WITH_INPUTS = sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True)
+
+_INPUT = sa.select(GIVEN).select_from(RUNS_WITH_INPUTS).where(runs.c.id == sa.bindparam("run_id"))
+
+
 async def input_of(connection: AsyncConnection, run_id: RunId) -> list[NewMessage]:
     """The messages of the run's submission."""
-    found = await connection.execute(
-        sa.select(sa.func.coalesce(run_inputs.c.input, runs.c.input))
-        .join_from(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True)
-        .where(runs.c.id == run_id)
-    )
+    found = await connection.execute(_INPUT, {"run_id": run_id})
     return from_json(found.scalar_one_or_none() or "[]", list[NewMessage])
+
+
+_INSERT_RUN = sa.insert(runs).returning(runs.c.number)
+_INSERT_INPUT = sa.insert(run_inputs)
 
 
 async def insert_run(
@@ -99,41 +116,66 @@ async def insert_run(
     """Stores a new run with its input, and the keys by which a repeated submission is recognised; the run as stored."""
     stored = to_json(list(given))
     inserted = await connection.execute(
-        sa.insert(runs)
-        .values(
-            id=run.id,
-            project_id=run.project_id,
-            agent_id=run.agent_id,
-            thread_id=run.thread_id,
-            conversation_id=run.conversation_id,
-            status=run.status,
-            background=run.options.background,
-            options=to_json(run.options),
+        _INSERT_RUN,
+        {
+            "id": run.id,
+            "project_id": run.project_id,
+            "agent_id": run.agent_id,
+            "thread_id": run.thread_id,
+            "conversation_id": run.conversation_id,
+            "status": run.status,
+            "background": run.options.background,
+            "options": to_json(run.options),
             # A worker of the release before looks here, and without decisions it would start what was denied. Workers
             # are replaced before the API, so the only run that a new process stores and an old worker may claim is a
             # continuation, by the expiry of an approval.
-            input="[]" if run.continues is None else stored,
-            continues=run.continues,
-            turn=run.turn,
-            dispatch=run.dispatch,
-            priority=run.priority,
-            fence=run.fence,
-            attempts_without_progress=0,
-            usage=to_json(run.usage),
-            step_count=0,
-            last_seq=run.last_seq,
-            checkpoint_seq=run.checkpoint_seq,
-            reserved_seq=run.last_seq,
-            callback_url=run.callback_url,
-            created_at=run.created_at,
-            updated_at=run.created_at,
-        )
-        .returning(*RUN_COLUMNS)
+            "input": "[]" if run.continues is None else stored,
+            "continues": run.continues,
+            "turn": run.turn,
+            "dispatch": run.dispatch,
+            "priority": run.priority,
+            "fence": run.fence,
+            "attempts_without_progress": 0,
+            "usage": to_json(run.usage),
+            "step_count": 0,
+            "last_seq": run.last_seq,
+            "checkpoint_seq": run.checkpoint_seq,
+            "reserved_seq": run.last_seq,
+            "callback_url": run.callback_url,
+            "created_at": run.created_at,
+            "updated_at": run.created_at,
+        },
     )
+    number: int = inserted.scalar_one()
     if given:
-        await connection.execute(sa.insert(run_inputs).values(run_id=run.id, input=stored))
+        await connection.execute(_INSERT_INPUT, {"run_id": run.id, "input": stored})
     await store_keys(connection, run.keys_thread_id, run.id, keys)
-    return run_of(inserted.mappings().one())
+    return msgspec.structs.replace(run, number=number)
+
+
+@lru_cache(maxsize=100)
+def move_of(trigger: RunTrigger, *columns: str) -> sa.Update:
+    """The statement that applies a trigger, and sets these further columns. Its parameters are `of_run`, `of_fence`,
+    and one of the name of each column behind `new_`."""
+    targets = sources_of(trigger)
+    target = sa.case({source.value: target.value for source, target in targets.items()}, value=runs.c.status)
+    is_to_move = (runs.c.id == sa.bindparam("of_run"), runs.c.fence == sa.bindparam("of_fence"))
+    moves = sa.update(runs).where(*is_to_move, runs.c.status.in_([source.value for source in targets]))
+    return moves.values({"status": target, **_new(columns)})
+
+
+def _new(columns: Sequence[str]) -> dict[str, sa.BindParameter[Any]]:
+    return {name: sa.bindparam(f"new_{name}", type_=runs.c[name].type) for name in columns}
+
+
+def parameters_of(run_id: RunId, fence: Fence, values: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a statement that `move_of` gives."""
+    return {"of_run": run_id, "of_fence": fence, **{f"new_{name}": value for name, value in values.items()}}
+
+
+@lru_cache(maxsize=100)
+def _applied(trigger: RunTrigger, *columns: str) -> ReturningUpdate[Any]:
+    return move_of(trigger, *columns).returning(*RUN_COLUMNS)
 
 
 async def apply(
@@ -144,44 +186,35 @@ async def apply(
     fence: Fence,
     now: datetime,
     values: dict[str, Any] | None = None,
-    guards: tuple[sa.ColumnElement[bool], ...] = (),
 ) -> Run:
-    """Applies a trigger to a run with this fence; the run as it is then.
+    """Applies a trigger to a run with this fence; the run as it is then. `values` are further columns to set.
 
-    `values` are further columns to set, `guards` further conditions.
-
-    Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move (or a guard
-    did not hold), `NotFound` when it is gone. Nothing is changed then.
+    Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move, `NotFound`
+    when it is gone. Nothing is changed then.
     """
-    targets = sources_of(trigger)
-    target = sa.case({source.value: target.value for source, target in targets.items()}, value=runs.c.status)
-    moved = await connection.execute(
-        sa.update(runs)
-        .where(runs.c.id == run_id, runs.c.status.in_([s.value for s in targets]), runs.c.fence == fence, *guards)
-        .values({"status": target, "updated_at": now, **(values or {})})
-        .returning(*RUN_COLUMNS)
-    )
+    written = {"updated_at": now, **(values or {})}
+    moved = await connection.execute(_applied(trigger, *written), parameters_of(run_id, fence, written))
     row = moved.mappings().one_or_none()
     if row is None:
         raise refusal(await lock_run(connection, run_id), run_id, trigger, fence)
     return run_of(row)
 
 
+_LOCKED = (
+    runs.c.status,
+    runs.c.fence,
+    runs.c.owner,
+    runs.c.last_seq,
+    runs.c.cancel_mode,
+    runs.c.usage,
+    runs.c.reservation,
+)
+_LOCK_RUN = sa.select(*_LOCKED).where(runs.c.id == sa.bindparam("run_id")).with_for_update()
+
+
 async def lock_run(connection: AsyncConnection, run_id: RunId) -> LockedRun:
     """Locks a run's row until the transaction ends. Raises `NotFound`."""
-    found = await connection.execute(
-        sa.select(
-            runs.c.status,
-            runs.c.fence,
-            runs.c.owner,
-            runs.c.last_seq,
-            runs.c.cancel_mode,
-            runs.c.usage,
-            runs.c.reservation,
-        )
-        .where(runs.c.id == run_id)
-        .with_for_update()
-    )
+    found = await connection.execute(_LOCK_RUN, {"run_id": run_id})
     row = found.one_or_none()
     if row is None:
         raise not_found(run_id)
@@ -209,27 +242,39 @@ def refusal(locked: LockedRun, run_id: RunId, trigger: RunTrigger, fence: Fence)
     return IllegalTransition(locked.status, trigger)
 
 
+@lru_cache(maxsize=100)
+def _written(*columns: str) -> sa.Update:
+    return sa.update(runs).where(runs.c.id == sa.bindparam("of_run")).values(_new(columns))
+
+
 async def update_owned(connection: AsyncConnection, run_id: RunId, now: datetime, values: dict[str, Any]) -> None:
     """Writes columns of a run whose row the caller has locked."""
-    await connection.execute(sa.update(runs).where(runs.c.id == run_id).values({"updated_at": now, **values}))
+    written = {"updated_at": now, **values}
+    new = {f"new_{name}": value for name, value in written.items()}
+    await connection.execute(_written(*written), {"of_run": run_id, **new})
+
+
+def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    stored = insert(steps)
+    return stored.on_conflict_do_update(index_elements=[steps.c.id], set_={"document": stored.excluded.document})
+
+
+_UPSERT_STEP = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
 
 
 async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None:
     """Stores a step, or its new state."""
-    document = to_json(step)
-    updated = await connection.execute(sa.update(steps).where(steps.c.id == step.id).values(document=document))
-    if updated.rowcount:
-        return
     await connection.execute(
-        sa.insert(steps).values(
-            id=step.id,
-            project_id=run.project_id,
-            run_id=run.id,
-            agent_id=run.agent_id,
-            number=step.number,
-            document=document,
-            created_at=step.created_at,
-        )
+        _UPSERT_STEP[connection.dialect.name],
+        {
+            "id": step.id,
+            "project_id": run.project_id,
+            "run_id": run.id,
+            "agent_id": run.agent_id,
+            "number": step.number,
+            "document": to_json(step),
+            "created_at": step.created_at,
+        },
     )
 
 

@@ -12,29 +12,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone, NotFound
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
-from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
+from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import CancelRequest, Dispatch, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.engine import Database
-from shared.sql.history.messages import clear_context, insert_messages
-from shared.sql.history.thread_queue import (
-    input_to_place,
-    is_next_in_queue,
-    lock_thread,
-    next_dispatches,
-    next_turn,
-    oldest_in_progress,
-)
+from shared.sql.history.thread_queue import input_to_place, lock_thread, next_dispatches, oldest_in_progress
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.approvals import refuse_if_waiting
-from shared.sql.runs.inbox import take_left_over
+from shared.sql.runs.claims import claim_run, waiting_run
 from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.rows import (
     RUN_COLUMNS,
-    apply,
     cancel_mode_of,
     get_run,
     input_of,
@@ -156,12 +147,10 @@ class RunStore:
         """
         try:
             async with self._database.write(CrashPoint.CLAIM) as connection:
-                waiting = await get_run(connection, run_id)
+                waiting, given = await waiting_run(connection, run_id)
                 if waiting.owner == owner:
                     return waiting if waiting.status is RunStatus.RUNNING else None
-                # Another process that ends or claims a run of the thread waits here.
-                await lock_thread(connection, waiting.thread_id)
-                claimed = await _claim(connection, waiting, dispatch, owner, now)
+                claimed = await claim_run(connection, waiting, given, dispatch, owner, now)
                 if waiting.attempts_without_progress in alone_after:
                     raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
                 return claimed
@@ -239,39 +228,6 @@ class RunStore:
         seen = [(run.run_id, run.dispatch, run.fence) for run in quiet]
         async with self._database.write(CrashPoint.DISPATCH_AGAIN) as connection:
             return await next_dispatches(connection, seen)
-
-
-async def _claim(connection: AsyncConnection, waiting: Run, dispatch: int, owner: str, now: datetime) -> Run:
-    """Raises `LifecycleError` when the run is not to be claimed now, or not by this dispatch."""
-    fence = Fence(waiting.fence + 1)
-    claimed = await apply(
-        connection,
-        waiting.id,
-        RunTrigger.CLAIM,
-        fence=waiting.fence,
-        now=now,
-        guards=(runs.c.dispatch == dispatch, is_next_in_queue(waiting)),
-        values={
-            "fence": fence,
-            "owner": owner,
-            "attempts_without_progress": waiting.attempts_without_progress + 1,
-            "started_at": waiting.started_at or now,
-            "turn": waiting.turn or await next_turn(connection, waiting.thread_id),
-            # Workers of the release before read here what this owner may show.
-            "reserved_seq": fence * NUMBERS_PER_FENCE,
-            "reserved_log": None,
-            "waits_until": None,
-        },
-    )
-    if waiting.fence == 0:
-        if waiting.turn is None and waiting.options.clears_context:
-            await clear_context(connection, waiting.thread_id)
-        # Messages that were left for the next run go to one that answers.
-        takes_more = waiting.turn is None and waiting.answers_messages
-        left_over = await take_left_over(connection, claimed, now) if takes_more else []
-        given = input_to_place(claimed, await input_of(connection, claimed.id))
-        await insert_messages(connection, claimed, [*left_over, *given])
-    return claimed
 
 
 async def submitted_before(connection: AsyncConnection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:
