@@ -1,12 +1,11 @@
 """The messages of histories: runs write them inside their transactions, workers read them for the model, `MessageLists`
 lists them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.brought_agents import PlacedMessage
@@ -20,7 +19,7 @@ from shared.sql.run_tables import runs
 from shared.sql.tables import agents, messages, to_json
 
 
-def message_of(row: RowMapping) -> Message:
+def message_of(row: Mapping[Any, Any]) -> Message:
     """The message of a row of `messages`."""
     return Message(
         id=row["id"],
@@ -58,13 +57,32 @@ async def insert_messages(connection: AsyncConnection, run: Run, new: Sequence[N
     await _insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
 
 
+_TURN = (
+    sa.select(messages)
+    .where(messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn"))
+    .order_by(messages.c.position)
+)
+
+
+async def add_to_turn(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> list[Message]:
+    """As `insert_messages`, for a run that has a turn; all messages of the turn that are in the context, in order."""
+    found = await connection.execute(_TURN, {"of_thread": run.thread_id, "of_turn": run.turn})
+    rows = found.mappings().all()
+    known = {row["id"] for row in rows}
+    fresh = [message for message in new if message.id not in known]
+    added = await _insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
+    return [message_of(row) for row in [*(row for row in rows if row["in_context"]), *added]]
+
+
 async def insert_into_new_turn(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
     """Begins the run's turn, which nobody has begun before, with these messages."""
     await _insert_of_run(connection, run, new, after=0)
 
 
-async def _insert_of_run(connection: AsyncConnection, run: Run, new: Sequence[NewMessage], *, after: int) -> None:
-    await insert_into_thread(
+async def _insert_of_run(
+    connection: AsyncConnection, run: Run, new: Sequence[NewMessage], *, after: int
+) -> list[dict[str, Any]]:
+    return await insert_into_thread(
         connection,
         new,
         agent_id=run.agent_id,
@@ -86,16 +104,17 @@ async def insert_into_thread(
     run_id: RunId | None,
     turn: int,
     after: int,
-) -> None:
-    """Appends messages to a turn of a thread; `after` is the last position that is taken there."""
+) -> list[dict[str, Any]]:
+    """Appends messages to a turn of a thread; their rows. `after` is the last position that is taken there."""
     if not new:
-        return
+        return []
     thread = {"agent_id": agent_id, "thread_id": thread_id, "conversation_id": conversation_id, "run_id": run_id}
     rows = [
         thread | {"turn": turn, "position": position, "in_context": True} | _values(message)
         for position, message in enumerate(new, start=after + 1)
     ]
     await connection.execute(_INSERT_MESSAGES, rows)
+    return rows
 
 
 _INSERT_MESSAGES = sa.insert(messages)
@@ -139,16 +158,6 @@ async def clear_context(connection: AsyncConnection, thread_id: ThreadId) -> Non
         .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
         .values(in_context=False, left_because="reset")
     )
-
-
-async def messages_of_turn(connection: AsyncConnection, thread_id: ThreadId, turn: int) -> list[Message]:
-    """The messages of one turn that are in the context, in order."""
-    found = await connection.execute(
-        sa.select(messages)
-        .where(messages.c.thread_id == thread_id, messages.c.turn == turn, messages.c.in_context)
-        .order_by(messages.c.position)
-    )
-    return [message_of(row) for row in found.mappings()]
 
 
 class MessageStore:

@@ -128,6 +128,11 @@ _NEXT_IN_QUEUE = (
 )
 
 
+def has_next_in_queue() -> sa.ColumnElement[bool]:
+    """Whether a run waits in the queue of the thread that the parameter `of_thread` names."""
+    return sa.exists(_NEXT_IN_QUEUE)
+
+
 async def next_in_queue(connection: AsyncConnection, thread_id: ThreadId) -> Dispatch | None:
     """The next run in the thread's queue, with a new dispatch. For a caller that has just ended the run before it."""
     found = await connection.execute(_NEXT_IN_QUEUE, {"of_thread": thread_id})

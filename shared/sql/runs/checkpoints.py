@@ -31,8 +31,8 @@ from shared.sql.history.compactions import replace_by_summary
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import event_blocks, runs
 from shared.sql.runs.budgets import count_usage
-from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned, upsert_step
-from shared.sql.runs.steps import first_token
+from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned
+from shared.sql.runs.steps import first_token, upsert_step
 from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
 from shared.sql.tables import microseconds, to_json
 
@@ -54,7 +54,7 @@ async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTai
     """Stores entries. The caller has locked the run's row, and has left out what SQL has."""
     rows = _blocks_of(run_id, tail)
     if rows:
-        await connection.execute(sa.insert(event_blocks), rows)
+        await connection.execute(_INSERT_BLOCKS, rows)
 
 
 def _blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
@@ -71,13 +71,26 @@ def _blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
     ]
 
 
-async def merge_small_blocks(connection: AsyncConnection, run_id: RunId) -> None:
-    """Puts the small blocks of an ended run together: each costs a row, and compresses badly."""
+_INSERT_BLOCKS = sa.insert(event_blocks)
+
+
+def _is_small(run_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     size = event_blocks.c.last_seq - event_blocks.c.first_seq + 1
-    is_small = sa.and_(event_blocks.c.run_id == run_id, size < SMALL_BLOCK)
-    counted = await connection.execute(sa.select(sa.func.count()).select_from(event_blocks).where(is_small))
-    if counted.scalar_one() < WORTH_MERGING:
+    return sa.and_(event_blocks.c.run_id == run_id, size < SMALL_BLOCK)
+
+
+def count_small_blocks() -> sa.ScalarSelect[int]:
+    """How many small blocks the run has that the parameter `run_id` names."""
+    is_small = _is_small(sa.bindparam("run_id", type_=sa.Text))
+    return sa.select(sa.func.count()).select_from(event_blocks).where(is_small).scalar_subquery()
+
+
+async def merge_small_blocks(connection: AsyncConnection, run_id: RunId, known: int) -> None:
+    """Puts the small blocks of an ended run together, if it has `known` of them and that is many: each costs a row, and
+    compresses badly."""
+    if known < WORTH_MERGING:
         return
+    is_small = _is_small(sa.literal(run_id))
     found = await connection.execute(
         sa.select(event_blocks.c.first_seq, event_blocks.c.data).where(is_small).order_by(event_blocks.c.first_seq)
     )

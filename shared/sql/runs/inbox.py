@@ -77,7 +77,7 @@ class InboxStore:
     async def has_waiting(self, run_id: RunId) -> bool:
         """Whether a message waits for its delivery to the run."""
         async with self._database.read() as connection:
-            return await has_undelivered(connection, run_id)
+            return (await connection.execute(_HAS_UNDELIVERED, {"run_id": run_id})).scalar_one()
 
     async def waiting(self, run_id: RunId) -> WaitingMessages:
         """The messages that wait for their delivery to the run."""
@@ -110,14 +110,13 @@ async def _is_stored(connection: AsyncConnection, messages: Sequence[NewMessage]
     return (await connection.execute(known)).first() is not None
 
 
-_HAS_UNDELIVERED = sa.select(
-    sa.exists().where(injected_messages.c.run_id == sa.bindparam("run_id"), injected_messages.c.delivered_at.is_(None))
-)
+def has_undelivered() -> sa.ColumnElement[bool]:
+    """Whether a message waits for its delivery to the run that the parameter `run_id` names."""
+    of_run = injected_messages.c.run_id == sa.bindparam("run_id", type_=sa.Text)
+    return sa.exists().where(of_run, injected_messages.c.delivered_at.is_(None))
 
 
-async def has_undelivered(connection: AsyncConnection, run_id: RunId) -> bool:
-    """Whether a message waits for its delivery to the run."""
-    return (await connection.execute(_HAS_UNDELIVERED, {"run_id": run_id})).scalar_one()
+_HAS_UNDELIVERED = sa.select(has_undelivered())
 
 
 def _left_over(*of_thread: sa.ColumnElement[bool]) -> sa.Select[tuple[int]]:

@@ -8,7 +8,7 @@ twice.
 Statements that every run needs are made once: to make one of so many columns costs more than to execute it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -25,9 +24,10 @@ from shared.domain.errors import CancelMode, IllegalTransition, NotFound, StaleF
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
 from shared.domain.messages import NewMessage
-from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Step, Usage
+from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Usage
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
-from shared.sql.run_tables import run_inputs, runs, steps
+from shared.sql.history.thread_queue import lock_of
+from shared.sql.run_tables import run_inputs, runs
 from shared.sql.runs.submission_keys import store_keys
 from shared.sql.tables import from_json, to_json
 
@@ -212,10 +212,24 @@ _LOCKED = (
 _LOCK_RUN = sa.select(*_LOCKED).where(runs.c.id == sa.bindparam("run_id")).with_for_update()
 
 
+_LOCK_RUN_AND_THREAD = _LOCK_RUN.add_columns(lock_of(runs.c.thread_id))
+
+
 async def lock_run(connection: AsyncConnection, run_id: RunId) -> LockedRun:
     """Locks a run's row until the transaction ends. Raises `NotFound`."""
-    found = await connection.execute(_LOCK_RUN, {"run_id": run_id})
-    row = found.one_or_none()
+    return await _locked(connection, _LOCK_RUN, run_id)
+
+
+async def lock_run_and_thread(connection: AsyncConnection, run_id: RunId) -> LockedRun:
+    """Locks the run's thread, and then its row: in this order, as every transaction that takes both. What it gives is
+    the row as it is when both are locked. Raises `NotFound`."""
+    # Postgres computes the columns of what it has found, and with them the lock of the thread, before it locks the row.
+    both = _LOCK_RUN_AND_THREAD if connection.dialect.name == "postgresql" else _LOCK_RUN
+    return await _locked(connection, both, run_id)
+
+
+async def _locked(connection: AsyncConnection, query: sa.Executable, run_id: RunId) -> LockedRun:
+    row = (await connection.execute(query, {"run_id": run_id})).one_or_none()
     if row is None:
         raise not_found(run_id)
     mode = None if row.cancel_mode is None else cancel_mode_of(row.cancel_mode)
@@ -252,30 +266,6 @@ async def update_owned(connection: AsyncConnection, run_id: RunId, now: datetime
     written = {"updated_at": now, **values}
     new = {f"new_{name}": value for name, value in written.items()}
     await connection.execute(_written(*written), {"of_run": run_id, **new})
-
-
-def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
-    stored = insert(steps)
-    return stored.on_conflict_do_update(index_elements=[steps.c.id], set_={"document": stored.excluded.document})
-
-
-_UPSERT_STEP = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
-
-
-async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None:
-    """Stores a step, or its new state."""
-    await connection.execute(
-        _UPSERT_STEP[connection.dialect.name],
-        {
-            "id": step.id,
-            "project_id": run.project_id,
-            "run_id": run.id,
-            "agent_id": run.agent_id,
-            "number": step.number,
-            "document": to_json(step),
-            "created_at": step.created_at,
-        },
-    )
 
 
 def status_of(text: str) -> RunStatus:

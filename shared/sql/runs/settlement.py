@@ -23,11 +23,10 @@ from shared.domain.events import encode
 from shared.domain.ids import IdMaker, Seq
 from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger, next_status
 from shared.domain.log_writer import LogTail
-from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolReturn, ToolReturns
+from shared.domain.messages import AssistantMessage, NewMessage, ToolReturn, ToolReturns
 from shared.domain.runs import Dispatch, Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
 from shared.domain.submission_keys import NO_KEYS
-from shared.sql.access.audit import record
 from shared.sql.engine import Database
 from shared.sql.history.compactions import (
     has_compacted_its_own,
@@ -35,19 +34,41 @@ from shared.sql.history.compactions import (
     roll_back,
     take_out_of_context,
 )
-from shared.sql.history.messages import insert_messages, messages_of_turn
-from shared.sql.history.thread_queue import input_to_place, lock_thread, next_in_queue, next_turn
-from shared.sql.run_tables import approvals, callbacks
+from shared.sql.history.messages import add_to_turn, insert_messages
+from shared.sql.history.thread_queue import (
+    has_next_in_queue,
+    input_to_place,
+    lock_thread,
+    next_in_queue,
+    next_turn,
+)
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage
-from shared.sql.runs.checkpoints import Checkpoint, insert_events, merge_small_blocks, read_events, store_step
+from shared.sql.runs.checkpoints import (
+    Checkpoint,
+    count_small_blocks,
+    insert_events,
+    merge_small_blocks,
+    read_events,
+    store_step,
+)
+from shared.sql.runs.end_effects import deny_what_waits, tell_agent_and_receiver
 from shared.sql.runs.inbox import has_undelivered
-from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, refusal, upsert_step
+from shared.sql.runs.rows import (
+    LockedRun,
+    apply,
+    get_run,
+    input_of,
+    insert_run,
+    lock_run,
+    lock_run_and_thread,
+    refusal,
+)
 from shared.sql.runs.run_store import submitted_before
-from shared.sql.runs.steps import first_token
+from shared.sql.runs.steps import first_token, upsert_step
 from shared.sql.runs.tool_intents import intents_of
 from shared.sql.runs.tool_runs import close_tool_run
-from shared.sql.tables import agents, to_json
+from shared.sql.tables import to_json
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +101,14 @@ class Settled(NamedTuple):
     next: Dispatch | None
 
 
+_SEEN = sa.select(
+    has_undelivered().label("has_more_input"),
+    has_next_in_queue().label("has_next"),
+    count_small_blocks().label("small_blocks"),
+)
+"""What the end of a run looks at when it has its locks."""
+
+
 class SettlementStore:
     """Writes the end of runs."""
 
@@ -91,18 +120,19 @@ class SettlementStore:
         """Ends a run whose fence the caller has. Raises `StaleFence`, `IllegalTransition` or `MoreInput`, and changes
         nothing."""
         async with self._database.write(CrashPoint.SETTLE) as connection:
-            # The thread first, as in every transaction that takes both locks. The run before its messages, so that the
-            # second of two that end it gets `StaleFence` instead of a clash with the first one's rows.
-            await lock_thread(connection, run.thread_id)
-            locked = await lock_run(connection, run.id)
+            # Before its messages, so that the second of two that end it gets `StaleFence` instead of a clash with the
+            # first one's rows.
+            locked = await lock_run_and_thread(connection, run.id)
             if locked.fence == run.fence and locked.status in TERMINAL:
                 return await _settled_before(connection, run, settlement.tail.first)
             if locked.fence != run.fence or locked.status is not run.status:
                 raise refusal(locked, run.id, settlement.end.trigger, run.fence)
-            if settlement.unless_more_input and await has_undelivered(connection, run.id):
+            seen = (await connection.execute(_SEEN, {"run_id": run.id, "of_thread": run.thread_id})).one()
+            if settlement.unless_more_input and seen.has_more_input:
                 raise MoreInput
             settled = await self._settle(connection, run, locked, settlement)
-            return settled._replace(next=await next_in_queue(connection, run.thread_id))
+            await merge_small_blocks(connection, run.id, seen.small_blocks + 1)
+            return settled._replace(next=await next_in_queue(connection, run.thread_id) if seen.has_next else None)
 
     async def store_refused(
         self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
@@ -146,7 +176,7 @@ class SettlementStore:
             await insert_events(connection, run.id, tail.behind(locked.last_seq))
             await store_step(connection, run, checkpoint)
             await insert_approvals(connection, asked)
-            await _tell_agent_and_receiver(connection, parked, checkpoint.now)
+            await tell_agent_and_receiver(connection, parked, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
@@ -178,12 +208,11 @@ class SettlementStore:
         }
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         await insert_events(connection, run.id, tail.behind(locked.last_seq))
-        await merge_small_blocks(connection, run.id)
         if settlement.step is not None:
             await upsert_step(connection, run, settlement.step)
         if run.status is RunStatus.AWAITING_APPROVAL:
-            await _deny_what_waits(connection, run, settlement)
-        await _tell_agent_and_receiver(connection, settled, now)
+            await deny_what_waits(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)
+        await tell_agent_and_receiver(connection, settled, now)
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
 
@@ -197,9 +226,8 @@ class SettlementStore:
         given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
         if settlement.rollback:
             await roll_back(connection, run)
-        else:
-            await insert_messages(connection, run, [*input_to_place(run, given), *settlement.messages])
-        history = await messages_of_turn(connection, run.thread_id, run.turn or 0)
+        added = [] if settlement.rollback else [*input_to_place(run, given), *settlement.messages]
+        history = await add_to_turn(connection, run, added)
         mine = [message.body for message in history if message.run_id == run.id]
         left_nothing = not any(isinstance(body, AssistantMessage | ToolReturns) for body in mine)
         open_ = open_calls(history)
@@ -266,34 +294,3 @@ def _log_end(run: Run, end: RunEnd, now: datetime, usage: Usage, step_count: int
         status_events=run.options.status_events,
     )
     return [encode(event) for event in events]
-
-
-async def _tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: datetime) -> None:
-    """Stores how the agent's newest run stopped, and puts the run's callback into the outbox, if it asked for one and
-    the outbox has none."""
-    if run.answers_messages:
-        await connection.execute(
-            sa.update(agents).where(agents.c.id == run.agent_id).values(last_stop_reason=run.stop_reason)
-        )
-    if run.callback_url is None:
-        return
-    known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))
-    if known.one_or_none() is None:
-        await connection.execute(
-            sa.insert(callbacks).values(
-                run_id=run.id, project_id=run.project_id, url=run.callback_url, attempts=0, next_attempt_at=now
-            )
-        )
-
-
-async def _deny_what_waits(connection: AsyncConnection, run: Run, settlement: Settlement) -> None:
-    denial = Decision(tool_call_id="", approve=False, reason=settlement.denial_reason)
-    is_waiting = (approvals.c.run_id == run.id, approvals.c.decided_at.is_(None))
-    if settlement.end.cause == "approval_expired":
-        waiting = await connection.execute(sa.select(approvals.c.id).where(*is_waiting))
-        await record(connection, run.project_id, "approval.expired", *waiting.scalars())
-    await connection.execute(
-        sa.update(approvals)
-        .where(*is_waiting)
-        .values(decision=to_json(denial), decided_at=settlement.now, decided_by=settlement.end.cause or "system")
-    )

@@ -3,13 +3,15 @@
 A worker writes a step's document again and again. What people think has columns of its own, which it never touches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId, RunId, StepId
@@ -40,6 +42,30 @@ class StepFilter(msgspec.Struct, frozen=True, kw_only=True):
     has_feedback: bool | None = None
     tags: list[str] | None = None
     """One of these is enough."""
+
+
+def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    stored = insert(steps)
+    return stored.on_conflict_do_update(index_elements=[steps.c.id], set_={"document": stored.excluded.document})
+
+
+_UPSERT_STEP = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
+
+
+async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None:
+    """Stores a step, or its new state."""
+    await connection.execute(
+        _UPSERT_STEP[connection.dialect.name],
+        {
+            "id": step.id,
+            "project_id": run.project_id,
+            "run_id": run.id,
+            "agent_id": run.agent_id,
+            "number": step.number,
+            "document": to_json(step),
+            "created_at": step.created_at,
+        },
+    )
 
 
 class StepStore:
