@@ -22,6 +22,7 @@ from api.access.failed_keys import FailedKeys
 from api.access.issuing import KeyIssuer
 from api.access.stream_tokens import StreamTokens
 from api.access.whose_rows import project_of_request
+from api.admission import Admission
 from api.application import create_app
 from api.base_tools import BaseToolShelf
 from api.callbacks.delivery import CallbackDelivery
@@ -188,6 +189,7 @@ def _services(
         access=_access(everybodys),
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
+        admission=_admission(process),
         environment=process.environment,
         models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
         secret_keys=process.secret_keys,
@@ -220,6 +222,19 @@ def _services(
         readiness=_readiness(everybodys),
         operations=operations_service(process, everybodys, queue),
     )
+
+
+def _admission(process: ProcessContext) -> Admission:
+    settings, metrics = process.settings, process.metrics.api
+    admission = Admission(
+        # Readers and cancels keep the other half of the connections.
+        at_once=min(settings.submissions_at_once, max(1, settings.database_connections // 2)),
+        most_waiting=settings.waiting_submissions,
+        wait_s=settings.submission_wait,
+        on_refused=metrics.submission_refused,
+    )
+    metrics.watch_submissions(lambda: admission.waiting)
+    return admission
 
 
 def _access(process: ProcessContext) -> Access:

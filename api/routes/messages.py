@@ -35,7 +35,7 @@ async def send_messages(
     """Sends messages. The server answers when the run has ended, or with a stream if `streaming` is set. With
     `background` the client may leave, and resume the stream later."""
     submission = Submission(
-        agent=await services.agents.get(project_id, agent_id),
+        agent=await services.agents.without_links(project_id, agent_id),
         request=request,
         background=request.background,
         stream_tokens=request.stream_tokens,
@@ -67,7 +67,7 @@ async def send_messages_async(
 ) -> Response:
     """Sends messages and answers at once with the run. The client polls it, streams it, or is called back."""
     submission = Submission(
-        agent=await services.agents.get(project_id, agent_id),
+        agent=await services.agents.without_links(project_id, agent_id),
         request=request,
         background=True,
         stream_tokens=request.stream_tokens,

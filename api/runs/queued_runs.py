@@ -1,5 +1,6 @@
 """How many runs a project may have waiting. SQL has the truth; it is not asked at every submission."""
 
+import asyncio
 from typing import NamedTuple
 
 from shared.clock import Clock
@@ -31,21 +32,26 @@ class QueuedRuns:
         self._limits = limits
         self._clock = clock
         self._rooms: dict[ProjectId, _Room] = {}
+        self._one_counts = asyncio.Lock()
 
     async def take_place(self, project_id: ProjectId) -> None:
         """Counts one more submission. Raises `LimitReached`."""
         most = self._limits.of(project_id).queued_runs
         if not most:
             return
-        now = self._clock.monotonic()
-        room = self._rooms.get(project_id)
-        if room is None or room.left <= 0 or room.until <= now:
-            queued = await self._listing.count_queued(project_id, most)
-            if queued >= most:
-                raise LimitReached(
-                    f"The project {project_id!r} has {most} runs that wait to be executed",
-                    setting="HOLDFAST_QUEUED_RUNS",
-                    retry_after_s=RETRY_S,
-                )
-            room = _Room((most - queued) // PART, now + FRESH_S)
-        self._rooms[project_id] = room._replace(left=room.left - 1)
+        async with self._one_counts:
+            now = self._clock.monotonic()
+            room = self._rooms.get(project_id)
+            if room is None or room.left <= 0 or room.until <= now:
+                room = _Room(await self._left(project_id, most) // PART, now + FRESH_S)
+            self._rooms[project_id] = room._replace(left=room.left - 1)
+
+    async def _left(self, project_id: ProjectId, most: int) -> int:
+        queued = await self._listing.count_queued(project_id, most)
+        if queued >= most:
+            raise LimitReached(
+                f"The project {project_id!r} has {most} runs that wait to be executed",
+                setting="HOLDFAST_QUEUED_RUNS",
+                retry_after_s=RETRY_S,
+            )
+        return most - queued

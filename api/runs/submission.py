@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from api.admission import end_turn
 from api.input_limits import InputLimits
 from api.letta.agents import CLEARS_CONTEXT
 from api.letta.compaction import when_full
@@ -144,6 +145,7 @@ class SubmissionService:
             if submitted.is_new:
                 self.on_submitted(_kind_of(submitted.run))
             await self.queue.dispatch_stored(submitted.run)
+        end_turn()
         return submitted.run
 
     async def submit_or_fail(self, submission: Submission) -> Run:
@@ -189,6 +191,7 @@ class SubmissionService:
             # A client that was cut off sends its decision again. The tools have run, so the model is asked to go on.
             alive = NewMessage(id=self.ids.message(), created_at=now, body=UserMessage(content=KEEP_ALIVE))
             return await self.submit_run(run, [alive, *said], keys)
+        end_turn()
         if submitted.is_new:
             self.on_submitted("decision")
         self.traces.decided(submitted.run, now)
@@ -213,6 +216,7 @@ class SubmissionService:
                     return run
             return None
         mode = CancelMode.ROLLBACK if policy == "rollback" else CancelMode.INTERRUPT
+        end_turn()  # a cancel waits for the run to stop
         for run in active:
             reason = f"a new message came with {policy}"
             await self.canceller.cancel(run, actor=submission.actor, reason=reason, mode=mode)

@@ -72,7 +72,7 @@ class ToolRunService:
         return JSONResponse(wire_tool_result(result))
 
     async def _tool(self, project_id: ProjectId, agent_id: AgentId, tool_name: str) -> Tool:
-        _, tools = await self.agents.equipped(project_id, agent_id)
+        _, tools, _ = await self.agents.equipped(project_id, agent_id)
         tool = next((tool for tool in tools if tool.name == tool_name), None)
         if tool is None:
             had = ", ".join(tool.name for tool in tools) or "none"

@@ -117,6 +117,13 @@ class Settings(ToolSettings, TelemetrySettings):
     key_requests_per_s: float = Field(default=2000.0, ge=0, description="Requests that one key may send per second.")
     runs_in_flight: int = Field(default=1000, ge=0, description="Runs of one project that workers execute at once.")
     queued_runs: int = Field(default=20_000, ge=0, description="Runs of one project that may wait to be executed.")
+    submissions_at_once: int = Field(
+        default=8, ge=1, description="Submissions that one API process stores at once; the others wait for their turn."
+    )
+    waiting_submissions: int = Field(
+        default=5000, ge=0, description="Submissions that may wait for their turn in one API process."
+    )
+    submission_wait: float = Field(default=30.0, gt=0, description="Seconds that a submission waits for its turn.")
     readers: int = Field(default=5000, ge=0, description="Streams that a project may have open at once.")
     key_readers: int = Field(default=5000, ge=0, description="Streams that one key may have open at once.")
     project_limits: str = Field(

@@ -12,6 +12,7 @@ from shared.telemetry.worker_metrics import bounded
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 KINDS = ("message", "decision", "compaction", "tool")
+REFUSALS = ("full", "late")
 CALLBACK_OUTCOMES = ("delivered", "failed", "given_up")
 
 REQUEST_S = (0.005, 0.025, 0.1, 0.25, 1, 2.5, 10, 60, 300)
@@ -59,6 +60,17 @@ class ApiMetrics:
             ["state"],
             registry=registry,
         )
+        self._waiting = Gauge(
+            "holdfast_submissions_waiting", "Submissions that wait for their turn in this process.", registry=registry
+        )
+        self._refused = Counter(
+            "holdfast_submissions_refused",
+            "Submissions that were answered 503, because too many waited or their turn came too late.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REFUSALS:
+            self._refused.labels(reason)
         self._readers = Gauge("holdfast_readers", "Streams that this process has open.", registry=registry)
         self.reader_gaps = Counter(
             "holdfast_reader_gaps", "Parts of logs that no store had any more, as readers were told.", registry=registry
@@ -84,6 +96,13 @@ class ApiMetrics:
 
     def callback_attempted(self, outcome: str) -> None:
         self._callbacks.labels(bounded(outcome, CALLBACK_OUTCOMES)).inc()
+
+    def submission_refused(self, reason: str) -> None:
+        self._refused.labels(bounded(reason, REFUSALS)).inc()
+
+    def watch_submissions(self, count: Callable[[], int]) -> None:
+        """`count` says how many submissions wait; it is asked with each scrape."""
+        self._waiting.set_function(count)
 
     def watch_readers(self, count: Callable[[], int]) -> None:
         """`count` says how many streams are open; it is asked with each scrape."""

@@ -137,11 +137,13 @@ class RunContext:
     async def history(self) -> list[Message]:
         """The conversation as it is stored, up to this run's turn. The agent's memory is read with it: its own tools,
         other agents and people change it while the run goes on."""
-        messages = self.services.messages
         await self.read_memory()
-        return await self.retry_while_unavailable(
-            lambda: messages.context(self.run.project_id, self.run.thread_id, up_to_turn=self.run.turn)
-        )
+        return await self.first_history()
+
+    async def first_history(self) -> list[Message]:
+        """The same for who has read the memory just now, with the agent."""
+        messages = self.services.messages
+        return await self.retry_while_unavailable(lambda: messages.context_of_run(self.run))
 
     async def read_memory(self) -> None:
         """Reads the agent's memory blocks as they are now."""
@@ -227,12 +229,12 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
     """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone, and
     `UnreadableSecret` before anything is spent when a tool would have to run without what it was given."""
     run = publisher.run
-    agent, tools = await services.agents.equipped(run.project_id, run.agent_id)
+    agent, tools, blocks = await services.agents.equipped(run.project_id, run.agent_id)
     publisher.observation.run.agent_name = agent.name
     secrets = {}
     if run.options.compaction is None and any(map(runs_in_sandbox, tools)):
         secrets = services.secret_keys.open_all(agent.id, agent.tool_environment)
-    progress = RunProgress(usage=run.usage, step_count=run.step_count)
+    progress = RunProgress(usage=run.usage, step_count=run.step_count, blocks=blocks)
     if agent.tool_rules:
         # A run that continues another one, or goes on after its worker died, has called tools before.
         earlier = await services.messages.list_of_turn(run)

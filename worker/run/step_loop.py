@@ -29,7 +29,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
     worker died, or with a question. Raises `ModelError`, and what interrupts a run.
     """
     progress = context.progress
-    history = await context.history()
+    history = await context.first_history()
     open_ = open_calls(history)
     if open_ is not None:
         with context.observation.step(max(progress.step_count, 1), goes_on=True):

@@ -34,12 +34,10 @@ async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> 
     links = await _links_of(connection, ids)
     return [
         replace(
-            from_json(row["document"], Agent),
+            _unlinked(row),
             tool_ids=[ToolId(tool_id) for tool_id in links["tool", row["id"]]],
             block_ids=[BlockId(block_id) for block_id in links["block", row["id"]]],
             tags=links["tag", row["id"]],
-            last_stop_reason=row["last_stop_reason"],
-            updated_at=row["updated_at"],
         )
         for row in rows
     ]
@@ -68,16 +66,35 @@ async def _links_of(connection: AsyncConnection, ids: Sequence[str]) -> defaultd
     return links
 
 
+_AGENT = sa.select(agents).where(
+    agents.c.id == sa.bindparam("agent_id"), agents.c.project_id == sa.bindparam("of_project")
+)
+_AGENT_TO_EQUIP = _AGENT.add_columns(
+    sa.exists().where(agent_tools.c.agent_id == agents.c.id).label("has_tools"),
+    sa.exists().where(agent_blocks.c.agent_id == agents.c.id).label("has_blocks"),
+)
+
+
 async def load_agent(connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId) -> Agent:
     """One agent of this project. Raises `NotFound`."""
-    found = await connection.execute(
-        sa.select(agents).where(agents.c.id == agent_id, agents.c.project_id == project_id)
-    )
+    [agent] = await agents_of(connection, [await _row_of(connection, _AGENT, project_id, agent_id)])
+    return agent
+
+
+async def _row_of(
+    connection: AsyncConnection, query: sa.Executable, project_id: ProjectId, agent_id: AgentId
+) -> RowMapping:
+    found = await connection.execute(query, {"agent_id": agent_id, "of_project": project_id})
     row = found.mappings().one_or_none()
     if row is None:
         raise NotFound(f"Agent with ID {agent_id} not found")
-    [agent] = await agents_of(connection, [row])
-    return agent
+    return row
+
+
+def _unlinked(row: RowMapping) -> Agent:
+    """The agent of a row of `agents`, without its links and tags."""
+    agent = from_json(row["document"], Agent)
+    return replace(agent, last_stop_reason=row["last_stop_reason"], updated_at=row["updated_at"])
 
 
 class AgentFilter(msgspec.Struct, frozen=True):
@@ -104,11 +121,12 @@ AgentOrder = Literal["created_at", "updated_at", "last_run_completion"]
 
 
 class EquippedAgent(NamedTuple):
-    """What a run needs of its agent from its beginning to its end. Tools are in the order in which they were
-    attached."""
+    """What a run needs of its agent. Tools and blocks are in the order in which they were attached."""
 
     agent: Agent
+    """Without its links and its tags."""
     tools: Sequence[Tool]
+    blocks: Sequence[Block]
 
 
 class AgentDetails(msgspec.Struct, frozen=True):
@@ -133,12 +151,18 @@ class AgentStore:
         async with self._database.read() as connection:
             return await load_agent(connection, project_id, agent_id)
 
+    async def without_links(self, project_id: ProjectId, agent_id: AgentId) -> Agent:
+        """One agent of this project without its tools, blocks and tags: for who only sends to it. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return _unlinked(await _row_of(connection, _AGENT, project_id, agent_id))
+
     async def equipped(self, project_id: ProjectId, agent_id: AgentId) -> EquippedAgent:
         """One agent of this project with what it works with. Raises `NotFound`."""
         async with self._database.read() as connection:
-            agent = await load_agent(connection, project_id, agent_id)
-            tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if agent.tool_ids else []
-            return EquippedAgent(agent, tools)
+            row = await _row_of(connection, _AGENT_TO_EQUIP, project_id, agent_id)
+            tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if row["has_tools"] else []
+            blocks = (await blocks_of_agents(connection, [agent_id]))[agent_id] if row["has_blocks"] else []
+            return EquippedAgent(_unlinked(row), tools, blocks)
 
     async def list(
         self, project_id: ProjectId, wanted: AgentFilter, page: Page, order_by: AgentOrder = "created_at"

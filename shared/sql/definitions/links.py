@@ -1,6 +1,7 @@
 """Rows of tools and blocks, and their links to agents, inside a caller's transaction."""
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -124,13 +125,18 @@ async def _linked(
     target: sa.Column[Any],
     agent_ids: Collection[AgentId],
 ) -> list[tuple[str, RowMapping]]:
-    found = await connection.execute(
+    found = await connection.execute(_linked_rows(table, links, target), {"agent_ids": list(agent_ids)})
+    return [(row["owner"], row) for row in found.mappings()]
+
+
+@cache
+def _linked_rows(table: sa.Table, links: sa.Table, target: sa.Column[Any]) -> sa.Select[*tuple[Any, ...]]:
+    return (
         sa.select(links.c.agent_id.label("owner"), table)
         .join_from(links, table, table.c.id == target)
-        .where(links.c.agent_id.in_(agent_ids))
+        .where(links.c.agent_id.in_(sa.bindparam("agent_ids", expanding=True)))
         .order_by(links.c.number)
     )
-    return [(row["owner"], row) for row in found.mappings()]
 
 
 async def set_links(

@@ -160,22 +160,37 @@ async def clear_context(connection: AsyncConnection, thread_id: ThreadId) -> Non
     )
 
 
+def is_of(project_id: ProjectId | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether the message is one of the project's agents."""
+    return sa.exists().where(agents.c.id == messages.c.agent_id, agents.c.project_id == project_id)
+
+
+_CONTEXT = (
+    sa.select(messages)
+    .where(messages.c.thread_id == sa.bindparam("of_thread"), messages.c.in_context)
+    .where(is_of(sa.bindparam("of_project", type_=sa.Text)))
+    .order_by(messages.c.turn, messages.c.position)
+)
+_CONTEXT_OF_RUN = _CONTEXT.where(messages.c.turn <= sa.bindparam("of_turn"))
+
+
 class MessageStore:
     """Reads the messages of contexts and runs, and empties contexts."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def context(
-        self, project_id: ProjectId, thread_id: ThreadId, *, up_to_turn: int | None = None
-    ) -> list[Message]:
-        """The messages in the context of one of the project's threads, in order; with `up_to_turn`, without the turns
-        after it."""
-        query = sa.select(messages).where(messages.c.thread_id == thread_id, messages.c.in_context, is_of(project_id))
-        if up_to_turn is not None:
-            query = query.where(messages.c.turn <= up_to_turn)
+    async def context(self, project_id: ProjectId, thread_id: ThreadId) -> list[Message]:
+        """The messages in the context of one of the project's threads, in order."""
         async with self._database.read() as connection:
-            found = await connection.execute(query.order_by(messages.c.turn, messages.c.position))
+            found = await connection.execute(_CONTEXT, {"of_thread": thread_id, "of_project": project_id})
+            return [message_of(row) for row in found.mappings()]
+
+    async def context_of_run(self, run: Run) -> list[Message]:
+        """The messages in the context of the run's thread, in order, without the turns behind the run's."""
+        of_run = {"of_thread": run.thread_id, "of_project": run.project_id, "of_turn": run.turn or 0}
+        async with self._database.read() as connection:
+            found = await connection.execute(_CONTEXT_OF_RUN, of_run)
             return [message_of(row) for row in found.mappings()]
 
     async def is_empty(self, project_id: ProjectId, thread_id: ThreadId) -> bool:
@@ -235,11 +250,6 @@ class MessageStore:
                 detail = f"run {active.run_id} has not ended: wait for it or cancel it"
                 raise Conflict(f"{detail} before the messages are reset")
             await clear_context(connection, thread_id)
-
-
-def is_of(project_id: ProjectId) -> sa.ColumnElement[bool]:
-    """Whether the message is one of the project's agents."""
-    return sa.exists().where(agents.c.id == messages.c.agent_id, agents.c.project_id == project_id)
 
 
 def is_listed() -> sa.ColumnElement[bool]:

@@ -82,12 +82,7 @@ class InboxStore:
     async def waiting(self, run_id: RunId) -> WaitingMessages:
         """The messages that wait for their delivery to the run."""
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(injected_messages.c.number, injected_messages.c.message)
-                .where(_undelivered(run_id))
-                .order_by(injected_messages.c.number)
-            )
-            rows = found.all()
+            rows = (await connection.execute(_UNDELIVERED, {"run_id": run_id})).all()
         return WaitingMessages([from_json(row.message, NewMessage) for row in rows], rows[-1].number if rows else 0)
 
     async def deliver(self, run: Run, waiting: WaitingMessages, tail: LogTail, now: datetime) -> None:
@@ -117,6 +112,11 @@ def has_undelivered() -> sa.ColumnElement[bool]:
 
 
 _HAS_UNDELIVERED = sa.select(has_undelivered())
+_UNDELIVERED = (
+    sa.select(injected_messages.c.number, injected_messages.c.message)
+    .where(injected_messages.c.run_id == sa.bindparam("run_id"), injected_messages.c.delivered_at.is_(None))
+    .order_by(injected_messages.c.number)
+)
 
 
 def _left_over(*of_thread: sa.ColumnElement[bool]) -> sa.Select[tuple[int]]:

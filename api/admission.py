@@ -1,0 +1,136 @@
+"""Submissions take turns: a few at a time are stored, and the others wait in the order in which they came.
+
+A burst would otherwise take every connection to the database, and whoever wants to read or to cancel would wait behind
+it. What waits here holds nothing but its body. It is refused only when too many wait, or when its time is over.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import domain_error_answer
+from shared.concurrency import background
+from shared.domain.errors import Unavailable
+
+_SUBMITS = re.compile(
+    r"/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|tools/[^/]+/run)"
+    r"|conversations/[^/]+/(?:messages|compact)"
+    r"|chat/completions(?:/chat/completions)?)"
+)
+"""Paths whose POST makes a run."""
+
+
+class Turn:
+    """The turn of one submission. It ends with its block, or earlier with `end_turn`."""
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns: asyncio.Semaphore | None = turns
+
+    def __enter__(self) -> None:
+        self._before = _TURN.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _TURN.reset(self._before)
+        self.end()
+
+    def end(self) -> None:
+        if self._turns is not None:
+            self._turns.release()
+        self._turns = None
+
+
+_TURN: ContextVar[Turn | None] = ContextVar("turn of a submission", default=None)
+
+
+def end_turn() -> None:
+    """Lets the next submission go on. For who has stored one, or is about to wait for something else."""
+    turn = _TURN.get()
+    if turn is not None:
+        turn.end()
+
+
+class Admission:
+    """Gives turns to `at_once` submissions, first come, first served. Up to `most_waiting` wait for theirs, each for up
+    to `wait_s` seconds. `on_refused` is told why one was not let in: `full` or `late`."""
+
+    def __init__(
+        self, *, at_once: int, most_waiting: int, wait_s: float, on_refused: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+        self._most_waiting = most_waiting
+        self._wait_s = wait_s
+        self._on_refused = on_refused
+        self.waiting = 0
+        """Submissions that wait for their turn."""
+
+    async def enter(self, receive: Receive) -> Turn:
+        """Waits for a turn. Raises `Unavailable` when there is none to be had, and `ClientLeft` when `receive` says so
+        meanwhile."""
+        if self._turns.locked():
+            await self._wait(receive)
+        else:
+            await self._turns.acquire()
+        return Turn(self._turns)
+
+    async def _wait(self, receive: Receive) -> None:
+        if self.waiting >= self._most_waiting:
+            self._on_refused("full")
+            said = f"{self.waiting} submissions wait already (HOLDFAST_WAITING_SUBMISSIONS)"
+            raise Unavailable(f"{said}; send the request again")
+        self.waiting += 1
+        has_turn = goes_on = False
+        try:
+            async with asyncio.timeout(self._wait_s), background(_until_left(receive), name="watch a waiting client"):
+                await self._turns.acquire()
+                has_turn = True
+            goes_on = True
+        except TimeoutError:
+            self._on_refused("late")
+            said = f"the submission had no turn within {self._wait_s:g} s (HOLDFAST_SUBMISSION_WAIT)"
+            raise Unavailable(f"{said}; send the request again") from None
+        finally:
+            self.waiting -= 1
+            if has_turn and not goes_on:
+                self._turns.release()  # the client left, or the time was over, in this very moment
+
+
+class ClientLeft(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientLeft
+
+
+class SubmissionTurns:
+    """Lets a submission wait for its turn, behind the reading of its body. Everything else goes past."""
+
+    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_submission = scope["type"] == "http" and scope["method"] == "POST"
+        if not is_submission or _SUBMITS.fullmatch(scope["path"]) is None:
+            await self._app(scope, receive, send)
+            return
+        # `RequestBodies` has read all of it. What comes behind the body is that the client has left.
+        body: list[Message] = [await receive()]
+
+        async def replayed() -> Message:
+            return body.pop() if body else await receive()
+
+        try:
+            turn = await self._admission.enter(receive)
+        except ClientLeft:
+            return
+        except Unavailable as error:
+            await domain_error_answer(f"POST {scope['path']}", error)(scope, receive, send)
+            return
+        with turn:
+            await self._app(scope, replayed, send)
