@@ -1,7 +1,7 @@
 """What measures: a client that costs little itself, so that the figures are the product's.
 
 Streams are read from a bare socket and searched for what is measured; an HTTP library takes longer to hand a frame over
-than the product takes to send it.
+than the product takes to send it. Short requests go over connections that are kept.
 """
 
 import asyncio
@@ -11,18 +11,26 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
-from uuid import uuid4
 
-import httpx
-
-STAMP = re.compile(rb"@(\d{10,}) ")
-SEQ = re.compile(rb"^id: (\d+)$", re.MULTILINE)
+STAMP = re.compile(rb"@(\d{10,})#(\d+) ")
+SEQ = re.compile(rb"\nid: (\d+)\n")
+RUN_ID = re.compile(rb'"run_id":"(run-[^"]+)"')
 END = b"data: [DONE]"
-KEEP = 64
-"""Bytes of the last read that are looked at again: a stamp may be cut in two."""
+KEEP = 300
+"""Bytes of the last read that are looked at again: a stamp, or a run's id, may be cut in two."""
+KEPT_S = 2.0
+"""Seconds that an unused connection is trusted: the server closes it some time later."""
 
 WAIT_TOOL = 'def wait() -> str:\n    """Waits."""\n    import time\n    time.sleep(600)\n    return "never"\n'
+QUICK_TOOL = 'def quick() -> str:\n    """Returns at once."""\n    return "done"\n'
+
+_NAMES = count()
+
+
+class Refused(Exception):
+    """The server answered with another status than success, or ended the stream before its end."""
 
 
 @dataclass
@@ -30,91 +38,214 @@ class Watched:
     """A stream, and when what was seen in it. Times are seconds of the monotonic clock."""
 
     opened_at: float
+    status: int = 0
     first_token_at: float = 0.0
     ended_at: float = 0.0
     delays: list[float] = field(default_factory=list[float])
+    """Of each token, from the model's writing it to its being seen here."""
+    expected: int = 0
+    """The number of the token that comes next; -1 before the first one of a stream that is joined in the middle."""
+    disorder: str = ""
+    """The first token that was not the expected one."""
+    last_token_at: float = 0.0
+    longest_silence: float = 0.0
+    """Seconds between two tokens. May be set to 0 to begin anew."""
     last_seq: int = 0
     run_id: str = ""
     seen: bytes = b""
+    is_closed: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, data: bytes) -> None:
+        """What was read."""
         now = time.monotonic_ns()
         text = self.seen + data
+        if not self.status and len(text) >= len("HTTP/1.1 200"):
+            self.status = int(text[9:12])
+        end = self._take_tokens(text, now)
+        if END in text:
+            self.ended_at = now / 1e9
+        if (last := text.rfind(b"\nid: ")) >= 0 and (seq := SEQ.match(text, last)):
+            self.last_seq = int(seq[1])
+        if not self.run_id and (found := RUN_ID.search(text)):
+            self.run_id = found[1].decode()
+        self.seen = text[max(end, len(text) - KEEP) :]
+        self.changed.set()
+
+    def _take_tokens(self, text: bytes, now: int) -> int:
+        """Where the last token ends, or 0."""
         end = 0
         for stamp in STAMP.finditer(text):
             self.delays.append((now - int(stamp[1])) / 1e9)
+            number = int(stamp[2])
+            if number != self.expected >= 0 and not self.disorder:
+                self.disorder = f"token {number} came where {self.expected} was due"
+            self.expected = number + 1
             end = stamp.end()
-        if self.delays and not self.first_token_at:
-            self.first_token_at = now / 1e9
-        if END in text:
-            self.ended_at = now / 1e9
-        if not self.run_id and (found := re.search(rb'"run_id":"(run-[^"]+)"', text)):
-            self.run_id = found[1].decode()
-        for seq in SEQ.finditer(text):
-            self.last_seq = int(seq[1])
-        # Before the run's id was seen nothing is thrown away.
-        self.seen = text[max(end, len(text) - KEEP) :] if self.run_id else text
+        if end:
+            seconds = now / 1e9
+            if self.first_token_at:
+                self.longest_silence = max(self.longest_silence, seconds - self.last_token_at)
+            else:
+                self.first_token_at = seconds
+            self.last_token_at = seconds
+        return end
+
+    def close(self) -> None:
+        """The connection has ended."""
+        self.is_closed = True
         self.changed.set()
 
+    def fault(self, tokens: int) -> str:
+        """What is wrong with a stream that should have had this many tokens; empty when nothing is."""
+        if self.disorder:
+            return f"{self.run_id}: {self.disorder}"
+        if len(self.delays) != tokens:
+            return f"{self.run_id}: {len(self.delays)} tokens came of {tokens}"
+        return ""
+
     async def until(self, ready: str) -> None:
-        """Waits for an attribute to become true."""
+        """Waits for an attribute to become true. Raises `Refused` when it never will."""
         while not getattr(self, ready):
-            self.changed.clear()
-            await self.changed.wait()
+            await self._change()
+
+    async def until_seq(self, seq: int) -> None:
+        """Waits for an event."""
+        while self.last_seq < seq:
+            await self._change()
+
+    async def _change(self) -> None:
+        if self.is_closed or self.status >= 300:
+            raise Refused(f"status {self.status}: {self.seen!r}")
+        self.changed.clear()
+        await self.changed.wait()
+
+
+class _Stream(asyncio.Protocol):
+    """Hands what comes to what watches it."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.data_received = watched.take
+        self._watched = watched
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._watched.close()
+
+
+@dataclass
+class _Connection:
+    """One that is kept for the next request."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used_at: float = 0.0
+
+    async def request(self, request: bytes) -> tuple[int, bytes]:
+        """The status and the body of the answer."""
+        self.writer.write(request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"\r\ncontent-length:")[2].split(b"\r\n", 1)[0])
+        body = await self.reader.readexactly(length)
+        self.used_at = time.monotonic()
+        return int(head[9:12]), body
 
 
 class Client:
-    """A client of one deployment."""
+    """A client of the deployment on a port of loopback. Whoever made it closes it."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http = http
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.faults: list[str] = []
+        """Streams in which tokens were lost or out of order."""
+        self._kept: list[_Connection] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        for connection in self._kept:
+            connection.writer.close()
+
+    def check(self, stream: Watched, tokens: int) -> None:
+        """Notes a stream in which not every token was seen once, in order."""
+        if fault := stream.fault(tokens):
+            self.faults.append(fault)
+
+    def check_end(self, stream: Watched, tokens: int) -> None:
+        """The same of a stream that was joined in the middle of so many."""
+        if stream.disorder or stream.expected != tokens:
+            self.faults.append(f"{stream.run_id}: {stream.disorder or f'it ended before token {stream.expected}'}")
 
     async def agent(self, *tool_ids: str) -> str:
-        body = {"name": f"bench-{uuid4().hex[:8]}", "model": "openai/bench", "tool_ids": tool_ids}
-        answer = await self.http.post("/v1/agents/", json={**body, "include_base_tools": False})
-        return answer.raise_for_status().json()["id"]
+        body = {"name": f"bench-{next(_NAMES)}", "model": "openai/bench", "tool_ids": tool_ids}
+        return (await self._request("POST", "/v1/agents/", {**body, "include_base_tools": False}))["id"]
 
-    async def tool(self) -> str:
-        answer = await self.http.put("/v1/tools/", json={"source_code": WAIT_TOOL})
-        return answer.raise_for_status().json()["id"]
+    async def agents(self, number: int) -> list[str]:
+        """Agents for many runs at once, made a few at a time."""
+        made: list[str] = []
+        for first in range(0, number, 20):
+            made += await asyncio.gather(*(self.agent() for _ in range(first, min(number, first + 20))))
+        return made
+
+    async def tool(self, source: str) -> str:
+        return (await self._request("PUT", "/v1/tools/", {"source_code": source}))["id"]
 
     async def submit(self, agent_id: str, **wish: Any) -> str:
         body = {"input": json.dumps(wish), "stream_tokens": True}
-        answer = await self.http.post(f"/v1/agents/{agent_id}/messages/async", json=body)
-        return answer.raise_for_status().json()["id"]
+        return (await self._request("POST", f"/v1/agents/{agent_id}/messages/async", body))["id"]
 
     async def cancel(self, run_id: str) -> None:
-        (await self.http.post(f"/v1/runs/{run_id}/cancel")).raise_for_status()
+        await self._request("POST", f"/v1/runs/{run_id}/cancel")
 
     async def status(self, run_id: str) -> str:
-        return (await self.http.get(f"/v1/runs/{run_id}")).json()["status"]
+        return (await self._request("GET", f"/v1/runs/{run_id}"))["status"]
+
+    async def ended(self, run_id: str) -> None:
+        """Returns when the run has ended. Raises `Refused` if it has failed."""
+        while (status := await self.status(run_id)) not in ("completed", "cancelled"):
+            if status == "failed":
+                raise Refused(f"{run_id} has failed")
+            await asyncio.sleep(0.1)
 
     def send(self, agent_id: str, **wish: Any):
         """The stream of a new run, read in the background for the block."""
         body = {"input": json.dumps(wish), "streaming": True, "stream_tokens": True, "background": True}
-        return self._watching(f"/v1/agents/{agent_id}/messages", body)
+        return self.watching(f"/v1/agents/{agent_id}/messages", body)
 
     def resume(self, run_id: str, after: int):
         """The stream of a run from a cursor on."""
-        return self._watching(f"/v1/runs/{run_id}/stream", {"starting_after": after})
+        first_token = -1 if after else 0
+        return self.watching(f"/v1/runs/{run_id}/stream", {"starting_after": after}, expected=first_token)
 
     @asynccontextmanager
-    async def _watching(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Watched]:
-        content = json.dumps(body).encode()
-        host = self.http.base_url.netloc
-        reader, writer = await asyncio.open_connection(self.http.base_url.host, self.http.base_url.port)
-        head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        watched = Watched(time.monotonic())
-        writer.write(head % (path.encode(), host, len(content)) + content)
-        reading = asyncio.create_task(_read(reader, watched))
+    async def watching(self, path: str, body: dict[str, Any], *, expected: int = 0) -> AsyncGenerator[Watched]:
+        """The stream that answers a request, for the block. `expected` is the number of its first token."""
+        watched = Watched(0.0, expected=expected)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(lambda: _Stream(watched), "127.0.0.1", self.port)
         try:
+            watched.opened_at = time.monotonic()
+            transport.write(self._written("POST", path, body))
             yield watched
         finally:
-            reading.cancel()
-            writer.transport.abort()
+            transport.abort()
 
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        written = self._written(method, path, body)
+        while self._kept and self._kept[-1].used_at < time.monotonic() - KEPT_S:
+            self._kept.pop().writer.close()
+        connection = (
+            self._kept.pop() if self._kept else _Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+        )
+        status, answer = await connection.request(written)
+        self._kept.append(connection)
+        if status >= 300:
+            raise Refused(f"{method} {path}: status {status}: {answer[:300]!r}")
+        return json.loads(answer)
 
-async def _read(reader: asyncio.StreamReader, watched: Watched) -> None:
-    while not watched.ended_at and (data := await reader.read(1 << 16)):
-        watched.take(data)
+    def _written(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\ncontent-type: application/json\r\n"
+        return head.encode() + b"content-length: %d\r\n\r\n" % len(content) + content

@@ -14,19 +14,19 @@ from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
 from bench.deployments import SETTINGS, machine
-from bench.measurements import Row, milliseconds
-from shared.domain.runs import RunOptions, Usage
+from bench.earlier_runs import EarlierRuns
+from bench.figures import quantile
+from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
-from shared.sql.tables import to_json
 from tests.kit.commands import fork
 from tests.kit.product.processes import processes_in
 from tests.kit.runs.definitions import NOW, PROJECT
@@ -39,36 +39,16 @@ TIMES, WARM_UP, PRUNINGS = 200, 20, 20
 FEW = 10
 PROCESSES = 10
 SETTLED_S, WATCHED_S = 20, 60
-THREADS = 10_000
-
-MOMENT = int(NOW.timestamp() * 1_000_000)
-NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
-INSERT_RUNS = f"""
-    INSERT INTO runs (id, project_id, agent_id, thread_id, status, stop_reason, background, options, input, turn, ring,
-        fence, stalled_claims, usage, step_count, last_seq, checkpoint_seq, reserved_seq, created_at, started_at,
-        completed_at, updated_at)
-    {{numbers}}
-    SELECT 'earlier-' || n, '{PROJECT}', '{AGENT.id}',
-        CASE WHEN n <= {{of_thread}} THEN '{THREAD}' ELSE 'other-' || (n % {THREADS}) END,
-        'completed', 'end_turn', FALSE, CAST(:options AS TEXT), '[]', n, 1, 1, 0, CAST(:usage AS TEXT), 1, 9, 9, 9,
-        {MOMENT} + n, {MOMENT} + n, {MOMENT} + n, {MOMENT} + n
-    FROM numbers
-"""
-INSERT_KEYS = f"""
-    INSERT INTO submission_keys (thread_id, key, run_id)
-    {{numbers}} SELECT '{THREAD}', 'otids:earlier-' || n, 'earlier-' || n FROM numbers WHERE n <= {{of_thread}}
-"""
-INSERT_MESSAGES = f"""
-    INSERT INTO messages (id, agent_id, thread_id, run_id, turn, position, in_context, left_because, body, created_at)
-    {{numbers}}
-    SELECT 'earlier-' || n, '{AGENT.id}', '{THREAD}', 'earlier-' || n, n, 1, FALSE, 'compacted',
-        CAST(:body AS TEXT), {MOMENT} + n
-    FROM numbers WHERE n <= {{of_thread}}
-"""
-
-DOCUMENTS = {"options": to_json(RunOptions()), "usage": to_json(Usage()), "body": to_json(said("hi").body)}
+EARLIER = EarlierRuns(PROJECT, AGENT.id, THREAD)
 
 Result = TypeVar("Result")
+
+
+class Row(NamedTuple):
+    """What was measured, and what it came to."""
+
+    name: str
+    figure: str
 
 
 class Times:
@@ -109,31 +89,20 @@ async def _grow(name: str, url: str, options: argparse.Namespace) -> None:
     try:
         await migrate(database)
         await AgentEditor(database).create(AGENT, system_message_id=IDS.message())
-        await _insert(database, 1, FEW, of_thread=FEW)
+        await EARLIER.insert(database, 1, FEW, of_thread=FEW)
         few = await _cycles(Stores(database))
         began = time.monotonic()
         # Those that were measured have the turns in between.
-        await _insert(database, FEW + WARM_UP + TIMES + 1, options.runs, of_thread=options.of_thread)
+        await EARLIER.insert(database, FEW + WARM_UP + TIMES + 1, options.runs, of_thread=options.of_thread)
         _say(f"{name}: inserted {options.runs:,} runs in {time.monotonic() - began:.0f} s")
         many = await _cycles(Stores(database))
     finally:
         await database.aclose()
     _show(
-        Row(f"{name}: {what}, {runs} earlier runs", milliseconds(times.of[what]))
+        Row(f"{name}: {what}, {runs} earlier runs", _milliseconds(times.of[what]))
         for what in few.of
         for runs, times in ((f"{FEW:,}", few), (f"{options.of_thread:,} of {options.runs:,}", many))
     )
-
-
-async def _insert(database: Database, first: int, last: int, *, of_thread: int) -> None:
-    numbers = NUMBERS.format(first=first, last=last)
-    async with database.write() as connection:
-        for statement in (INSERT_RUNS, INSERT_KEYS, INSERT_MESSAGES):
-            values = {name: text for name, text in DOCUMENTS.items() if f":{name}" in statement}
-            await connection.execute(sa.text(statement.format(numbers=numbers, of_thread=of_thread)), values)
-        if not database.is_sqlite:
-            # Postgres does it by itself, some time later; nobody does it for SQLite.
-            await connection.execute(sa.text("ANALYZE"))
 
 
 async def _cycles(stores: Stores) -> Times:
@@ -152,7 +121,9 @@ async def _cycles(stores: Stores) -> Times:
 
 async def _cycle(stores: Stores, times: Times) -> None:
     run, newest = some_run(), Page(limit=50)
-    await times.take("submit", stores.runs.submit(run, [said("hi")], keys=[f"otids:{run.id}"], refuse_if_busy=True))
+    await times.take(
+        "submit", stores.runs.submit(run, [said("hi")], keys=SubmissionKeys([f"otids:{run.id}"]), refuse_if_busy=True)
+    )
     claimed = await times.take("claim", stores.runs.claim(run.id, run.dispatch, IDS.claim(), NOW))
     assert claimed is not None
     await times.take("settle", stores.settle(claimed))
@@ -187,6 +158,10 @@ async def _transactions(asking: Database, url: str) -> int:
     counted = sa.text("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name")
     async with asking.read() as connection:
         return (await connection.execute(counted, {"name": sa.make_url(url).database})).scalar_one()
+
+
+def _milliseconds(times: list[float]) -> str:
+    return ", ".join(f"p{percent} {quantile(times, percent / 100) * 1000:.1f} ms" for percent in (50, 99))
 
 
 def _show(rows: Iterable[Row]) -> None:

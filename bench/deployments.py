@@ -1,80 +1,232 @@
-"""What is measured: `holdfast dev`, and API and worker as processes on Redis and Postgres, all started here."""
+"""What is measured: `holdfast dev`, and API and worker as processes on Redis and Postgres, all started here; and below
+them what the same work costs at least, the model read without anything between and a relay that keeps nothing."""
 
 import asyncio
 import os
 import re
+import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, CalledProcessError, run
 
 import psutil
+import sqlalchemy as sa
 
 from bench.client import Client
+from bench.model_reader import ModelReader
 from tests.kit.commands import execute
-from tests.kit.product.processes import api_at, processes_in
+from tests.kit.product.processes import HoldfastProcess, processes_in
 from tests.kit.services.databases import migrate_database, new_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 
-SETTINGS = {"HOLDFAST_LOG_LEVEL": "WARNING"}
+SETTINGS = {
+    "HOLDFAST_LOG_LEVEL": "WARNING",
+    # More runs and readers at once than a server takes by default, so that the machine is the limit.
+    "HOLDFAST_MAX_RUNS": "300",
+    "HOLDFAST_READERS": "20000",
+    "HOLDFAST_KEY_READERS": "20000",
+}
+
+Replace = Callable[[signal.Signals, Callable[[], None]], Awaitable[None]]
+"""The second is called when the signal is about to be sent."""
 
 
 @dataclass
 class Deployment:
-    """A running product, its client and its processes by name."""
+    """A running product or floor, its client and its processes by name."""
 
     client: Client
     processes: dict[str, psutil.Process]
+    beside: dict[str, Callable[[], list[psutil.Process]]] = field(
+        default_factory=dict[str, Callable[[], list[psutil.Process]]]
+    )
+    """The servers that it uses, each one or several processes."""
+    database_url: str = ""
+    replace: Replace | None = None
+    """Ends what executes the runs with this signal; another one is there afterwards."""
+    keeps_readers: bool = False
+    """Whether streams outlive that."""
+
+
+class ProcessorTimes:
+    """How much processor time the processes of a deployment have used since this was made."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._before = self._now()
+
+    def used(self) -> dict[str, float]:
+        """Seconds, by name. What a process used that has ended meanwhile is not in it."""
+        now = self._now()
+        return {
+            name: sum(seconds - self._before[name].get(pid, 0.0) for pid, seconds in of_processes.items())
+            for name, of_processes in now.items()
+        }
+
+    def of_product(self) -> float:
+        """Seconds of the product's own processes."""
+        used = self.used()
+        return sum(used[name] for name in self._deployment.processes)
+
+    def _now(self) -> dict[str, dict[int, float]]:
+        groups = {name: [process] for name, process in self._deployment.processes.items()}
+        groups |= {name: find() for name, find in self._deployment.beside.items()}
+        return {name: {one.pid: sum(one.cpu_times()[:2]) for one in group} for name, group in groups.items()}
 
 
 @asynccontextmanager
 async def model() -> AsyncGenerator[dict[str, str]]:
     """The model for the block; the environment that leads to it."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.model", stdout=PIPE)
-    assert process.stdout is not None
-    port = int(await process.stdout.readline())
-    try:
+    async with program("bench.model") as (_, port):
         yield {"OPENAI_API_KEY": "bench", "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1"}
-    finally:
-        process.kill()
-        await process.wait()
+
+
+@asynccontextmanager
+async def model_alone(environment: dict[str, str]) -> AsyncGenerator[Deployment]:
+    """The model, read by the client that reads the product: what is measured then is the load program itself."""
+    with _closing(ModelReader(_model_port(environment))) as client:
+        yield Deployment(client, {})
+
+
+@asynccontextmanager
+async def relay(directory: Path, environment: dict[str, str]) -> AsyncGenerator[Deployment]:
+    """An ASGI application that passes on what the model writes, and reads logs from a Redis of its own."""
+    async with _redis(directory) as redis:
+        arguments = ["bench.relay", str(_model_port(environment)), redis.url]
+        async with program(*arguments) as (process, port):
+            with _closing(Client(port)) as client:
+                yield Deployment(client, {"relay": psutil.Process(process.pid)}, {"redis": lambda: _alive(redis.pid)})
 
 
 @asynccontextmanager
 async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerator[Deployment]:
     """`holdfast dev`: SQLite and the Redis inside the process."""
     port = free_port()
-    async with processes_in(directory, {**environment, **SETTINGS}, execute) as processes, api_at(port) as http:
-        dev = await processes.dev(port)
-        yield Deployment(Client(http), {"api + worker": psutil.Process(dev.pid)})
+    async with processes_in(directory, {**environment, **SETTINGS}, execute) as processes:
+        running = await processes.dev(port)
+        with _closing(Client(port)) as client:
+            deployment = Deployment(client, {"api + worker": psutil.Process(running.pid)})
+            deployment.database_url = f"sqlite:///{directory}/dev/holdfast.db"
+
+            async def replace(end: signal.Signals, before: Callable[[], None]) -> None:
+                nonlocal running
+                before()
+                await _end(running, end)
+                running = await processes.dev(port)
+                deployment.processes["api + worker"] = psutil.Process(running.pid)
+
+            deployment.replace = replace
+            yield deployment
 
 
 @asynccontextmanager
 async def services(directory: Path, environment: dict[str, str], postgres_url: str) -> AsyncGenerator[Deployment]:
     """`holdfast api` and `holdfast worker` on a Redis of their own and a new database of the Postgres server."""
+    port = free_port()
+    async with _redis(directory) as redis, new_database(postgres_url) as url:
+        await migrate_database(url)
+        connections = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": redis.url}
+        variables = {**environment, **SETTINGS, **connections}
+        async with processes_in(directory, variables, execute) as processes:
+            api, running = await asyncio.gather(processes.api(port), processes.worker())
+            with _closing(Client(port)) as client:
+                ours = {"api": psutil.Process(api.pid), "worker": psutil.Process(running.pid)}
+                beside = {"redis": lambda: _alive(redis.pid), "postgres": lambda: _backends(url)}
+                deployment = Deployment(client, ours, beside, url, keeps_readers=True)
+
+                async def replace(end: signal.Signals, before: Callable[[], None]) -> None:
+                    nonlocal running
+                    ending, running = running, await processes.worker()
+                    before()
+                    await _end(ending, end)
+                    deployment.processes["worker"] = psutil.Process(running.pid)
+
+                deployment.replace = replace
+                yield deployment
+
+
+@asynccontextmanager
+async def program(*arguments: str) -> AsyncGenerator[tuple[asyncio.subprocess.Process, int]]:
+    """A module of ours as a process, and the number that it prints when it is ready. It ends with the block."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        yield process, int(await process.stdout.readline())
+    finally:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def _redis(directory: Path) -> AsyncGenerator[PrivateRedis]:
     redis = PrivateRedis(directory)
     await redis.start()
     try:
-        async with new_database(postgres_url) as url:
-            await migrate_database(url)
-            connections = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": redis.url}
-            port = free_port()
-            variables = {**environment, **SETTINGS, **connections}
-            async with processes_in(directory, variables, execute) as processes, api_at(port) as http:
-                api, worker = await asyncio.gather(processes.api(port), processes.worker())
-                yield Deployment(Client(http), {"api": psutil.Process(api.pid), "worker": psutil.Process(worker.pid)})
+        yield redis
     finally:
         await redis.close()
         await redis.kill()
 
 
+@contextmanager
+def _closing(client: Client) -> Generator[Client]:
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+async def _end(process: HoldfastProcess, end: signal.Signals) -> None:
+    if end == signal.SIGKILL:
+        await process.kill()
+    else:
+        await process.terminate()
+
+
+def _model_port(environment: dict[str, str]) -> int:
+    port = sa.make_url(environment["OPENAI_BASE_URL"]).port
+    assert port is not None
+    return port
+
+
+def _alive(pid: int | None) -> list[psutil.Process]:
+    return [] if pid is None else [psutil.Process(pid)]
+
+
+def _backends(url: str) -> list[psutil.Process]:
+    """The server's processes for the connections to one database, if the server is on this machine."""
+    named = f" {sa.make_url(url).database} "
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            title = " ".join(process.cmdline())
+            if title.startswith("postgres:") and named in title:
+                found.append(process)
+    return found
+
+
 def machine() -> str:
     """What the figures were measured on, in one line."""
+    busy = f"load {os.getloadavg()[0]:.1f} before the start"
+    return f"{hardware()}, Python {sys.version.split()[0]}, everything on this machine; {busy}"
+
+
+def hardware() -> str:
+    """The processor and how many cores of it there are."""
     described = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", described.read_text()) if described.exists() else []
-    processor = names[0] if names else "unknown processor"
-    busy = f"load {os.getloadavg()[0]:.1f} before the start"
-    return f"{os.cpu_count()} cores, {processor}, Python {sys.version.split()[0]}, everything on this machine; {busy}"
+    return f"{os.cpu_count()} cores, {names[0] if names else 'unknown processor'}"
+
+
+def revision() -> str:
+    """The commit that is measured, with a `+` when files differ from it."""
+    try:
+        described = run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True)
+    except (OSError, CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()

@@ -1,78 +1,149 @@
 """A model that writes the time into its tokens, as a process of its own: `python -m bench.model` prints its port.
 
 The last message of a request says what to play, as JSON: `{"tokens": 150, "per_second": 30}`, `{"silent": true}` or
-`{"call": "wait"}`. Each token is `@<nanoseconds of the monotonic clock>`, taken when it is written: the clock is the
-machine's, so whoever reads the token knows how long it took.
+`{"call": "wait"}`. Each token is `@<nanoseconds of the monotonic clock>#<its number>`: the clock is the machine's, so
+whoever reads the token knows how long it took, and the numbers of an answer are 0, 1, 2 …, so it knows that none is
+missing. The answer to a tool's result has one token, with the time at which the model asked for the tool.
+
+It shares its processors with what is measured. So a connection is a protocol without tasks, a token is cut out of
+bytes that are made once, and what is due at the same time is one write.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
+
+import uvloop
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-FOREVER_S = 3600.0
+CALL_ID = "call_"
+BATCH = 50
+"""Tokens of one write, without a pace."""
+
+
+def event(delta: dict[str, Any], *, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": finish}
+    return _event({"choices": [choice]})
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    whole = {"id": "chat-1", "object": "chat.completion.chunk", "created": 0, "model": "bench", **body}
+    return b"data: " + json.dumps(whole).encode() + b"\n\n"
+
+
+BEFORE, AFTER = event({"content": "TOKEN"}).split(b"TOKEN")
+USED = _event({"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 100, "total_tokens": 200}})
+
+
+def tokens(first: int, end: int, stamp: int) -> bytes:
+    """The events of the tokens from `first` to before `end`, as one chunk of HTTP."""
+    data = b"".join(b"%b@%d#%d %b" % (BEFORE, stamp, number, AFTER) for number in range(first, end))
+    return _chunk(data)
+
+
+class Conversation(asyncio.Protocol):
+    """A client's connection: one answer after the other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._received = b""
+        self._timer: asyncio.Handle | None = None
+        self._go_on: Callable[[], None] | None = None
+        """What waits for the client to read."""
+        self._is_full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._go_on is not None:
+            go_on, self._go_on = self._go_on, None
+            go_on()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+        if len(body) < length:
+            return
+        self._received = body[length:]
+        self._answer(json.loads(body[:length])["messages"])
+
+    def _answer(self, messages: list[dict[str, Any]]) -> None:
+        last = messages[-1]
+        if last["role"] == "tool":
+            asked_at = int(last["tool_call_id"].removeprefix(CALL_ID))
+            self._transport.write(HEAD + tokens(0, 1, asked_at) + _end())
+            return
+        wanted = json.loads(last["content"])
+        if "call" in wanted:
+            function = {"name": wanted["call"], "arguments": "{}"}
+            call = {"index": 0, "id": f"{CALL_ID}{time.monotonic_ns()}", "type": "function", "function": function}
+            self._transport.write(HEAD + _chunk(event({"tool_calls": [call]})) + _end("tool_calls"))
+            return
+        self._transport.write(HEAD)
+        count, per_second = wanted.get("tokens", 0), wanted.get("per_second")
+        if wanted.get("silent"):
+            return
+        if per_second:
+            self._play(0, count, self._loop.time(), per_second)
+        else:
+            self._pour(0, count)
+
+    def _play(self, sent: int, count: int, began: float, per_second: float) -> None:
+        """Writes what is due, and comes again when the next token is."""
+        due = min(count, int((self._loop.time() - began) * per_second + 1e-6) + 1)
+        if due > sent:
+            self._transport.write(tokens(sent, due, time.monotonic_ns()))
+        if due >= count:
+            self._transport.write(_end())
+            return
+        self._timer = self._loop.call_at(began + due / per_second, self._play, due, count, began, per_second)
+
+    def _pour(self, sent: int, count: int) -> None:
+        """Writes as fast as the client reads; others have their turn after each write."""
+        if self._is_full:
+            self._go_on = lambda: self._pour(sent, count)
+            return
+        end = min(count, sent + BATCH)
+        self._transport.write(tokens(sent, end, time.monotonic_ns()))
+        if end == count:
+            self._transport.write(_end())
+        else:
+            self._timer = self._loop.call_soon(self._pour, end, count)
+
+
+def _end(reason: str = "stop") -> bytes:
+    return _chunk(event({}, finish=reason) + USED + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def serve() -> None:
-    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Conversation(loop), "127.0.0.1", 0, backlog=2000)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
 
 
-async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError, asyncio.IncompleteReadError):
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            length = int(head.partition("content-length:")[2].split("\r\n", 1)[0])
-            await answer(json.loads(await reader.readexactly(length)), writer)
-    writer.close()
-
-
-async def answer(request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-    wanted = wish(request["messages"])
-    writer.write(HEAD)
-    if wanted.get("silent"):
-        await asyncio.sleep(FOREVER_S)
-    if "call" in wanted:
-        call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": wanted["call"], "arguments": "{}"}}
-        send(writer, {"tool_calls": [call]})
-    for due in pace(wanted):
-        if (wait := due - time.monotonic()) > 0:
-            await asyncio.sleep(wait)
-        send(writer, {"content": f"@{time.monotonic_ns()} "})
-        await writer.drain()
-    send(writer, {}, finish="tool_calls" if "call" in wanted else "stop")
-    chunk(writer, b"data: [DONE]\n\n")
-    writer.write(b"0\r\n\r\n")
-    await writer.drain()
-
-
-def wish(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    last = messages[-1]
-    return json.loads(last["content"]) if last["role"] == "user" else {"tokens": 1}
-
-
-def pace(wanted: dict[str, Any]) -> Iterator[float]:
-    """When each token is due, by the monotonic clock."""
-    rate, start = wanted.get("per_second"), time.monotonic()
-    for number in range(wanted.get("tokens", 0)):
-        yield start + number / rate if rate else 0.0
-
-
-def send(writer: asyncio.StreamWriter, delta: dict[str, Any], *, finish: str | None = None) -> None:
-    choice = {"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": finish}
-    body = {"id": "chat-1", "object": "chat.completion.chunk", "created": 0, "model": "bench", "choices": [choice]}
-    chunk(writer, b"data: " + json.dumps(body).encode() + b"\n\n")
-
-
-def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve())
+        uvloop.run(serve())

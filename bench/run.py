@@ -1,4 +1,5 @@
-"""Measures Holdfast and prints a table: `python -m bench.run --help`."""
+"""Measures Holdfast and prints a table: `python -m bench.run --help`. Exit status 1: a token was lost or out of order,
+or, with --fail-on-regression, a figure got worse by more than the noise."""
 
 import argparse
 import asyncio
@@ -6,75 +7,154 @@ import sys
 import tempfile
 import time
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.deployments import Deployment, embedded, machine, model, services
-from bench.measurements import SECTIONS, Row
-from bench.progress import progress_bar
+import uvloop
 
-EMBEDDED, SERVICES = "embedded", "services"
-TITLES = {EMBEDDED: "`holdfast dev` (embedded)", SERVICES: "`holdfast api` + `worker` (Redis, Postgres)"}
+from bench.client import Refused
+from bench.compare import comparison, regressions
+from bench.deployments import Deployment, embedded, hardware, machine, model, model_alone, relay, revision, services
+from bench.figures import EMBEDDED, MODEL, RELAY, SERVICES, Result, read_result, write_result
+from bench.idle_readers import raise_open_files
+from bench.profiling import Profiler, profiler
+from bench.progress import progress_bar
+from bench.report import result_path, table
+from bench.sections.listed import SECTIONS
+
+FLOORS = [MODEL, RELAY]
+SECTION_S = 300.0
+"""Seconds after which a round of a section has failed."""
 
 
 def main() -> None:
+    options = _parser().parse_args()
+    if len(options.compare) > 2:
+        sys.exit("--compare takes one result, to compare with what is measured now, or two")
+    try:
+        olds = [read_result(path) for path in options.compare]
+        taking = profiler(options.profile) if options.profile else None
+    except (OSError, ValueError) as error:
+        sys.exit(f"cannot begin: {error}")
+    if len(olds) == 2:
+        result = olds.pop()
+    else:
+        raise_open_files()
+        result = uvloop.run(measure(options, taking))
+        print(f"{result.machine}\n\n{table(result)}")
+        _store(result, options)
+    if olds:
+        print(f"\n{comparison(olds[0], result)}")
+    for fault in result.faults:
+        say(f"FAULT: {fault}")
+    worse = regressions(olds[0], result) if olds and options.fail_on_regression else []
+    for name in worse:
+        say(f"WORSE: {name}")
+    sys.exit(1 if result.faults or worse else 0)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
-    parser.add_argument("--only", choices=[EMBEDDED, SERVICES], help="measure one deployment instead of both")
+    parser.add_argument("--only", choices=[EMBEDDED, SERVICES], help="measure one set-up instead of both")
+    parser.add_argument(
+        "--section", action="append", default=[], choices=list(SECTIONS), help="measure these only; may be repeated"
+    )
     parser.add_argument(
         "--skip", action="append", default=[], choices=list(SECTIONS), help="leave a section out; may be repeated"
     )
+    parser.add_argument("--no-floors", action="store_true", help="measure the product alone, without ratios")
+    parser.add_argument("--rounds", type=int, default=3, help="of each section that does not take long (default: 3)")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--save", action="store_true", help="write the result to bench/results, by date and machine")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        type=Path,
+        default=list[Path](),
+        metavar="RESULT",
+        help="OLD: compare it with this run; OLD NEW: with another",
+    )
+    parser.add_argument("--fail-on-regression", action="store_true", help="with --compare: exit 1 if a figure is worse")
+    parser.add_argument(
+        "--profile", type=Path, nargs="?", const=Path("build/profile"), metavar="DIRECTORY",
+        help="sample every server with py-spy meanwhile (default: into build/profile); the figures suffer",
+    )  # fmt: skip
     parser.add_argument(
         "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
     )
-    asyncio.run(measure(parser.parse_args()))
+    return parser
 
 
-async def measure(options: argparse.Namespace) -> None:
-    """Measures the deployments one after the other; the table goes to standard output, all else to standard error."""
+async def measure(options: argparse.Namespace, taking: Profiler | None) -> Result:
+    """Measures one thing after the other. What is said meanwhile goes to standard error."""
     chosen = [options.only] if options.only else [EMBEDDED, SERVICES]
-    sections = [name for name in SECTIONS if name not in options.skip]
-    columns: dict[str, list[Row]] = {}
-    measured_on = machine()
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+    columns = chosen if options.no_floors or taking else [*FLOORS, *chosen]
+    plan = {column: [name for name in _wanted(options) if column in SECTIONS[name].on] for column in columns}
+    result = Result(machine(), datetime.now(UTC).isoformat(timespec="seconds"), revision(), {}, [])
+    done, steps = 0, sum(map(len, plan.values()))
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory, progress_bar("bench", steps) as progress:
         async with model() as environment:
-            for name in chosen:
-                place = Path(directory) / name
+            for column in filter(plan.get, columns):
+                place = Path(directory) / column
                 place.mkdir()
                 try:
-                    columns[name] = await measure_one(name, start(name, place, environment, options.postgres), sections)
+                    async with _start(column, place, environment, options.postgres) as deployment:
+                        for name in plan[column]:
+                            await _section(column, name, deployment, result, options.rounds, taking)
+                            progress(done := done + 1)
                 except OSError as error:
-                    say(f"{name}: left out, because a service is not there: {error}")
-    print(f"{measured_on}\n\n{table(columns)}")
+                    say(f"{column}: left out, because a service is not there: {error}")
+    return result
 
 
-def start(
-    name: str, directory: Path, environment: dict[str, str], postgres_url: str
+async def _section(
+    column: str, name: str, deployment: Deployment, result: Result, rounds: int, taking: Profiler | None
+) -> None:
+    """Every round of one section. One that fails is a fault; the others are measured all the same."""
+    section, began = SECTIONS[name], time.monotonic()
+    say(f"{column}: {name} …")
+    try:
+        for _ in range(rounds if section.is_repeated and not taking else 1):
+            async with asyncio.timeout(SECTION_S):
+                if taking:
+                    async with taking.sampling(f"{column}-{name}", deployment):
+                        result.add(column, await section.measure(deployment))
+                else:
+                    result.add(column, await section.measure(deployment))
+    except (Refused, AssertionError, OSError, TimeoutError) as error:
+        result.faults.append(f"{column}: {name} failed: {type(error).__name__}: {error}")
+        say(result.faults[-1])
+    result.faults += [f"{column}: {name}: {fault}" for fault in deployment.client.faults]
+    deployment.client.faults.clear()
+    say(f"{column}: {name} took {time.monotonic() - began:.0f} s")
+
+
+def _start(
+    column: str, directory: Path, environment: dict[str, str], postgres_url: str
 ) -> AbstractAsyncContextManager[Deployment]:
-    if name == EMBEDDED:
+    if column == MODEL:
+        return model_alone(environment)
+    if column == RELAY:
+        return relay(directory, environment)
+    if column == EMBEDDED:
         return embedded(directory, environment)
     return services(directory, environment, postgres_url)
 
 
-async def measure_one(name: str, starting: AbstractAsyncContextManager[Deployment], sections: list[str]) -> list[Row]:
-    """Every section on one deployment."""
-    rows: list[Row] = []
-    with progress_bar(name, len(sections)) as progress:
-        async with starting as deployment:
-            for done, section in enumerate(sections, 1):
-                began = time.monotonic()
-                say(f"{name}: {section} …")
-                rows += await SECTIONS[section](deployment)
-                say(f"{name}: {section} took {time.monotonic() - began:.0f} s")
-                progress(done)
-    return rows
+def _wanted(options: argparse.Namespace) -> list[str]:
+    """The sections to measure, in their order."""
+    asked = set(options.section) or {
+        name for name, section in SECTIONS.items() if (section.profiles if options.profile else section.is_default)
+    }
+    return [name for name in SECTIONS if name in asked and name not in options.skip]
 
 
-def table(columns: dict[str, list[Row]]) -> str:
-    """The rows side by side, in Markdown. A row that only one deployment has leaves the other's cell empty."""
-    figures = {name: {row.name: row.figure for row in rows} for name, rows in columns.items()}
-    names = list(dict.fromkeys(row.name for rows in columns.values() for row in rows))
-    head = ["", *(TITLES[name] for name in columns)]
-    lines = [head, ["---"] * len(head), *([name, *(figures[one].get(name, "") for one in columns)] for name in names)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _store(result: Result, options: argparse.Namespace) -> None:
+    paths = [options.json] if options.json else []
+    paths += [result_path(result, hardware())] if options.save else []
+    for path in paths:
+        write_result(result, path)
+        say(f"written: {path}")
 
 
 def say(text: str) -> None:

@@ -85,7 +85,7 @@ async def _watched(directory: Path, environment: dict[str, str], postgres_url: s
     port = free_port()
     variables = {**environment, "HOLDFAST_WORKER_PORT": str(port)}
     async with services(directory, variables, postgres_url) as deployment:
-        api = str(deployment.client.http.base_url).rstrip("/")
+        api = deployment.client.url
         yield Watched(deployment, [f"{api}/metrics", f"http://127.0.0.1:{port}/metrics"])
 
 

@@ -69,7 +69,7 @@ async def fuzz(options: argparse.Namespace) -> bool:
     for shape in ["embedded", "services"] if options.shape == "both" else [options.shape]:
         directory = Path(tempfile.mkdtemp(prefix=f"holdfast-fuzz-{shape}-"))
         async with _deployed(shape, directory, options.postgres) as deployment:
-            outcome = await _requests(shape, str(deployment.client.http.base_url), directory, seed, options)
+            outcome = await _requests(shape, deployment.client.url, directory, seed, options)
             dead = [name for name, process in deployment.processes.items() if not process.is_running()]
         said = "NOT CLEAN" if outcome.found else "clean"
         results.append(f"{shape}: {outcome.cases} cases, {said}; {directory}")

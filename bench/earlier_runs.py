@@ -1,0 +1,71 @@
+"""Runs that have ended long ago, as rows: a thread or a project of some age, without the days that it takes."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from shared.domain.runs import RunOptions, Usage
+from shared.sql.engine import Database
+from shared.sql.tables import to_json
+from tests.kit.runs.definitions import NOW
+from tests.kit.runs.stored_runs import said
+
+THREADS = 10_000
+"""Among which those runs are spread that are not of the thread."""
+AT_ONCE = 100_000
+"""Runs of one transaction."""
+MOMENT = int(NOW.timestamp() * 1_000_000)
+NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
+INSERT_RUNS = f"""
+    INSERT INTO runs (id, project_id, agent_id, thread_id, status, stop_reason, background, options, input, turn, ring,
+        fence, stalled_claims, usage, step_count, last_seq, checkpoint_seq, reserved_seq, created_at, started_at,
+        completed_at, updated_at)
+    {{numbers}}
+    SELECT '{{name}}-' || n, '{{project_id}}', '{{agent_id}}',
+        CASE WHEN n <= {{of_thread}} THEN '{{thread_id}}' ELSE 'other-' || (n % {THREADS}) END,
+        'completed', 'end_turn', FALSE, CAST(:options AS TEXT), '[]', n, 1, 1, 0, CAST(:usage AS TEXT), 1, 9, 9, 9,
+        {MOMENT} + n, {MOMENT} + n, {MOMENT} + n, {MOMENT} + n
+    FROM numbers
+"""
+INSERT_KEYS = """
+    INSERT INTO submission_keys (thread_id, key, run_id)
+    {numbers} SELECT '{thread_id}', 'otids:{name}-' || n, '{name}-' || n FROM numbers WHERE n <= {of_thread}
+"""
+INSERT_MESSAGES = f"""
+    INSERT INTO messages (id, agent_id, thread_id, run_id, turn, position, in_context, left_because, body, created_at)
+    {{numbers}}
+    SELECT '{{name}}-' || n, '{{agent_id}}', '{{thread_id}}', '{{name}}-' || n, n, 1, FALSE, 'compacted',
+        CAST(:body AS TEXT), {MOMENT} + n
+    FROM numbers WHERE n <= {{of_thread}}
+"""
+DOCUMENTS = {"options": to_json(RunOptions()), "usage": to_json(Usage()), "body": to_json(said("hi").body)}
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """Whose they are."""
+
+    project_id: str
+    agent_id: str
+    thread_id: str
+    name: str = "earlier"
+    """Their ids begin with it."""
+
+    async def insert(self, database: Database, first: int, last: int, *, of_thread: int) -> None:
+        """Those with the numbers from `first` to `last`. Up to `of_thread` they are the thread's, each with a key and
+        a message that has left the context; further ones are other threads'."""
+        for begin in range(first, last + 1, AT_ONCE):
+            numbers = NUMBERS.format(first=begin, last=min(last, begin + AT_ONCE - 1))
+            await self._insert_part(database, numbers, of_thread)
+        if not database.is_sqlite:
+            # Postgres does it by itself, some time later; nobody does it for SQLite.
+            async with database.write() as connection:
+                await connection.execute(sa.text("ANALYZE"))
+
+    async def _insert_part(self, database: Database, numbers: str, of_thread: int) -> None:
+        owners = {"project_id": self.project_id, "agent_id": self.agent_id, "thread_id": self.thread_id}
+        async with database.write() as connection:
+            for statement in (INSERT_RUNS, INSERT_KEYS, INSERT_MESSAGES):
+                written = statement.format(numbers=numbers, of_thread=of_thread, name=self.name, **owners)
+                values = {name: text for name, text in DOCUMENTS.items() if f":{name}" in statement}
+                await connection.execute(sa.text(written), values)

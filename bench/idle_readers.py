@@ -1,0 +1,63 @@
+"""Readers that wait, as a process of its own: `python -m bench.idle_readers PORT READERS RUN_ID …`.
+
+It opens the streams of the runs, each as often as another, from their beginning, prints how many are open when all
+have begun, and stays until it is killed. What comes is thrown away.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+from contextlib import suppress
+
+import uvloop
+
+OPENING = 100
+"""Connections that are being opened at the same time."""
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        if b'"run_id"' in data:
+            self.has_begun.set()
+
+
+async def main(port: int, readers: int, run_ids: list[str]) -> None:
+    body = json.dumps({"starting_after": 0}).encode()
+    head = "POST /v1/runs/{}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    opening = asyncio.Semaphore(OPENING)
+
+    async def read(number: int) -> asyncio.Transport:
+        path = head.format(run_ids[number % len(run_ids)])
+        async with opening:
+            loop = asyncio.get_running_loop()
+            transport, reader = await loop.create_connection(_Reader, "127.0.0.1", port)
+            transport.write(path.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            await reader.has_begun.wait()
+        return transport
+
+    opened = await asyncio.gather(*(read(number) for number in range(readers)))
+    print(len(opened), flush=True)
+    await asyncio.Event().wait()
+
+
+def raise_open_files() -> int:
+    """As many open files as this process may have; children get it, too. Returns how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.idle_readers", description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("readers", type=int)
+    parser.add_argument("run_ids", nargs="+")
+    given = parser.parse_args()
+    raise_open_files()
+    with suppress(KeyboardInterrupt):
+        uvloop.run(main(given.port, given.readers, given.run_ids))

@@ -1,0 +1,18 @@
+"""The load program on the model itself, as if it were a deployment: the floor of everything that comes from a model."""
+
+import json
+from typing import Any
+
+from bench.client import Client
+
+
+class ModelReader(Client):
+    """Reads the model's answers with nothing between."""
+
+    async def agent(self, *tool_ids: str) -> str:
+        del tool_ids
+        return "nobody"
+
+    def send(self, agent_id: str, **wish: Any):
+        message = {"role": "user", "content": json.dumps(wish)}
+        return self.watching(f"/{agent_id}", {"messages": [message]})

@@ -1,0 +1,56 @@
+"""What readers cost that wait for a model that says nothing."""
+
+import asyncio
+import sys
+import time
+from contextlib import AsyncExitStack
+
+from bench.deployments import Deployment, ProcessorTimes, program
+from bench.figures import Figure
+from bench.idle_readers import raise_open_files
+
+RUNS = 100
+READERS = (100, 1_000, 5_000)
+SPARE_FILES = 400
+"""Open files of a server beside its readers."""
+SETTLED_S, WATCHED_S = 2.0, 6.0
+OPENED_S = 120.0
+
+
+async def idle_readers(deployment: Deployment) -> list[Figure]:
+    """Processor time and memory of the servers with more and more readers of silent runs."""
+    client = deployment.client
+    runs = [await client.submit(agent_id, silent=True) for agent_id in await client.agents(RUNS)]
+    await asyncio.sleep(SETTLED_S)
+    figures = [Figure(f"{RUNS} silent runs, no reader: CPU", await _cores(deployment), "cores")]
+    before, open_now = _memory(deployment), 0
+    async with AsyncExitStack() as stack:
+        for readers in READERS:
+            if readers + SPARE_FILES > (limit := raise_open_files()):
+                print(f"{readers:,} readers are left out: ulimit -Hn is {limit:,}", file=sys.stderr)
+                continue
+            more = program("bench.idle_readers", str(client.port), str(readers - open_now), *runs)
+            try:
+                async with asyncio.timeout(OPENED_S):
+                    await stack.enter_async_context(more)
+            except TimeoutError:
+                print(f"{readers:,} readers are left out: they did not open in {OPENED_S:.0f} s", file=sys.stderr)
+                break
+            open_now = readers
+            await asyncio.sleep(SETTLED_S)
+            title = f"{readers:,} idle readers"
+            figures.append(Figure(f"{title}: CPU", await _cores(deployment), "cores"))
+            figures.append(Figure(f"{title}: memory each", (_memory(deployment) - before) / readers / 1024, "KiB"))
+    for run_id in runs:
+        await client.cancel(run_id)
+    return figures
+
+
+async def _cores(deployment: Deployment) -> float:
+    times, began = ProcessorTimes(deployment), time.monotonic()
+    await asyncio.sleep(WATCHED_S)
+    return times.of_product() / (time.monotonic() - began)
+
+
+def _memory(deployment: Deployment) -> int:
+    return sum(process.memory_info().rss for process in deployment.processes.values())
