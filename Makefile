@@ -49,7 +49,7 @@ screenshots: $(STAMP) ## Take the pictures of the console in docs/images, as its
 	@mkdir -p docs/images
 	@HOLDFAST_TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/browser $(ARGS)
 
-bench: $(STAMP) ## Measure (ARGS are given to bench/run.py)
+bench: $(STAMP) ## Measure both set-ups (ARGS="--section first-token --only services"; ARGS="--help" lists all)
 	@$(BIN)/python -m bench.run $(ARGS)
 
 chaos: $(STAMP) ## Break a deployment for two minutes and check every promise (ARGS="--seed 7")
