@@ -46,6 +46,7 @@ class Deployment:
     )
     """The servers that it uses, each one or several processes."""
     database_url: str = ""
+    redis_url: str = ""
     replace: Replace | None = None
     """Ends what executes the runs with this signal; another one is there afterwards."""
     keeps_readers: bool = False
@@ -99,7 +100,8 @@ async def relay(directory: Path, environment: dict[str, str]) -> AsyncGenerator[
         arguments = ["bench.relay", str(_model_port(environment)), redis.url]
         async with program(*arguments) as (process, port):
             with _closing(Client(port)) as client:
-                yield Deployment(client, {"relay": psutil.Process(process.pid)}, {"redis": lambda: _alive(redis.pid)})
+                ours, beside = {"relay": psutil.Process(process.pid)}, {"redis": lambda: _alive(redis.pid)}
+                yield Deployment(client, ours, beside, redis_url=redis.url)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ TITLES = {
 }
 """What is measured, in the order of the table's columns. The first two are floors."""
 
-HIGHER_IS_BETTER = frozenset({"tokens/s", "runs/s"})
+HIGHER_IS_BETTER = frozenset({"tokens/s", "runs/s", "entries/s"})
 
 
 class Figure(NamedTuple):
@@ -93,7 +93,10 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
+    """Raises `ValueError` when there are none."""
     ordered = sorted(values)
+    if not ordered:
+        raise ValueError("nothing was measured")
     return ordered[round((len(ordered) - 1) * share)]
 
 

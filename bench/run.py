@@ -42,7 +42,7 @@ def main() -> None:
         raise_open_files()
         result = uvloop.run(measure(options, taking))
         print(f"{result.machine}\n\n{table(result)}")
-        _store(result, options)
+        _save(result, options)
     if olds:
         print(f"\n{comparison(olds[0], result)}")
     for fault in result.faults:
@@ -102,6 +102,8 @@ async def measure(options: argparse.Namespace, taking: Profiler | None) -> Resul
                         for name in plan[column]:
                             await _section(column, name, deployment, result, options.rounds, taking)
                             progress(done := done + 1)
+                            if options.json:  # what was measured is kept, however it goes on
+                                write_result(result, options.json)
                 except OSError as error:
                     say(f"{column}: left out, because a service is not there: {error}")
     return result
@@ -117,11 +119,12 @@ async def _section(
         for _ in range(rounds if section.is_repeated and not taking else 1):
             async with asyncio.timeout(SECTION_S):
                 if taking:
+                    await section.measure(deployment)  # what is done once in a process is not what takes the time
                     async with taking.sampling(f"{column}-{name}", deployment):
                         result.add(column, await section.measure(deployment))
                 else:
                     result.add(column, await section.measure(deployment))
-    except (Refused, AssertionError, OSError, TimeoutError) as error:
+    except (Refused, AssertionError, EOFError, OSError, TimeoutError, ValueError) as error:
         result.faults.append(f"{column}: {name} failed: {type(error).__name__}: {error}")
         say(result.faults[-1])
     result.faults += [f"{column}: {name}: {fault}" for fault in deployment.client.faults]
@@ -149,10 +152,11 @@ def _wanted(options: argparse.Namespace) -> list[str]:
     return [name for name in SECTIONS if name in asked and name not in options.skip]
 
 
-def _store(result: Result, options: argparse.Namespace) -> None:
-    paths = [options.json] if options.json else []
-    paths += [result_path(result, hardware())] if options.save else []
-    for path in paths:
+def _save(result: Result, options: argparse.Namespace) -> None:
+    if options.json:
+        say(f"written: {options.json}")
+    if options.save:
+        path = result_path(result, hardware())
         write_result(result, path)
         say(f"written: {path}")
 

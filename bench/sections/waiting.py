@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from bench.client import QUICK_TOOL, Watched
+from bench.client import QUICK_TOOL, Refused, Watched
 from bench.deployments import Deployment, ProcessorTimes
 from bench.figures import Figure, median_and_slowest, quantile
 
@@ -34,23 +34,31 @@ async def token_delay(deployment: Deployment) -> list[Figure]:
     """From the model's writing a token to the client's reading it, while runs stream; and what that costs."""
     figures: list[Figure] = []
     for runs in AT_ONCE:
-        async with streaming(deployment, runs, SECONDS * TOKENS_PER_S) as streams:
-            # All runs begin at once, which is not what is measured here.
-            begun = [len(stream.delays) for stream in streams]
-            times, began = ProcessorTimes(deployment), time.monotonic()
-            await asyncio.sleep(SECONDS - 1)
-            used, seconds = times.used(), time.monotonic() - began
-            received = sum(len(stream.delays) - first for stream, first in zip(streams, begun, strict=True))
-            await asyncio.gather(*(stream.until("ended_at") for stream in streams))
-            for stream in streams:
-                deployment.client.check(stream, SECONDS * TOKENS_PER_S)
-        delays = [delay for stream, first in zip(streams, begun, strict=True) for delay in stream.delays[first:]]
-        title = f"{runs} run{'s' * (runs > 1)} x {TOKENS_PER_S}/s"
-        figures += median_and_slowest(f"token delay, {title}", delays)
-        if runs == COUNTED_AT and used:
-            figures += _per_token(title, deployment, used, received)
-        figures += [Figure(f"{title}: CPU of {name}", cpu / seconds, "cores") for name, cpu in used.items()]
+        try:
+            figures += await _delay_at(deployment, runs)
+        except Refused as error:
+            deployment.client.faults.append(f"{runs} runs at once: {error}")
     return figures
+
+
+async def _delay_at(deployment: Deployment, runs: int) -> list[Figure]:
+    """The figures for one number of runs."""
+    async with streaming(deployment, runs, SECONDS * TOKENS_PER_S) as streams:
+        # All runs begin at once, which is not what is measured here.
+        begun = [len(stream.delays) for stream in streams]
+        times, began = ProcessorTimes(deployment), time.monotonic()
+        await asyncio.sleep(SECONDS - 1)
+        used, seconds = times.used(), time.monotonic() - began
+        received = sum(len(stream.delays) - first for stream, first in zip(streams, begun, strict=True))
+        await asyncio.gather(*(stream.until("ended_at") for stream in streams))
+        for stream in streams:
+            deployment.client.check(stream, SECONDS * TOKENS_PER_S)
+    delays = [delay for stream, first in zip(streams, begun, strict=True) for delay in stream.delays[first:]]
+    title = f"{runs} run{'s' * (runs > 1)} x {TOKENS_PER_S}/s"
+    figures = median_and_slowest(f"token delay, {title}", delays)
+    if runs == COUNTED_AT and used and received:
+        figures += _per_token(title, deployment, used, received)
+    return figures + [Figure(f"{title}: CPU of {name}", cpu / seconds, "cores") for name, cpu in used.items()]
 
 
 async def tool_call(deployment: Deployment) -> list[Figure]:
