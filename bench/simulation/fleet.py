@@ -120,18 +120,18 @@ class Simulation:
         """Simulates; `progress` is told the seconds that have passed."""
         for _ in range(self._in_flight):
             self._at(self._random.uniform(0, warm_up_s), self._begin_run)
-        now, streaming, tokens, ticks = 0.0, 0, 0.0, 0
-        while now < warm_up_s + for_s:
-            now += TICK_S
+        streaming, tokens, warm_up, ticks = 0, 0.0, round(warm_up_s / TICK_S), round(for_s / TICK_S)
+        for number in range(1, warm_up + ticks + 1):
+            now = number * TICK_S
             while self._events and self._events[0][0] <= now:
                 moment, _, happens = heapq.heappop(self._events)
                 happens(moment)
             for pool in self._pools.values():
                 pool.tick()
-            if now < warm_up_s:
+            if number <= warm_up:
                 self._forget()
-                continue
-            streaming, tokens, ticks = streaming + self._streaming, tokens + self._rate * TICK_S, ticks + 1
+            else:
+                streaming, tokens = streaming + self._streaming, tokens + self._rate * TICK_S
             progress(now)
         return Outcome(
             in_flight=self._in_flight,
