@@ -75,7 +75,7 @@ PROVIDERS: dict[str, Provider] = {
             "https://api.together.xyz/v1",
             quirks=Quirks(limit_field="max_tokens", reasoning_goes_back="never"),
         ),
-        _keyed("xai", "https://api.x.ai/v1"),
+        _keyed("xai", "https://api.x.ai/v1", quirks=Quirks(counts_reasoning_apart=True)),
         _keyed(
             "deepseek",
             "https://api.deepseek.com/v1",

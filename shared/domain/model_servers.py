@@ -43,6 +43,8 @@ class Quirks(NamedTuple):
     call_id_length: int | None = None
     """Letters and digits that the id of a tool call must have."""
     least_temperature: float = 0.0
+    counts_reasoning_apart: bool = False
+    """The tokens of an answer are counted without those of the reasoning before it."""
 
 
 class Provider(NamedTuple):

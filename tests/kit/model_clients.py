@@ -6,8 +6,6 @@ import, or work out, when they are first used; so a client of each is made here,
 
 import asyncio
 
-from openai.types.chat import ChatCompletionChunk
-
 from worker.models.registry import Models
 
 KEYS = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
@@ -20,4 +18,3 @@ async def _make_clients() -> None:
 
 
 asyncio.run(_make_clients())
-ChatCompletionChunk.model_rebuild()

@@ -7,19 +7,8 @@ from pydantic_ai import messages as sdk
 from pydantic_ai.models import StreamedResponse
 from pydantic_core import PydanticSerializationError
 
-from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import estimate_tokens
-from shared.domain.runs import Usage
-from worker.models.provider import (
-    CallArguments,
-    CallFinished,
-    CallStarted,
-    Finished,
-    ModelCall,
-    ModelEvent,
-    Text,
-    Thought,
-)
+from worker.models.answer_end import CountedTokens, WholeAnswer, judge
+from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
 from worker.models.user_content import replace_surrogates
 
 _BETWEEN_THOUGHTS = "\n\n"
@@ -59,27 +48,19 @@ class AnswerEvents:
             if isinstance(part, sdk.ToolCallPart) and self._told.get(index) != _arguments(part):
                 yield from self._start(index, part, arguments=False)
                 yield self._finished_call(index, part)
-        reason = answer.finish_reason
-        if reason is None or answer.state == "incomplete":
-            raise ModelError(
-                ModelErrorType.ERROR,
-                "The model's stream ended before its answer did (no finish reason).",
-                retryable=True,
-            )
-        if reason == "error":
-            raise ModelError(
-                ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.provider_details}"
-            )
-        if not _has_content(answer) and not self._call.beginning:
-            raise ModelError(
-                ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason})."
-            )
-        ends_in_calls = any(isinstance(part, sdk.ToolCallPart) for part in answer.parts)
-        ended_early = reason in ("length", "content_filter")
-        yield Finished(
-            reason="tool_calls" if ends_in_calls and not ended_early else "stop" if reason == "tool_call" else reason,
-            usage=self._usage(answer),
-            provider_response=_kept(answer),
+        incomplete = answer.state == "incomplete"
+        yield judge(
+            self._call,
+            WholeAnswer(
+                reason=None if incomplete else answer.finish_reason,
+                text="".join(
+                    part.content for part in answer.parts if isinstance(part, sdk.TextPart | sdk.ThinkingPart)
+                ),
+                arguments=[_arguments(part) for part in answer.parts if isinstance(part, sdk.ToolCallPart)],
+                counted=_counted(answer),
+                provider_response=_kept(answer),
+                details=answer.provider_details,
+            ),
         )
 
     def _start(self, index: int, part: sdk.ModelResponsePart, *, arguments: bool = True) -> Iterator[ModelEvent]:
@@ -118,47 +99,22 @@ class AnswerEvents:
         self._told[index] = _arguments(part)
         return CallFinished(self._numbers[index], part.tool_call_id, part.tool_name, self._told[index])
 
-    def _usage(self, answer: sdk.ModelResponse) -> Usage:
-        usage = answer.usage
-        # Some servers report -1 for what they have not counted: a budget would be given tokens back.
-        prompt, completion = max(usage.input_tokens, 0), max(usage.output_tokens, 0)
-        if not prompt and not completion:
-            return self._estimated_usage(answer)
-        # DeepSeek counts them in a field of its own.
-        cached = usage.cache_read_tokens or usage.details.get("prompt_cache_hit_tokens", 0)
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cached_input_tokens=max(cached, 0),
-            cache_write_tokens=max(usage.cache_write_tokens, 0),
-            reasoning_tokens=max(usage.output_reasoning_tokens, 0),
-            context_tokens=prompt + completion,
-        )
 
-    def _estimated_usage(self, answer: sdk.ModelResponse) -> Usage:
-        """For servers that report no usage at all."""
-        prompt = self._call.estimated_tokens()
-        written = "".join(part.content for part in answer.parts if isinstance(part, sdk.TextPart | sdk.ThinkingPart))
-        completion = estimate_tokens(written + "".join(self._told.values()))
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            context_tokens=prompt + completion,
-            estimated=True,
-        )
+def _counted(answer: sdk.ModelResponse) -> CountedTokens:
+    usage = answer.usage
+    return CountedTokens(
+        prompt=usage.input_tokens,
+        completion=usage.output_tokens,
+        cached=usage.cache_read_tokens,
+        cache_written=usage.cache_write_tokens,
+        reasoning=usage.output_reasoning_tokens,
+    )
 
 
 def _arguments(part: sdk.ToolCallPart) -> str:
     if isinstance(part.args, dict):
         return replace_surrogates(json.dumps(part.args, ensure_ascii=False))
     return replace_surrogates(part.args or "{}")
-
-
-def _has_content(answer: sdk.ModelResponse) -> bool:
-    return any(
-        isinstance(part, sdk.ToolCallPart) or (isinstance(part, sdk.TextPart | sdk.ThinkingPart) and part.content)
-        for part in answer.parts
-    )
 
 
 def _kept(answer: sdk.ModelResponse) -> str | None:

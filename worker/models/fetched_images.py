@@ -15,7 +15,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_servers import without_credentials
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, TooLarge, Unreachable
-from worker.models.foreign_errors import LONGEST_DETAIL
+from worker.models.model_errors import LONGEST_DETAIL
 
 MOST_BYTES = 20_000_000
 """Of one image: a whole request to Gemini may not have more."""

@@ -1,14 +1,12 @@
 """What the SDKs raise, as `ModelError`: the only place that knows both. Imported with the first SDK, never before."""
 
-import re
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, cast
 
 import httpx2
 from pydantic_ai import exceptions as sdk
 
 from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in
 
 SDK_ERRORS: tuple[type[Exception], ...] = (
     sdk.AgentRunError,
@@ -27,15 +25,6 @@ SDK_ERRORS: tuple[type[Exception], ...] = (
     OSError,
 )
 """Each of these, out of an SDK, means that the call failed. Cancellation is none of them."""
-
-LONGEST_DETAIL = 2000
-
-_CONTEXT_OVERFLOW = re.compile(
-    r"maximum context length|context[ _](length|size|window)[ _]?(is |was )?exceed|exceed\w*[ _](the )?[\w' ]*context"
-    r"|prompt is too long|input is too long|input token count.*exceeds the maximum"
-    r"|input length and .?max_tokens.? exceed",
-    re.IGNORECASE | re.DOTALL,
-)
 
 _Meaning = tuple[ModelErrorType, bool]
 """The type on the wire, and whether another try may help."""
@@ -77,7 +66,7 @@ def _from_provider(error: sdk.ModelAPIError) -> ModelError:
     detail = _detail(error)
     status = error.status_code if isinstance(error, sdk.ModelHTTPError) else None
     error_type, retryable = _meaning(error, status)
-    if not isinstance(error, _NEVER_OVERFLOW) and _CONTEXT_OVERFLOW.search(f"{error.provider_error_code} {detail}"):
+    if not isinstance(error, _NEVER_OVERFLOW) and CONTEXT_OVERFLOW.search(f"{error.provider_error_code} {detail}"):
         error_type, retryable = ModelErrorType.CONTEXT_WINDOW, False
     return ModelError(error_type, detail, retryable=retryable, retry_after=error.retry_after, status=status)
 
@@ -97,27 +86,13 @@ def _meaning(error: sdk.ModelAPIError, status: int | None) -> _Meaning:
 
 
 def _detail(error: sdk.ModelAPIError) -> str:
-    text = _message_in(error.body) or error.message
+    text = message_in(error.body) or error.message
     cause = error.__cause__
     if isinstance(error, sdk.ModelConnectionError) and cause is not None:
         # "Connection error." alone helps nobody; the transport's own text is further down.
         deepest = _named(cause.__cause__ or cause)
         text = deepest if text in deepest else f"{text} ({deepest})"
     return text[:LONGEST_DETAIL]
-
-
-def _message_in(body: object) -> str | None:
-    """The text in a provider's error body; its place differs: `message`, or `error.message`, or a list of one such."""
-    if isinstance(body, list) and body:
-        return _message_in(cast("list[object]", body)[0])
-    if not isinstance(body, Mapping):
-        return body.strip() or None if isinstance(body, str) else None
-    fields = cast("Mapping[str, Any]", body)
-    inner = fields.get("error")
-    if isinstance(inner, Mapping | list):
-        return _message_in(cast("object", inner))
-    message = fields.get("message") or inner or fields.get("detail")
-    return message if isinstance(message, str) else None
 
 
 def _named(error: BaseException) -> str:

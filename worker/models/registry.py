@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from itertools import count
+from uuid import uuid4
 
 import msgspec
 
@@ -23,7 +24,9 @@ from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, sp
 from shared.domain.model_servers import Wire
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.builtin import BuiltinModel
+from worker.models.chat_wire import ChatWire
 from worker.models.connections import Connections
+from worker.models.direct_model import DirectModel, DirectWire
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
 
 NO_KEY = "none"
@@ -116,8 +119,7 @@ class _Attempt:
 MOST_BUILT_MODELS = 512
 
 _WIRE_MODULES: Mapping[Wire, str] = {
-    "chat": "worker.models.openai_wire",
-    "responses": "worker.models.openai_wire",
+    "responses": "worker.models.responses_wire",
     "anthropic": "worker.models.anthropic_wire",
     "google": "worker.models.google_wire",
 }
@@ -140,6 +142,7 @@ class Models:
         network: NetworkRules = PUBLIC_ONLY,
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
+        new_call_id: Callable[[], str] = lambda: f"call_{uuid4().hex}",
     ) -> None:
         """`environment` holds keys and base URLs; timeouts are in seconds (see `SilenceLimit`).
 
@@ -151,6 +154,7 @@ class Models:
         self._idle_timeout = idle_timeout
         self._network = network
         self._sleep = clock_sleep
+        self._new_call_id = new_call_id
         self._policy = RetryPolicy(retries, clock_sleep, jitter)
         self._connections: Connections | None = None
         self._built: OrderedDict[Route, ModelProvider] = OrderedDict()
@@ -211,7 +215,12 @@ class Models:
             return BuiltinModel(route.model, self._sleep, self._first_event_timeout, self._idle_timeout)
         if self._connections is None:
             self._connections = Connections(self._network)
+        if route.wire == "chat":
+            return self._build_direct(ChatWire(route, self._new_call_id), self._connections)
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
+
+    def _build_direct(self, wire: DirectWire, connections: Connections) -> ModelProvider:
+        return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout)
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:
         try:

@@ -1,6 +1,6 @@
 """One model behind pydantic-ai, asked through `direct.model_request_stream` and nothing else of it.
 
-Imported with the first SDK, never before. What differs from wire to wire is in `openai_wire.py`, `anthropic_wire.py`
+Imported with the first SDK, never before. What differs from wire to wire is in `responses_wire.py`, `anthropic_wire.py`
 and `google_wire.py`.
 """
 
@@ -23,7 +23,9 @@ from worker.models.connections import Connections, OpenCall
 from worker.models.fetched_images import with_fetched_images
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
 from worker.models.history_mapping import map_history
+from worker.models.model_errors import named
 from worker.models.provider import ModelCall, ModelEvent, SilenceLimit
+from worker.models.sdk_history import sdk_messages
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -42,8 +44,6 @@ class WireModel:
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
-    takes_forced_calls: bool = True
-    """Whether a request may say that a tool must be called."""
     hint_if_not_found: str = ""
     """What to try when the server does not know the path."""
 
@@ -103,30 +103,20 @@ class SdkModel:
                 yield ours
 
     def _named(self, error: ModelError) -> ModelError:
-        """The error with whoever failed. Only the worker knows which of several servers it has asked."""
+        """The error with whoever failed, and with what may help."""
         hint = f" {self._wire.hint_if_not_found}" if error.status == HTTPStatus.NOT_FOUND else ""
-        return ModelError(
-            error.error_type,
-            f"{error.message}{hint.rstrip()} [Asked: {self._asked}]",
-            retryable=error.retryable,
-            retry_after=error.retry_after,
-            status=error.status,
-        )
+        return named(error, self._asked, hint.rstrip())
 
     def _messages(self, call: ModelCall) -> list[ModelMessage]:
-        messages = map_history(
-            call,
-            provider_name=self._wire.model.system,
-            safe_call_id=self._wire.safe_call_id,
-            results_as_objects=self._wire.results_as_objects,
-        )
+        turns = map_history(call, provider_name=self._wire.model.system, safe_call_id=self._wire.safe_call_id)
+        messages = sdk_messages(turns, results_as_objects=self._wire.results_as_objects)
         return [*messages, ModelResponse(parts=[TextPart(call.beginning)])] if call.beginning else messages
 
     def _request(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
     ) -> AbstractAsyncContextManager[StreamedResponse]:
         settings = self._wire.settings(call, messages)
-        if call.must_call and call.tools and self._wire.takes_forced_calls:
+        if call.must_call and call.tools:
             settings["tool_choice"] = "required"
         settings["extra_headers"] = connection.header
         return direct.model_request_stream(

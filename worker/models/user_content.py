@@ -1,13 +1,11 @@
-"""What a user sent, or a tool gave, as pydantic-ai's content: text and images."""
+"""What a user sent, or a tool gave, as turns hold it: text and images, fit for every provider."""
 
 import base64
 import binascii
-from collections.abc import Sequence
-
-from pydantic_ai import messages as sdk
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import ContentPart, ImageContent, TextContent
+from worker.models.turns import Image, ImageData, ImageLink
 
 
 def replace_surrogates(text: str) -> str:
@@ -31,7 +29,7 @@ def plain_text(text: str) -> str:
     return replace_surrogates(text) if text.strip() else EMPTY
 
 
-def user_content(content: str | list[ContentPart]) -> str | Sequence[sdk.UserContent]:
+def user_content(content: str | list[ContentPart]) -> str | list[str | Image]:
     """The content of a user's message."""
     if isinstance(content, str):
         return plain_text(content)
@@ -39,12 +37,12 @@ def user_content(content: str | list[ContentPart]) -> str | Sequence[sdk.UserCon
     return [_part(part) for part in parts] or EMPTY
 
 
-def images_in(content: list[ContentPart]) -> list[sdk.BinaryContent | sdk.ImageUrl]:
+def images_in(content: list[ContentPart]) -> list[Image]:
     """The images of the content, without its text."""
     return [_image_of(part) for part in content if isinstance(part, ImageContent)]
 
 
-def _part(part: ContentPart) -> sdk.UserContent:
+def _part(part: ContentPart) -> str | Image:
     match part:
         case TextContent(text=text):
             return plain_text(text)
@@ -52,18 +50,18 @@ def _part(part: ContentPart) -> sdk.UserContent:
             return _image_of(part)
 
 
-def _image_of(part: ImageContent) -> sdk.BinaryContent | sdk.ImageUrl:
+def _image_of(part: ImageContent) -> Image:
     if part.data is not None:
         return _image(part.data, part.media_type)
     if part.url is not None:
-        return sdk.ImageUrl(part.url)
+        return ImageLink(part.url)
     raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history has neither a URL nor data.")
 
 
-def _image(data: str, media_type: str | None) -> sdk.BinaryContent:
+def _image(data: str, media_type: str | None) -> ImageData:
     try:
         content = base64.b64decode(data, validate=False)
     except binascii.Error as error:
         raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history is not valid base64.") from error
     found = next((kind for signature, kind in _SIGNATURES if content.startswith(signature)), "image/png")
-    return sdk.BinaryContent(content, media_type=media_type or found)
+    return ImageData(base64.b64encode(content).decode(), media_type or found)

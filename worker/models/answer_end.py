@@ -1,0 +1,84 @@
+"""How an answer ended: whether it is one, and what it cost. The same for every wire."""
+
+import msgspec
+
+from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.messages import estimate_tokens
+from shared.domain.runs import Usage
+from worker.models.provider import Finished, ModelCall
+
+FinishReason = str
+"""Why a provider ended an answer, in the words that all of them are translated to: `stop`, `length`, `tool_call`,
+`content_filter`, `error`."""
+
+
+class CountedTokens(msgspec.Struct, frozen=True):
+    """Tokens as the provider counted them. Some servers report -1 for what they have not counted."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    cache_written: int = 0
+    reasoning: int = 0
+
+
+class WholeAnswer(msgspec.Struct, frozen=True):
+    """What an answer came to."""
+
+    reason: FinishReason | None
+    """None when the stream ended without one."""
+    text: str
+    """All that was said and thought."""
+    arguments: list[str]
+    """Of each tool call."""
+    counted: CountedTokens
+    provider_response: str | None
+    details: object = None
+    """What the provider says of an answer that ended with an error."""
+
+
+def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
+    """The end of the answer. Raises `ModelError` when it was cut short, refused or empty."""
+    reason = answer.reason
+    if reason is None:
+        raise ModelError(
+            ModelErrorType.ERROR, "The model's stream ended before its answer did (no finish reason).", retryable=True
+        )
+    if reason == "error":
+        raise ModelError(ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.details}")
+    if not answer.text and not answer.arguments and not call.beginning:
+        raise ModelError(
+            ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason})."
+        )
+    usage = _usage(call, answer)
+    if reason == "length" or reason == "content_filter":
+        return Finished(reason, usage, answer.provider_response)
+    return Finished("tool_calls" if answer.arguments else "stop", usage, answer.provider_response)
+
+
+def _usage(call: ModelCall, answer: WholeAnswer) -> Usage:
+    counted = answer.counted
+    prompt, completion = counted.prompt, counted.completion
+    if min(prompt, completion) < 0 or not prompt + completion:
+        return _estimated_usage(call, answer)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        # A budget would be given tokens back by less than none.
+        cached_input_tokens=max(counted.cached, 0),
+        cache_write_tokens=max(counted.cache_written, 0),
+        reasoning_tokens=max(counted.reasoning, 0),
+        context_tokens=prompt + completion,
+    )
+
+
+def _estimated_usage(call: ModelCall, answer: WholeAnswer) -> Usage:
+    """For servers that report no usage at all."""
+    prompt = call.estimated_tokens()
+    completion = estimate_tokens(answer.text + "".join(answer.arguments))
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        context_tokens=prompt + completion,
+        estimated=True,
+    )

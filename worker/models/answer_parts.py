@@ -1,0 +1,224 @@
+"""The parts of one answer as they grow, and what is told of them. Which wire it came over makes no difference here."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from worker.models.provider import CallArguments, CallFinished, CallStarted, Finished, ModelEvent, Text, Thought
+from worker.models.special_tokens import MendedTokens
+from worker.models.turns import AnswerPart, Called, Reasoned, Said
+from worker.models.user_content import replace_surrogates
+
+_BETWEEN_THOUGHTS = "\n\n"
+
+
+class _Pieces:
+    """Text that comes in pieces, with what was done to special tokens of the request undone."""
+
+    def __init__(self, mended: MendedTokens | None) -> None:
+        self._mended = mended
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> str:
+        """What can be told of the text now."""
+        told = piece if self._mended is None else self._mended.more(piece)
+        return self._told(told)
+
+    def end(self) -> str:
+        """What was held back, if anything was."""
+        return "" if self._mended is None else self._told(self._mended.rest())
+
+    def _told(self, text: str) -> str:
+        if text:
+            text = replace_surrogates(text)
+            self._pieces.append(text)
+        return text
+
+    def __str__(self) -> str:
+        return "".join(self._pieces)
+
+
+class _GrowingText:
+    def __init__(self, pieces: _Pieces) -> None:
+        self.pieces = pieces
+
+
+class GrowingThought:
+    """Reasoning that the model writes. Providers name it after the field in which it comes, or after what it is."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.pieces: list[str] = []
+        self.signature: str | None = None
+
+
+class GrowingCall:
+    """A tool call that the model writes. It is told of as soon as it has a name."""
+
+    def __init__(self, call_id: str | None, pieces: _Pieces) -> None:
+        self.id = call_id
+        self.name = ""
+        self.pieces = pieces
+        self.details: dict[str, Any] | None = None
+        self.number: int | None = None
+        self.told: str | None = None
+        """The arguments with which the call was told as whole."""
+
+    @property
+    def arguments(self) -> str:
+        """As far as they have come."""
+        return str(self.pieces) or "{}"
+
+    def is_whole(self) -> bool:
+        """Whether the arguments are JSON, so that the call may be at its end."""
+        try:
+            msgspec.json.decode(str(self.pieces), type=msgspec.Raw)
+        except msgspec.DecodeError:
+            return False
+        return True
+
+
+_Growing = _GrowingText | GrowingThought | GrowingCall
+_GrowingPart = TypeVar("_GrowingPart", _GrowingText, GrowingThought, GrowingCall)
+
+
+class AnswerParts:
+    """Collects what comes, in the order in which it began."""
+
+    def __init__(self, new_id: Callable[[], str], *, mends_tokens: bool = False) -> None:
+        """`new_id` is for calls of servers that give them none; `mends_tokens`: see `special_tokens.py`."""
+        self._new_id = new_id
+        self._mends_tokens = mends_tokens
+        self._parts: list[_Growing] = []
+        self._open: _Growing | None = None
+        """The part that began last."""
+        self._calls = 0
+        self._thought: GrowingThought | None = None
+        """The part of reasoning that was told last."""
+        self._events: list[ModelEvent] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything of the answer."""
+        return bool(self._parts)
+
+    @property
+    def is_saying(self) -> bool:
+        """Whether the part that began last is text."""
+        return isinstance(self._open, _GrowingText)
+
+    @property
+    def open_call(self) -> GrowingCall | None:
+        """The call that is being written, if nothing else began since."""
+        return self._open if isinstance(self._open, GrowingCall) else None
+
+    def told(self) -> list[ModelEvent]:
+        """The events since they were last asked for."""
+        events, self._events = self._events, []
+        return events
+
+    def say(self, text: str) -> None:
+        """More text: of the part that is being written, or of a new one."""
+        part = self._open
+        if not isinstance(part, _GrowingText):
+            part = self._begin(_GrowingText(self._pieces()))
+        if told := part.pieces.add(text):
+            self._events.append(Text(told))
+
+    def begin_thought(self, name: str | None = None) -> GrowingThought:
+        """A new part of reasoning."""
+        return self._begin(GrowingThought(name))
+
+    def think(self, text: str, name: str | None) -> None:
+        """More reasoning: of the part of this name that is being written, or of a new one."""
+        part = self._open
+        if not isinstance(part, GrowingThought) or part.name != name:
+            part = self._begin(GrowingThought(name))
+        self.add_thought(part, text)
+
+    def add_thought(self, part: GrowingThought, text: str) -> None:
+        """More of a part of reasoning."""
+        part.pieces.append(text)
+        another = self._thought is not None and self._thought is not part
+        self._thought = part
+        self._events.append(Thought((_BETWEEN_THOUGHTS if another else "") + replace_surrogates(text)))
+
+    def begin_call(self, call_id: str | None) -> GrowingCall:
+        """A new tool call."""
+        return self._begin(GrowingCall(call_id, self._pieces()))
+
+    def name_call(self, call: GrowingCall, name: str) -> None:
+        """The name of a call, or a piece of it; some servers say it whole with every piece of the call."""
+        if name == call.name:
+            return
+        call.name += name
+        if call.number is None:
+            call.number, self._calls = self._calls, self._calls + 1
+            call.id = call.id or self._new_id()
+            self._events.append(CallStarted(call.number, call.id, call.name))
+            if written := str(call.pieces):
+                self._events.append(CallArguments(call.number, written))
+
+    def argue(self, call: GrowingCall, text: str) -> None:
+        """More of a call's arguments."""
+        told = call.pieces.add(text)
+        if told and call.number is not None:
+            self._events.append(CallArguments(call.number, told))
+
+    def close(self) -> None:
+        """The part that is being written is whole."""
+        match self._open:
+            case _GrowingText(pieces=pieces):
+                if rest := pieces.end():
+                    self._events.append(Text(rest))
+            case GrowingCall() as call:
+                self._finish_call(call)
+            case GrowingThought(signature=str(signature)) if signature:
+                self._events.append(Thought("", signature))
+            case _:
+                pass
+        self._open = None
+
+    def finish(self) -> list[AnswerPart]:
+        """All parts of the answer, which has ended."""
+        self.close()
+        for part in self._parts:
+            if isinstance(part, GrowingCall):
+                self._finish_call(part)
+        return [whole for part in self._parts if (whole := _whole(part)) is not None]
+
+    def tell(self, event: Finished) -> None:
+        """The end of the answer, as the last event."""
+        self._events.append(event)
+
+    def _pieces(self) -> _Pieces:
+        return _Pieces(MendedTokens() if self._mends_tokens else None)
+
+    def _begin(self, part: _GrowingPart) -> _GrowingPart:
+        self.close()
+        self._parts.append(part)
+        self._open = part
+        return part
+
+    def _finish_call(self, call: GrowingCall) -> None:
+        """Tells of the whole call: again, should the provider have gone on writing it after all."""
+        rest = call.pieces.end()
+        if call.number is None or call.id is None:
+            return
+        if rest:
+            self._events.append(CallArguments(call.number, rest))
+        if call.told != (arguments := call.arguments):
+            call.told = arguments
+            self._events.append(CallFinished(call.number, call.id, call.name, arguments))
+
+
+def _whole(part: _Growing) -> AnswerPart | None:
+    match part:
+        case _GrowingText(pieces=pieces):
+            return Said(str(pieces))
+        case GrowingThought(pieces=pieces, name=name, signature=signature):
+            return Reasoned("".join(pieces), name, signature)
+        case GrowingCall(id=call_id, name=name, number=number, details=details):
+            # A call that never got a name is none.
+            return None if number is None else Called(call_id or "", name, part.arguments, details)

@@ -1,0 +1,45 @@
+"""JSON of providers, read as far as we need it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from shared.domain.errors import ModelError, ModelErrorType
+
+_Event = TypeVar("_Event")
+
+
+class Decoder(Generic[_Event]):
+    """Reads the events of one wire."""
+
+    def __init__(self, event: type[_Event]) -> None:
+        self._event = event
+        self._decoder = msgspec.json.Decoder(event)
+
+    def decode(self, data: bytes) -> _Event:
+        """The event. Raises `ModelError` for what is not JSON, or has another form than every answer has."""
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            return self._decode_half_characters(data, error)
+
+    def _decode_half_characters(self, data: bytes, why: Exception) -> _Event:
+        """An event that is JSON but for half a character: some servers cut one in two between events."""
+        try:
+            return msgspec.convert(json.loads(data), self._event)
+        except msgspec.ValidationError as error:
+            raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
+        except (ValueError, RecursionError):
+            raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.") from why
+
+
+def number_in(fields: object, *path: str) -> int:
+    """The number at the end of the path; 0 where there is none."""
+    value: Any = fields
+    for name in path:
+        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

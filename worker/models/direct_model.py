@@ -1,0 +1,151 @@
+"""One model that is asked over HTTP without an SDK: the request is sent, and what comes back is handed to the wire.
+
+What a request says and what an answer means is in `chat_request.py`, `chat_answer.py`, `anthropic_request.py` and
+`anthropic_answer.py`, which do no I/O.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import aclosing, suppress
+from typing import Protocol
+
+import httpx2
+
+from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.model_errors import LONGEST_DETAIL, named, status_error
+from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
+from worker.models.sse import EventStream, EventTooLong
+
+_HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
+
+_LONGEST_ERROR = 1_000_000
+"""Bytes of an error's body that are read."""
+
+_LAST_BYTES_S = 0.5
+"""Seconds that a server has to end a response whose answer has ended. Its connection is used again only then."""
+
+
+class Answer(Protocol):
+    """An answer as a wire reads it."""
+
+    is_over: bool
+    """The server says that nothing follows."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the answer itself has come."""
+        ...
+
+    def take(self, data: bytes) -> None:
+        """The next event of the stream. Raises `ModelError`."""
+        ...
+
+    def finish(self) -> None:
+        """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
+        ...
+
+    def told(self) -> list[ModelEvent]:
+        """Our events since they were last asked for."""
+        ...
+
+
+class DirectWire(Protocol):
+    """What is asked of one route, and how its answers are read."""
+
+    @property
+    def route(self) -> Route: ...
+
+    @property
+    def url(self) -> httpx2.URL: ...
+
+    def headers(self, call: ModelCall) -> Mapping[str, str]: ...
+
+    def body(self, call: ModelCall) -> bytes:
+        """The request as JSON. Raises `ModelError` for what cannot be sent."""
+        ...
+
+    def answer(self, call: ModelCall) -> Answer: ...
+
+
+class DirectModel:
+    """A `ModelProvider` for one handle."""
+
+    def __init__(
+        self, wire: DirectWire, client: httpx2.AsyncClient, first_event_timeout: float, idle_timeout: float
+    ) -> None:
+        self._wire = wire
+        self._route = wire.route
+        self._client = client
+        self._first_event_timeout = first_event_timeout
+        self._idle_timeout = idle_timeout
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
+        """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
+        # Outside the `try`: what cannot be sent is no fault of the provider.
+        body = self._wire.body(call)
+        headers = {**_HEADERS, **self._wire.headers(call)}
+        request = self._client.build_request("POST", self._wire.url, content=body, headers=headers)
+        try:
+            async with aclosing(self._answer(call, request)) as events:
+                async for event in events:
+                    yield event
+        except ModelError as error:
+            raise named(error, self._route.asked) from error
+        except (httpx2.HTTPError, httpx2.StreamError, EventTooLong, OSError) as error:
+            raise named(_as_model_error(error), self._route.asked) from error
+
+    async def _answer(self, call: ModelCall, request: httpx2.Request) -> AsyncGenerator[ModelEvent]:
+        limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
+        response = await limit.wait(self._client.send(request, stream=True))
+        try:
+            chunks = response.aiter_raw()
+            if not response.is_success:
+                raise await limit.wait(self._status_error(response, chunks))
+            answer, events = self._wire.answer(call), EventStream()
+            while not answer.is_over and (chunk := await limit.wait(anext(chunks, None))) is not None:
+                for event in _told(answer, events.feed(chunk)):
+                    yield event
+                if answer.has_begun:
+                    limit.event_seen()
+            answer.finish()
+            for event in answer.told():
+                yield event
+            await _last_bytes(chunks)
+        finally:
+            await response.aclose()
+
+    async def _status_error(self, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> ModelError:
+        body = b""
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _LONGEST_ERROR:
+                break
+        return status_error(response.status_code, response.headers, body, provider=self._route.provider)
+
+
+def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
+    """Our events for those of the stream; what comes before one that cannot be read is told."""
+    for data in stream:
+        answer.take(data)
+        yield from answer.told()
+
+
+async def _last_bytes(chunks: AsyncIterator[bytes]) -> None:
+    """Reads what ends the response, behind the answer: a connection on which something is left is closed."""
+    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
+        async with asyncio.timeout(_LAST_BYTES_S):
+            async for _chunk in chunks:
+                pass
+
+
+def _as_model_error(error: Exception) -> ModelError:
+    detail = f"({type(error).__name__}: {error})"[:LONGEST_DETAIL]
+    match error:
+        case httpx2.PoolTimeout() | httpx2.ConnectTimeout():
+            return ModelError(ModelErrorType.TIMEOUT, f"Request timed out. {detail}", retryable=True)
+        case httpx2.TimeoutException():
+            return ModelError(ModelErrorType.TIMEOUT, f"Request timed out. {detail}")
+        case httpx2.TransportError() | OSError():
+            return ModelError(ModelErrorType.ERROR, f"Connection error. {detail}", retryable=True)
+        case _:
+            return ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {detail}")

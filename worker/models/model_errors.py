@@ -1,0 +1,208 @@
+"""What a provider says went wrong, as `ModelError`: an answer with an error's status, or an error inside a stream."""
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any, cast
+
+import msgspec
+
+from shared.domain.errors import ModelError, ModelErrorType
+
+LONGEST_DETAIL = 2000
+
+CONTEXT_OVERFLOW = re.compile(
+    r"maximum context length|reduce the length of the messages"
+    r"|context[ _](length|size|window)[ _]?(is |was )?exceed|exceed\w*[ _](the )?[\w' ]*context"
+    r"|prompt is too long|input is too long|input token count.*exceeds the maximum"
+    r"|input length and .?max_tokens.? exceed",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_Meaning = tuple[ModelErrorType, bool]
+"""The type on the wire, and whether another try may help."""
+
+_RATE_LIMIT: _Meaning = (ModelErrorType.RATE_LIMIT, True)
+_NO_CREDIT: _Meaning = (ModelErrorType.RATE_LIMIT, False)
+_AUTHENTICATION: _Meaning = (ModelErrorType.AUTHENTICATION, False)
+_BAD_REQUEST: _Meaning = (ModelErrorType.BAD_REQUEST, False)
+_SERVER: _Meaning = (ModelErrorType.ERROR, True)
+_OVERFLOW: _Meaning = (ModelErrorType.CONTEXT_WINDOW, False)
+
+_NO_CREDIT_CODES = frozenset(
+    {
+        *("insufficient_quota", "billing_hard_limit_reached", "credit_balance_exhausted", "billing_error"),
+        *("organization_spend_limit_exceeded", "project_spend_limit_exceeded", "organization_usage_limit_exceeded"),
+    }
+)
+"""OpenAI's and Anthropic's codes for an account that has to be paid first: waiting does not help."""
+
+_ZAI_NO_CREDIT_CODES = frozenset({"1113", *(str(code) for code in (*range(1308, 1312), *range(1313, 1321)))})
+"""Z.ai sends an exhausted balance or plan with a 429, as it does a rate limit (docs.z.ai, "API codes")."""
+
+_MEANING_OF_CODE: Mapping[str, _Meaning] = {
+    "invalid_api_key": _AUTHENTICATION,
+    "model_not_found": _BAD_REQUEST,
+    "context_length_exceeded": _OVERFLOW,
+}
+
+_STATUS_OF_CODE: Mapping[str, int] = {
+    "invalid_request_error": 400,
+    "context_length_exceeded": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "too_many_requests": 429,
+    **dict.fromkeys(_NO_CREDIT_CODES, 429),
+    "api_error": 500,
+    "server_error": 500,
+    "service_unavailable": 503,
+    "service_unavailable_error": 503,
+    "server_is_overloaded": 503,
+    "overloaded": 503,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status that providers give an error before a stream begins, by its code or type, for one inside a stream."""
+
+
+class ProviderFault(msgspec.Struct, frozen=True):
+    """An error as a provider words it."""
+
+    text: str | None
+    code: str = ""
+    kind: str = ""
+    """The field `type`."""
+    flagged: bool = False
+    """A gateway's moderation refuses what the user said."""
+
+
+def status_error(status: int, headers: Mapping[str, str], body: bytes, *, provider: str) -> ModelError:
+    """An answer with the status of an error."""
+    fault = _fault_in(_decoded(body))
+    text = fault.text or f"The server answers with the status {status} and no reason."
+    return _model_error(fault, text, status, provider, retry_after(headers))
+
+
+def stream_error(error: object, *, provider: str) -> ModelError:
+    """An error object inside a stream."""
+    fault = _fault_in(error)
+    status = _STATUS_OF_CODE.get(fault.code) or _STATUS_OF_CODE.get(fault.kind)
+    if status is None and fault.code.isdecimal() and 400 <= int(fault.code) < 600:
+        status = int(fault.code)  # gateways send the status itself as the code
+    return _model_error(fault, fault.text or "An error occurred during streaming", status, provider, None)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the provider asks to be left alone; None if it says nothing, or nothing that can be read."""
+    milliseconds = headers.get("retry-after-ms")
+    if milliseconds is not None:
+        try:
+            seconds = float(milliseconds) / 1000
+        except ValueError:
+            seconds = -1.0
+        if 0 <= seconds < float("inf"):
+            return seconds
+    asked = headers.get("retry-after", "")
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        # Both are times of the server's clock.
+        wait = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("date", ""))
+    except (ValueError, TypeError):
+        return None
+    return max(0.0, wait.total_seconds())
+
+
+def named(error: ModelError, asked: str, hint: str = "") -> ModelError:
+    """The error with whoever failed. Only the worker knows which of several servers it has asked."""
+    return ModelError(
+        error.error_type,
+        f"{error.message}{hint} [Asked: {asked}]",
+        retryable=error.retryable,
+        retry_after=error.retry_after,
+        status=error.status,
+    )
+
+
+def message_in(body: object) -> str | None:
+    """The text in a provider's error body; its place differs: `message`, or `error.message`, or a list of one such."""
+    if isinstance(body, list) and body:
+        return message_in(cast("list[object]", body)[0])
+    if not isinstance(body, Mapping):
+        return body.strip() or None if isinstance(body, str) else None
+    fields = cast("Mapping[str, Any]", body)
+    inner = fields.get("error")
+    if isinstance(inner, Mapping | list):
+        return message_in(cast("object", inner))
+    message = fields.get("message") or inner or fields.get("detail")
+    return message if isinstance(message, str) else None
+
+
+def _model_error(fault: ProviderFault, text: str, status: int | None, provider: str, after: float | None) -> ModelError:
+    error_type, retryable = _meaning(fault, text, status, provider)
+    if error_type not in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION):
+        # Texts of those speak of too many tokens as well, but of tokens per minute.
+        error_type, retryable = (
+            _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {text}") else (error_type, retryable)
+        )
+    return ModelError(error_type, text[:LONGEST_DETAIL], retryable=retryable, retry_after=after, status=status)
+
+
+def _meaning(fault: ProviderFault, text: str, status: int | None, provider: str) -> _Meaning:
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        return ModelErrorType.TIMEOUT, True
+    codes = (fault.code, fault.kind)
+    if any(code in _NO_CREDIT_CODES for code in codes) or "credit balance is too low" in text.lower():
+        return _NO_CREDIT
+    if provider == "zai" and fault.code in _ZAI_NO_CREDIT_CODES:
+        return _NO_CREDIT
+    if fault.flagged:
+        return _BAD_REQUEST
+    if any("overloaded" in code.lower() or "over capacity" in code.lower() for code in codes):
+        return _SERVER
+    return _MEANING_OF_CODE.get(fault.code) or _meaning_of_status(status)
+
+
+def _meaning_of_status(status: int | None) -> _Meaning:
+    match status:
+        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
+            return _AUTHENTICATION
+        case HTTPStatus.PAYMENT_REQUIRED:
+            return _NO_CREDIT
+        case HTTPStatus.TOO_MANY_REQUESTS:
+            return _RATE_LIMIT
+        case int() if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return _BAD_REQUEST
+        case _:
+            # Without a status: a stream that ended early.
+            return _SERVER
+
+
+def _fault_in(body: object) -> ProviderFault:
+    text = message_in(body)
+    error = body
+    while isinstance(error, Mapping) and isinstance(inner := cast("Mapping[str, Any]", error).get("error"), Mapping):
+        error = cast("object", inner)
+    if not isinstance(error, Mapping):
+        return ProviderFault(text)
+    fields = cast("Mapping[str, Any]", error)
+    code, kind, metadata = fields.get("code"), fields.get("type"), fields.get("metadata")
+    return ProviderFault(
+        text,
+        code=str(code) if isinstance(code, str | int) else "",
+        kind=kind if isinstance(kind, str) else "",
+        flagged=isinstance(metadata, Mapping) and ("flagged_input" in metadata or "reasons" in metadata),
+    )
+
+
+def _decoded(body: bytes) -> object:
+    try:
+        return cast("object", msgspec.json.decode(body))
+    except (msgspec.DecodeError, RecursionError):
+        return body.decode(errors="replace")

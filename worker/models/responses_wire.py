@@ -1,0 +1,93 @@
+"""OpenAI's Responses, for OpenAI's reasoning models. Imported on first use: the SDK takes most of a second."""
+
+from typing import cast, get_args
+
+import httpx2
+import openai
+from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from openai.types.shared import ReasoningEffort
+from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.settings import ModelSettings
+
+from shared.domain.agents import ModelOptions
+from shared.domain.model_catalog import family_of
+from shared.domain.model_providers import PROVIDERS
+from worker.models.provider import ModelCall, Route
+from worker.models.sdk_model import WireModel
+
+_NO_RESPONSES_API = (
+    "[OpenAI's reasoning models are asked over the Responses API, which this server may not have. The handle "
+    "openai_compatible/{model} asks it over Chat Completions.]"
+)
+
+
+def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
+    """The model at the end of a route, on the shared client."""
+    _complete_event_types()
+    sdk = openai.AsyncOpenAI(
+        api_key=route.api_key,
+        base_url=route.base_url,
+        max_retries=0,
+        http_client=client,
+        timeout=client.timeout,
+    )
+    model = OpenAIResponsesModel(route.model, provider=OpenAIProvider(openai_client=sdk))
+    reasons = bool(model.profile.get("supports_thinking"))
+    is_openais_own = route.base_url == PROVIDERS["openai"].default_url
+    return WireModel(
+        model,
+        lambda call, _messages: _settings(call, reasons),
+        errors=(openai.OpenAIError,),
+        hint_if_not_found="" if is_openais_own else _NO_RESPONSES_API.format(model=route.model),
+    )
+
+
+def _complete_event_types() -> None:
+    """Have pydantic build its schemas now, in the thread of the import. They would be built at the first event, which
+    would hold up everything else in the process for half a second."""
+    for annotated in (ResponseStreamEvent, ResponseOutputItem):
+        for event in get_args(get_args(annotated)[0]):
+            event.model_rebuild()
+
+
+def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
+    options = call.options
+    # Nothing of the conversation is left with the provider: what it needs again comes back encrypted in the answer.
+    settings = OpenAIResponsesModelSettings(openai_store=False)
+    if reasons and options.reasoning:
+        settings["openai_reasoning_summary"] = "auto"
+        if options.reasoning_effort is not None:
+            # Passed on as it is; the provider knows which levels this model has.
+            settings["openai_reasoning_effort"] = cast(ReasoningEffort, options.reasoning_effort)
+    elif reasons:
+        settings["thinking"] = False
+    elif options.temperature is not None:
+        settings["temperature"] = options.temperature
+    if text := _text_options(call):
+        settings["extra_body"] = {"text": text}
+    if call.thread_id:
+        settings["openai_prompt_cache_key"] = call.thread_id
+    if call.options.max_output_tokens is not None:
+        settings["max_tokens"] = call.options.max_output_tokens
+    if call.tools and family_of(call.handle).takes_parallel_tool_calls:
+        settings["parallel_tool_calls"] = call.options.parallel_tool_calls
+    return settings
+
+
+def _text_options(call: ModelCall) -> dict[str, object]:
+    """The field `text` of a Responses request: how the answer is to look. Chat has its format one level deeper."""
+    text: dict[str, object] = {}
+    chosen = _chosen_format(call.options)
+    if chosen is not None:
+        schema = chosen.get("json_schema")
+        text["format"] = {"name": "answer", **schema, "type": "json_schema"} if isinstance(schema, dict) else chosen
+    if call.options.verbosity is not None and family_of(call.handle).takes_verbosity:
+        text["verbosity"] = call.options.verbosity
+    return text
+
+
+def _chosen_format(options: ModelOptions) -> dict[str, object] | None:
+    """The format that was asked for; None for text, which every model answers in anyway."""
+    chosen = options.response_format
+    return None if chosen is None or chosen.get("type") == "text" else chosen

@@ -1,0 +1,60 @@
+"""Server-sent events, as far as models' answers use them: bytes in, the data of whole events out. No I/O.
+
+Written after "Server-sent events" in the HTML standard. Names and ids of events are passed over: every provider says in
+the data what it is.
+"""
+
+LONGEST_EVENT = 32 * 1024 * 1024
+"""Bytes. Far beyond any answer; a server that never ends an event must not fill the memory."""
+
+
+class EventTooLong(ValueError):
+    """A server goes on and on with one event."""
+
+
+class EventStream:
+    """The events of one response, however its bytes are cut."""
+
+    def __init__(self) -> None:
+        self._unfinished: list[bytes] = []
+        """The line that has not ended yet, in the pieces in which it came."""
+        self._data: list[bytes] = []
+        """The lines of data of the event that has not ended yet."""
+        self._size = 0
+        self._after_return = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of the events that end in this chunk. Raises `EventTooLong`."""
+        chunk = self._with_line_feeds(chunk)
+        self._size += len(chunk)
+        if self._size > LONGEST_EVENT:
+            raise EventTooLong(f"an event of the stream is longer than {LONGEST_EVENT} bytes")
+        first, *lines = chunk.split(b"\n")
+        self._unfinished.append(first)
+        if not lines:
+            return []
+        ended: list[bytes] = []
+        for line in (b"".join(self._unfinished), *lines[:-1]):
+            self._take(line, ended)
+        self._unfinished = [lines[-1]]
+        if ended:
+            self._size = len(lines[-1])
+        return ended
+
+    def _take(self, line: bytes, ended: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                ended.append(b"\n".join(self._data))
+                self._data = []
+        elif line.startswith(b"data:"):
+            self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+
+    def _with_line_feeds(self, chunk: bytes) -> bytes:
+        """The chunk with one character at the end of each line. A line may also end in CR, or in CR and LF."""
+        if self._after_return and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_return = False
+        if b"\r" not in chunk:
+            return chunk
+        self._after_return = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

@@ -1,0 +1,195 @@
+"""The JSON Schema of a tool's parameters, as OpenAI's wire takes it best, and whether its strict mode may be asked for.
+
+In strict mode arguments always fit the schema, but it takes a part of JSON Schema only
+(https://developers.openai.com/api/docs/guides/structured-outputs#supported-schemas). A tool whose schema is within that
+part is declared strict; of the others nothing is changed that means anything.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+_WITHOUT_MEANING = frozenset({"title", "$schema", "discriminator"})
+_NOT_IN_STRICT_MODE = frozenset(
+    {
+        *("default", "oneOf", "minLength", "maxLength", "patternProperties", "unevaluatedProperties", "propertyNames"),
+        *("minProperties", "maxProperties", "unevaluatedItems", "contains", "minContains", "maxContains"),
+        "uniqueItems",
+    }
+)
+_FORMATS_IN_STRICT_MODE = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+)
+_LOOKAROUND = re.compile(r"\(\?<?[=!]")
+_TYPED = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
+_DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+_MOST_LEVELS = 10
+_MOST_PROPERTIES = 5000
+_UNIONS = ("allOf", "anyOf", "oneOf")
+_LISTS = (*_UNIONS, "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_SINGLE = ("additionalProperties", "items")
+
+_Schema = dict[str, Any]
+
+
+class ToolSchema(NamedTuple):
+    """A tool's parameters as they are sent."""
+
+    parameters: _Schema
+    is_strict: bool
+
+
+def tool_schema(parameters: _Schema) -> ToolSchema:
+    """The parameters without what says nothing, and with what OpenAI wants spelled out."""
+    plain = _plain(parameters)
+    is_strict = all(_fits_strict_mode(schema) for schema in _within(plain)) and not _is_too_big(plain)
+    return ToolSchema(plain, is_strict)
+
+
+def _plain(schema: _Schema) -> _Schema:
+    plain = {key: value for key, value in schema.items() if key not in _WITHOUT_MEANING}
+    plain = _with_parts(plain, _plain)
+    if plain.get("type") == "object":
+        plain.setdefault("properties", {})
+        if plain.get("additionalProperties") is None:
+            plain["additionalProperties"] = False
+    plain = _without_unions_of_one(plain)
+    if "$ref" in plain and len(plain) > 1:
+        # What stands beside a reference is passed over; beside a union it counts.
+        plain["anyOf"] = [{"$ref": plain.pop("$ref")}]
+    return plain
+
+
+def _with_parts(schema: _Schema, change: Callable[[_Schema], _Schema]) -> _Schema:
+    """The schema with each schema right below it changed."""
+
+    def changed(part: Any) -> Any:
+        return change(cast("_Schema", part)) if isinstance(part, dict) else part
+
+    whole = dict(schema)
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            whole[key] = {name: changed(part) for name, part in cast("_Schema", value).items()}
+        elif key in (*_LISTS, *_SINGLE):
+            whole[key] = (
+                [changed(part) for part in cast("list[Any]", value)] if isinstance(value, list) else changed(value)
+            )
+    return whole
+
+
+def _without_unions_of_one(schema: _Schema) -> _Schema:
+    if "type" in schema:
+        return schema
+    for kind in _UNIONS:
+        members = cast("list[Any]", schema.get(kind) or [])
+        if len(members) == 1 and isinstance(members[0], dict):
+            rest = {key: value for key, value in schema.items() if key != kind}
+            return cast("_Schema", members[0]) | rest
+    return schema
+
+
+def _within(schema: _Schema) -> Iterator[_Schema]:
+    """The schema and every schema in it."""
+    yield schema
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            parts = list(cast("_Schema", value).values())
+        elif key in (*_LISTS, *_SINGLE):
+            parts = cast("list[Any]", value) if isinstance(value, list) else [value]
+        else:
+            continue
+        for part in parts:
+            if isinstance(part, dict):
+                yield from _within(cast("_Schema", part))
+
+
+def _fits_strict_mode(schema: _Schema) -> bool:
+    if not _NOT_IN_STRICT_MODE.isdisjoint(schema) or schema.get("format", "time") not in _FORMATS_IN_STRICT_MODE:
+        return False
+    reference, pattern = schema.get("$ref"), schema.get("pattern")
+    if isinstance(reference, str) and reference.startswith("#/") and not _DEFINITION.fullmatch(reference):
+        return False
+    if isinstance(pattern, str) and _LOOKAROUND.search(pattern):
+        return False
+    match schema.get("type"):
+        case "object":
+            return _is_closed(schema)
+        case "array":
+            items = schema.get("items")
+            return bool(schema.get("prefixItems")) or (
+                isinstance(items, dict) and not _TYPED.isdisjoint(cast("_Schema", items))
+            )
+        case _:
+            return True
+
+
+def _is_closed(schema: _Schema) -> bool:
+    """Whether the object has all of its properties always, and no others."""
+    required = schema.get("required")
+    return (
+        schema["additionalProperties"] is False
+        and isinstance(required, list)
+        and set(schema["properties"]) <= set(cast("list[str]", required))
+    )
+
+
+def _is_too_big(schema: _Schema) -> bool:
+    """The schema and each of its definitions count by themselves, and references are not followed."""
+    definitions = [*schema.get("$defs", {}).values(), *schema.get("definitions", {}).values()]
+    for part in (schema, *definitions):
+        sizes = list(_object_sizes(part, 1))
+        if max((level for level, _ in sizes), default=0) > _MOST_LEVELS:
+            return True
+        if sum(size for _, size in sizes) > _MOST_PROPERTIES:
+            return True
+    return False
+
+
+def _object_sizes(node: Any, level: int) -> Iterator[tuple[int, int]]:
+    """For each object: how deep it is, and how many properties it has."""
+    if not isinstance(node, dict):
+        return
+    schema = cast("_Schema", node)
+    below = [schema.get("items"), *schema.get("anyOf", [])]
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        yield level, len(cast("_Schema", properties))
+        below.extend(cast("_Schema", properties).values())
+        level += 1
+    for part in below:
+        yield from _object_sizes(part, level)
+
+
+def inlined(schema: _Schema) -> _Schema:
+    """The parameters with each definition where it is referred to, for models that do not follow references.
+
+    Where definitions refer to each other in a circle, references stay.
+    """
+    definitions = cast("_Schema", schema.get("$defs") or {})
+    whole = {key: value for key, value in schema.items() if key != "$defs"}
+    try:
+        return _with_definitions(whole, definitions, ()) if definitions else schema
+    except _Circle:
+        return schema
+
+
+class _Circle(Exception):
+    """A definition refers to itself."""
+
+
+def _with_definitions(schema: _Schema, definitions: _Schema, inside: tuple[str, ...]) -> _Schema:
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    if name in inside:
+        raise _Circle(name)
+    definition = definitions.get(name)
+    if isinstance(definition, dict):
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        schema, inside = {**cast("_Schema", definition), **beside}, (*inside, name)
+    return _with_parts(schema, lambda part: _with_definitions(part, definitions, inside))
+
+
+def without_titles(schema: _Schema) -> _Schema:
+    """The parameters without the names that schemas are given by what generates them."""
+    plain = {key: value for key, value in schema.items() if key not in ("title", "$schema")}
+    return _without_unions_of_one(_with_parts(plain, without_titles))
