@@ -150,14 +150,14 @@ def test_a_model_may_be_named_as_servers_name_theirs(handle: str) -> None:
 
 async def test_a_missing_package_sent_users_to_somebody_elses_project(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package index has another project called holdfast."""
-    monkeypatch.setitem(sys.modules, "anthropic", None)
-    monkeypatch.delitem(sys.modules, "worker.models.anthropic_wire", raising=False)
+    monkeypatch.setitem(sys.modules, "google.genai", None)
+    monkeypatch.delitem(sys.modules, "worker.models.google_wire", raising=False)
     models = Models(KEYS, first_event_timeout=1, idle_timeout=1, retries=0)
     with pytest.raises(ModelError) as caught:
-        await ask(models, call("anthropic/claude-haiku-4-5"))
+        await ask(models, call("google_ai/gemini-2.5-flash"))
     await models.aclose()
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
-    assert "pip install '.[anthropic]' -c constraints.txt" in caught.value.message
+    assert "pip install '.[google]' -c constraints.txt" in caught.value.message
     assert "install holdfast" not in caught.value.message
 
 

@@ -17,7 +17,7 @@ from shared.domain.model_servers import Quirks
 from worker.models.history_mapping import map_history
 from worker.models.provider import ModelCall, Route, ToolSpec
 from worker.models.special_tokens import broken_tokens, tokenizes_text
-from worker.models.tool_schema import inlined, tool_schema
+from worker.models.tool_schema import NO_PARAMETERS, inlined, tool_schema
 from worker.models.turns import Answered, Called, Image, ImageLink, Prompt, Reasoned, Result, Said, Turn
 
 FROM_TAGS = "content"
@@ -27,7 +27,6 @@ THINK_TAGS = ("<think>", "</think>")
 _FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
 """Beginnings of the names under which hosts serve models that want a tool's schema in one piece."""
 
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 _Message = dict[str, Any]
 

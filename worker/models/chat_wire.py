@@ -1,12 +1,13 @@
 """OpenAI's Chat Completions: where it is asked, and in whose name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import httpx2
 
+from shared.domain.errors import ModelError
 from worker.models.chat_answer import ChatAnswer
 from worker.models.chat_request import ChatRequest
-from worker.models.provider import ModelCall, Route
+from worker.models.provider import ModelCall, Route, WireRequest
 
 _PATH = "/chat/completions"
 
@@ -22,14 +23,13 @@ class ChatWire:
         self._names_deployment = bool(route.api_version) and not route.base_url.endswith("/v1")
         self.url = self._deployments_url() if self._names_deployment else _below(httpx2.URL(route.base_url), _PATH)
 
-    def headers(self, call: ModelCall) -> Mapping[str, str]:
-        """The key, where the server looks for it."""
-        if self._names_deployment:
-            return {"api-key": self.route.api_key}
-        return {"authorization": f"Bearer {self.route.api_key}"}
+    def request(self, call: ModelCall) -> WireRequest:
+        key = self.route.api_key
+        headers = {"api-key": key} if self._names_deployment else {"authorization": f"Bearer {key}"}
+        return WireRequest(headers, self._request.body(call))
 
-    def body(self, call: ModelCall) -> bytes:
-        return self._request.body(call)
+    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
+        return None
 
     def answer(self, call: ModelCall) -> ChatAnswer:
         return ChatAnswer(call, self.route, self._new_call_id)

@@ -1,6 +1,6 @@
 """The one HTTP client of the process, and the streams that each model call has open on it.
 
-A client costs 20 ms of CPU (its TLS context) and its pool is what makes the second call fast, so all SDKs share one.
+A client costs 20 ms of CPU (its TLS context) and its pool is what makes the second call fast, so all wires share one.
 Some SDKs leave a response open when their iterator is abandoned; here every stream that a call opened is closed when
 the call ends, however it ends, so that a provider stops generating the moment nobody listens.
 

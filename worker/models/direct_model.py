@@ -5,7 +5,7 @@ What a request says and what an answer means is in `chat_request.py`, `chat_answ
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, suppress
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import httpx2
 
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
-from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
+from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
 from worker.models.sse import EventStream, EventTooLong
 
 _HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
@@ -58,10 +58,12 @@ class DirectWire(Protocol):
     @property
     def url(self) -> httpx2.URL: ...
 
-    def headers(self, call: ModelCall) -> Mapping[str, str]: ...
+    def request(self, call: ModelCall) -> WireRequest:
+        """Raises `ModelError` for what cannot be sent."""
+        ...
 
-    def body(self, call: ModelCall) -> bytes:
-        """The request as JSON. Raises `ModelError` for what cannot be sent."""
+    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
+        """The request in other words, if that may help against what the server says of the first one."""
         ...
 
     def answer(self, call: ModelCall) -> Answer: ...
@@ -82,9 +84,7 @@ class DirectModel:
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
         # Outside the `try`: what cannot be sent is no fault of the provider.
-        body = self._wire.body(call)
-        headers = {**_HEADERS, **self._wire.headers(call)}
-        request = self._client.build_request("POST", self._wire.url, content=body, headers=headers)
+        request = self._wire.request(call)
         try:
             async with aclosing(self._answer(call, request)) as events:
                 async for event in events:
@@ -94,14 +94,11 @@ class DirectModel:
         except (httpx2.HTTPError, httpx2.StreamError, EventTooLong, OSError) as error:
             raise named(_as_model_error(error), self._route.asked) from error
 
-    async def _answer(self, call: ModelCall, request: httpx2.Request) -> AsyncGenerator[ModelEvent]:
+    async def _answer(self, call: ModelCall, request: WireRequest) -> AsyncGenerator[ModelEvent]:
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
-        response = await limit.wait(self._client.send(request, stream=True))
+        response = await self._response(call, request, limit)
         try:
-            chunks = response.aiter_raw()
-            if not response.is_success:
-                raise await limit.wait(self._status_error(response, chunks))
-            answer, events = self._wire.answer(call), EventStream()
+            answer, events, chunks = self._wire.answer(call), EventStream(), response.aiter_raw()
             while not answer.is_over and (chunk := await limit.wait(anext(chunks, None))) is not None:
                 for event in _told(answer, events.feed(chunk)):
                     yield event
@@ -114,13 +111,37 @@ class DirectModel:
         finally:
             await response.aclose()
 
-    async def _status_error(self, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> ModelError:
-        body = b""
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > _LONGEST_ERROR:
-                break
-        return status_error(response.status_code, response.headers, body, provider=self._route.provider)
+    async def _response(self, call: ModelCall, request: WireRequest, limit: SilenceLimit) -> httpx2.Response:
+        """A response that is no error."""
+        try:
+            return await self._send(request, limit)
+        except ModelError as error:
+            other = self._wire.request_after(call, error)
+            if other is None:
+                raise
+        return await self._send(other, limit)
+
+    async def _send(self, request: WireRequest, limit: SilenceLimit) -> httpx2.Response:
+        headers = {**_HEADERS, **request.headers}
+        sent = self._client.build_request("POST", self._wire.url, content=request.body, headers=headers)
+        response = await limit.wait(self._client.send(sent, stream=True))
+        if response.is_success:
+            return response
+        try:
+            body = await limit.wait(_beginning_of(response))
+        finally:
+            await response.aclose()
+        raise status_error(response.status_code, response.headers, body, provider=self._route.provider)
+
+
+async def _beginning_of(response: httpx2.Response) -> bytes:
+    """The body of an error, as far as it is read."""
+    body = b""
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > _LONGEST_ERROR:
+            break
+    return body
 
 
 def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:

@@ -18,7 +18,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     model = GoogleModel(route.model, provider=provider)
     return WireModel(
         model,
-        lambda call, _messages: _settings(call, model.profile),
+        lambda call: _settings(call, model.profile),
         results_as_objects=True,
         takes_images_as_data=True,
         errors=(errors.APIError,),

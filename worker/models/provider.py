@@ -37,6 +37,13 @@ class Route(msgspec.Struct, frozen=True):
         return f"Route({self.handle!r}, {self.wire!r}, base_url={without_credentials(self.base_url)!r})"
 
 
+class WireRequest(msgspec.Struct, frozen=True):
+    """A request as it is sent: the headers that say who asks, and JSON."""
+
+    headers: dict[str, str]
+    body: bytes
+
+
 class ToolSpec(msgspec.Struct, frozen=True):
     """A tool as the model is told of it. `parameters` is a JSON Schema."""
 
@@ -128,7 +135,7 @@ ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finis
 
 
 class ModelProvider(Protocol):
-    """One way to reach models. Implementations: the pydantic-ai one, and the built-in offline one."""
+    """One way to reach models. Implementations: over HTTP alone, over pydantic-ai, and the built-in offline one."""
 
     def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """The answer as it comes. Raises `ModelError`; closes its connection when the generator is closed."""

@@ -23,6 +23,7 @@ from shared.domain.model_catalog import MODELS, family_of
 from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
 from shared.domain.model_servers import Wire
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
+from worker.models.anthropic_wire import AnthropicWire
 from worker.models.builtin import BuiltinModel
 from worker.models.chat_wire import ChatWire
 from worker.models.connections import Connections
@@ -120,11 +121,10 @@ MOST_BUILT_MODELS = 512
 
 _WIRE_MODULES: Mapping[Wire, str] = {
     "responses": "worker.models.responses_wire",
-    "anthropic": "worker.models.anthropic_wire",
     "google": "worker.models.google_wire",
 }
 
-_EXTRAS: Mapping[Wire, str] = {"anthropic": "[anthropic]", "google": "[google]"}
+_EXTRAS: Mapping[Wire, str] = {"google": "[google]"}
 """What `pip install .` has to be given for a wire. The others need nothing."""
 
 
@@ -216,10 +216,12 @@ class Models:
         if self._connections is None:
             self._connections = Connections(self._network)
         if route.wire == "chat":
-            return self._build_direct(ChatWire(route, self._new_call_id), self._connections)
+            return self._direct(ChatWire(route, self._new_call_id), self._connections)
+        if route.wire == "anthropic":
+            return self._direct(AnthropicWire(route, self._new_call_id), self._connections)
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
 
-    def _build_direct(self, wire: DirectWire, connections: Connections) -> ModelProvider:
+    def _direct(self, wire: DirectWire, connections: Connections) -> ModelProvider:
         return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout)
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:

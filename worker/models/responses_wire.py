@@ -37,7 +37,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     is_openais_own = route.base_url == PROVIDERS["openai"].default_url
     return WireModel(
         model,
-        lambda call, _messages: _settings(call, reasons),
+        lambda call: _settings(call, reasons),
         errors=(openai.OpenAIError,),
         hint_if_not_found="" if is_openais_own else _NO_RESPONSES_API.format(model=route.model),
     )

@@ -1,11 +1,11 @@
 """One model behind pydantic-ai, asked through `direct.model_request_stream` and nothing else of it.
 
-Imported with the first SDK, never before. What differs from wire to wire is in `responses_wire.py`, `anthropic_wire.py`
-and `google_wire.py`.
+Imported with the first SDK, never before. What differs from wire to wire is in `responses_wire.py` and
+`google_wire.py`.
 """
 
 import warnings
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,9 +35,7 @@ class WireModel:
     """A built SDK model and what this wire wants to know of a call."""
 
     model: Model
-    settings: Callable[[ModelCall, Sequence[ModelMessage]], ModelSettings]
-    safe_call_id: Callable[[str], str] | None = None
-    """For wires that refuse some characters in a tool call's id."""
+    settings: Callable[[ModelCall], ModelSettings]
     results_as_objects: bool = False
     """Whether a tool's result is an object on this wire; on the others it is text."""
     errors: tuple[type[Exception], ...] = ()
@@ -108,14 +106,14 @@ class SdkModel:
         return named(error, self._asked, hint.rstrip())
 
     def _messages(self, call: ModelCall) -> list[ModelMessage]:
-        turns = map_history(call, provider_name=self._wire.model.system, safe_call_id=self._wire.safe_call_id)
+        turns = map_history(call, provider_name=self._wire.model.system)
         messages = sdk_messages(turns, results_as_objects=self._wire.results_as_objects)
         return [*messages, ModelResponse(parts=[TextPart(call.beginning)])] if call.beginning else messages
 
     def _request(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
     ) -> AbstractAsyncContextManager[StreamedResponse]:
-        settings = self._wire.settings(call, messages)
+        settings = self._wire.settings(call)
         if call.must_call and call.tools:
             settings["tool_choice"] = "required"
         settings["extra_headers"] = connection.header

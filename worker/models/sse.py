@@ -37,8 +37,8 @@ class EventStream:
         for line in (b"".join(self._unfinished), *lines[:-1]):
             self._take(line, ended)
         self._unfinished = [lines[-1]]
-        if ended:
-            self._size = len(lines[-1])
+        if ended or not self._data:
+            self._size = len(lines[-1]) + sum(map(len, self._data))
         return ended
 
     def _take(self, line: bytes, ended: list[bytes]) -> None:

@@ -32,6 +32,8 @@ _SINGLE = ("additionalProperties", "items")
 
 _Schema = dict[str, Any]
 
+NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
+
 
 class ToolSchema(NamedTuple):
     """A tool's parameters as they are sent."""

@@ -1,0 +1,68 @@
+"""Answers are stored in one form, which workers of earlier releases and every wire can read."""
+
+import json
+
+from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ThinkingPart, ToolCallPart
+
+from worker.models.kept_answer import Given, read_kept, write_kept
+from worker.models.turns import Called, Reasoned, Said
+
+GIVEN = Given("anthropic", "claude", "msg_1", "tool_call")
+PARTS = [
+    Reasoned("Hm.", None, "signed"),
+    Reasoned("", "redacted_thinking", "sealed"),
+    Said("Adding."),
+    Called("one", "add", '{"a": 1}', {"extra_content": {"google": {"thought_signature": "s"}}}),
+]
+
+
+def test_an_earlier_release_reads_what_this_one_keeps() -> None:
+    kept = write_kept(PARTS, GIVEN)
+    assert kept is not None
+    [answer] = ModelMessagesTypeAdapter.validate_json(kept)
+    assert isinstance(answer, ModelResponse)
+    assert (answer.provider_name, answer.model_name, answer.provider_response_id) == ("anthropic", "claude", "msg_1")
+    signed, sealed, said, called = answer.parts
+    assert isinstance(signed, ThinkingPart)
+    assert (signed.content, signed.signature, signed.provider_name) == ("Hm.", "signed", "anthropic")
+    assert isinstance(sealed, ThinkingPart)
+    assert (sealed.id, sealed.signature) == ("redacted_thinking", "sealed")
+    assert isinstance(said, TextPart)
+    assert isinstance(called, ToolCallPart)
+    assert (called.tool_call_id, called.tool_name, called.args) == ("one", "add", '{"a": 1}')
+    assert called.provider_details == {"extra_content": {"google": {"thought_signature": "s"}}}
+
+
+def test_what_an_earlier_release_kept_is_read() -> None:
+    earlier = ModelResponse(
+        parts=[
+            ThinkingPart("Hm.", signature="signed", provider_name="anthropic"),
+            TextPart("Adding."),
+            ToolCallPart("add", {"a": 1}, "one"),
+        ],
+        provider_name="anthropic",
+    )
+    answer = read_kept(ModelMessagesTypeAdapter.dump_json([earlier]).decode(), "anthropic")
+    assert answer is not None
+    assert answer.parts == [Reasoned("Hm.", None, "signed"), Said("Adding."), Called("one", "add", '{"a":1}')]
+
+
+def test_what_is_kept_is_read_again() -> None:
+    kept = write_kept(PARTS, GIVEN)
+    assert kept is not None
+    answer = read_kept(kept, "anthropic")
+    assert answer is not None
+    assert answer.parts == PARTS
+    assert read_kept(kept, "openai") is None, "signatures are worth nothing elsewhere"
+
+
+def test_an_answer_of_text_and_calls_is_not_kept() -> None:
+    assert write_kept([Said("Hi."), Called("one", "add", "{}")], GIVEN) is None
+
+
+def test_parts_of_other_wires_are_passed_over() -> None:
+    part = {"part_kind": "file", "content": "R0lG"}
+    answer = read_kept(json.dumps([{"kind": "response", "provider_name": "google", "parts": [part]}]), "google")
+    assert answer is not None
+    assert answer.parts == []
+    assert read_kept("[1]", "google") is None

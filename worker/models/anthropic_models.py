@@ -1,0 +1,50 @@
+"""How Anthropic's models differ in what a request to them may say. Data only.
+
+From Anthropic's pages "Extended thinking", "Adaptive thinking" and "Models overview", as pydantic-ai read them
+(`profiles/anthropic.py`). A model that is not listed is asked as the older ones are.
+"""
+
+import re
+from typing import Literal, NamedTuple
+
+
+class ClaudeModel(NamedTuple):
+    """What models whose names begin alike have in common."""
+
+    pattern: str
+    """Matched against the beginning of the model's name."""
+    most_output_tokens: int | None = None
+    """A request that asks for more is refused."""
+    thinks_adaptively: bool = False
+    """The model decides itself how long it thinks; others are given a number of tokens."""
+    without_thinking: Literal["unsaid", "disabled", "between_tools", "least"] = "unsaid"
+    """How a request says that the model need not think: by saying nothing, or in these words. Some always think; they
+    are asked for the least."""
+    takes_temperature: bool = True
+    takes_forced_calls: bool = True
+    binds_thinking: bool = False
+    """Thinking that goes back is refused once anything before it has changed."""
+
+
+_LONG = 128_000
+
+CLAUDE_MODELS: tuple[ClaudeModel, ...] = (
+    ClaudeModel(r"claude-(fable-5-[12]|mythos-5-2)", _LONG, True, "least", False, False, True),
+    ClaudeModel(r"claude-mythos-5-1", _LONG, True, "least", False, False),
+    ClaudeModel(r"claude-(fable|mythos)-5", _LONG, True, "least", False),
+    ClaudeModel(r"claude-mythos-preview", None, True),
+    ClaudeModel(r"claude-opus-5-5", _LONG, True, "least", False, False, True),
+    ClaudeModel(r"claude-sonnet-5-5", _LONG, True, "between_tools", False, False, True),
+    ClaudeModel(r"claude-haiku-5-5", _LONG, True, "disabled", False, True, True),
+    ClaudeModel(r"claude-(opus|sonnet)-5", _LONG, True, "disabled", False),
+    ClaudeModel(r"claude-opus-4-[78]", _LONG, True, "unsaid", False),
+    ClaudeModel(r"claude-(opus|sonnet)-4-6", _LONG, True),
+    ClaudeModel(r"claude-(haiku|opus|sonnet)-4-5", 64_000),
+    ClaudeModel(r""),
+)
+"""The first match counts."""
+
+
+def claude_model(model: str) -> ClaudeModel:
+    """What is known of a model by its name."""
+    return next(known for known in CLAUDE_MODELS if re.match(known.pattern, model))
