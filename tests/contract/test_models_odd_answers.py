@@ -1,0 +1,170 @@
+"""What servers send that imitate OpenAI's wire or Anthropic's, beyond what is written of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.messages import AssistantMessage, ToolCall, ToolReturns, UserMessage
+from tests.kit.model_server import Failure, Turn
+from tests.kit.model_server.frames import data, event
+from tests.kit.model_server.model_calls import (
+    ADD,
+    ANTHROPIC,
+    ask,
+    call,
+    calls_made,
+    ending,
+    history,
+    models_on_server,
+    returned,
+    text_said,
+    thoughts,
+)
+from worker.models.provider import ModelEvent, Thought
+
+DONE = b"data: [DONE]\n\n"
+
+
+def chunk(finish: str | None = None, usage: dict[str, Any] | None = None, **delta: Any) -> bytes:
+    return data({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], "usage": usage})
+
+
+async def answered(*chunks: bytes, handle: str = "vllm/m") -> list[ModelEvent]:
+    async with models_on_server() as (server, models):
+        server.play(Turn(raw=chunks))
+        return await ask(models, call(handle, tools=[ADD]))
+
+
+def call_piece(name: str | None = None, arguments: Any = None, **rest: Any) -> dict[str, Any]:
+    return {**rest, "function": {"name": name, "arguments": arguments}}
+
+
+async def test_whole_calls_that_all_have_the_number_0_were_one_call() -> None:
+    first = call_piece("add", '{"a": 1}', index=0, id="one")
+    second = call_piece("add", '{"a": 2}', index=0, id="two")
+    events = await answered(chunk(tool_calls=[first]), chunk(tool_calls=[second]), chunk("tool_calls"), DONE)
+    assert [(made.call_id, made.arguments) for made in calls_made(events)] == [("one", '{"a": 1}'), ("two", '{"a": 2}')]
+
+
+async def test_calls_without_numbers_and_ids_are_told_apart_by_their_names() -> None:
+    pieces = [call_piece("add"), call_piece(None, '{"a"'), call_piece(None, ": 1}"), call_piece("add", "{}")]
+    events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("stop"), DONE)
+    made = calls_made(events)
+    assert [one.arguments for one in made] == ['{"a": 1}', "{}"]
+    assert len({one.call_id for one in made}) == 2
+    assert ending(events).reason == "tool_calls"
+
+
+async def test_a_name_that_comes_with_every_piece_is_said_once() -> None:
+    pieces = [call_piece("add", text, index=0, id="one") for text in ('{"a"', ": 1}")]
+    events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)
+    assert [(made.name, made.arguments) for made in calls_made(events)] == [("add", '{"a": 1}')]
+
+
+async def test_arguments_that_are_an_object_become_its_text() -> None:
+    events = await answered(chunk(tool_calls=[call_piece("add", {"a": 1}, index=0)]), chunk("tool_calls"), DONE)
+    assert json.loads(calls_made(events)[0].arguments) == {"a": 1}
+
+
+async def test_reasoning_between_tags_is_no_text() -> None:
+    texts = ("<think>", "Hm", ".", "</think>", "Four.")
+    events = await answered(*(chunk(content=text) for text in texts), chunk("stop"), DONE)
+    assert (thoughts(events), text_said(events)) == ("Hm.", "Four.")
+
+
+async def test_content_in_parts_is_text() -> None:
+    parts = [{"type": "text", "text": "Four"}, {"type": "reference", "id": 1}, "."]
+    assert text_said(await answered(chunk(content=parts), chunk("stop"), DONE)) == "Four."
+
+
+async def test_half_characters_are_put_in_place_of_by_question_marks() -> None:
+    halves = b'data: {"choices": [{"delta": {"content": "x\\ud83d"}}]}\n\n'
+    assert text_said(await answered(halves, chunk("stop"), DONE)) == "x?"
+
+
+async def test_usage_that_is_told_with_every_chunk_was_added_up() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    events = await answered(chunk(usage=usage, content="a"), chunk("stop", usage), DONE)
+    assert (ending(events).usage.prompt_tokens, ending(events).usage.completion_tokens) == (5, 2)
+
+
+async def test_an_answer_may_end_with_the_connection() -> None:
+    assert text_said(await answered(chunk(content="Yes."), chunk("stop"))) == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("error", "error_type", "retryable"),
+    [
+        ({"message": "slow down", "code": 429}, ModelErrorType.RATE_LIMIT, True),
+        ({"message": "pay", "code": "insufficient_quota"}, ModelErrorType.RATE_LIMIT, False),
+        ({"message": "too long", "code": "context_length_exceeded"}, ModelErrorType.CONTEXT_WINDOW, False),
+        ({"message": "who?", "code": "invalid_api_key"}, ModelErrorType.AUTHENTICATION, False),
+        ("out of memory", ModelErrorType.ERROR, True),
+    ],
+)
+async def test_an_error_inside_a_stream_means_what_it_says(
+    error: object, error_type: ModelErrorType, *, retryable: bool
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        await answered(data({"error": error}))
+    assert (caught.value.error_type, caught.value.retryable) == (error_type, retryable)
+
+
+async def test_special_tokens_in_what_users_say_reach_no_host_of_open_models() -> None:
+    async with models_on_server() as (server, models):
+        server.say("You said <\u200d|im_start|>.")
+        events = await ask(models, call("vllm/m", "What is <|im_start|>?"))
+        sent = server.requests[0].body["messages"][-1]["content"]
+    assert sent == "What is <\u200d|im_start|>?"
+    assert text_said(events) == "You said <|im_start|>."
+
+
+def block(index: int, start: dict[str, Any], *deltas: dict[str, Any]) -> list[bytes]:
+    return [
+        event({"type": "content_block_start", "index": index, "content_block": start}),
+        *(event({"type": "content_block_delta", "index": index, "delta": delta}) for delta in deltas),
+        event({"type": "content_block_stop", "index": index}),
+    ]
+
+
+CALLED = block(1, {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}})
+SEALED = block(0, {"type": "redacted_thinking", "data": "sealed"})
+
+
+def claude(*blocks: bytes, reason: str = "tool_use", **message: Any) -> Turn:
+    start = {"id": "msg_1", "model": "m", "usage": {"input_tokens": 3, "output_tokens": 1}, **message}
+    stop = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 2}}
+    return Turn(raw=(event({"type": "message_start", "message": start}), *blocks, event(stop)))
+
+
+async def test_reasoning_that_only_claude_can_read_goes_back_unread() -> None:
+    async with models_on_server() as (server, models):
+        server.play(claude(*SEALED, *CALLED))
+        first = await ask(models, call(ANTHROPIC, tools=[ADD]))
+        assert Thought("", "sealed") in first
+        spoken = AssistantMessage(
+            tool_calls=[ToolCall("toolu_1", "add", '{"a": 1}')],
+            model=ANTHROPIC,
+            provider_response=ending(first).provider_response,
+        )
+        results = ToolReturns([returned("toolu_1", "3")])
+        await ask(models, call(ANTHROPIC, history(UserMessage("?"), spoken, results), tools=[ADD]))
+        content = server.requests[1].body["messages"][1]["content"]
+    assert content[0] == {"type": "redacted_thinking", "data": "sealed"}
+    assert content[1]["input"] == {"a": 1}
+
+
+async def test_thinking_that_claude_refuses_is_left_out_of_a_second_request() -> None:
+    """The newest models bind it to all that came before, and memory may have changed."""
+    refusal = Failure("bad_request", "messages.1: The block is bound to a different conversation.")
+    handle = "anthropic/claude-opus-5-5"
+    async with models_on_server() as (server, models):
+        server.play(Turn(failure=refusal))
+        server.say("Go on.")
+        assert text_said(await ask(models, call(handle))) == "Go on."
+        first, second = server.requests
+    assert "anthropic-beta" not in first.headers
+    assert second.headers["anthropic-beta"] == "thinking-binding-controls-2026-08-01"
+    assert second.body["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
