@@ -48,6 +48,11 @@ def first_seq_of(fence: Fence) -> Seq:
     return Seq(max(2, (fence - 1) * NUMBERS_PER_FENCE + 1))
 
 
+def _last_free(fence: Fence) -> int:
+    """The last number of this fence that is not kept for the end of the log."""
+    return first_seq_of(Fence(fence + 1)) - KEPT_FOR_END
+
+
 def continues(last: Seq, seq: Seq, entry: bytes) -> bool:
     """Whether a reader that has `last` may deliver this entry next. It may when the entry has the next number, or is
     the first one of an owner that continues from a number which the reader has. What the reader has seen after that
@@ -103,6 +108,7 @@ class LogWriter:
         self._kept_free = kept_free
         self._opens = fence > 1
         start = first_seq_of(fence)
+        self._last_free = _last_free(fence)
         self._stored = Seq(start - 1)
         self._sent = Seq(start - 1)
         # The opening entry has the first number, also when others were emitted before it.
@@ -141,9 +147,14 @@ class LogWriter:
     def emit(self, entry: bytes) -> None:
         """Adds an entry. Raises `LogClosed` when the end of the log is being stored, and when the fence has only the
         numbers for an end left."""
-        if self._closed or self.last >= first_seq_of(Fence(self.fence + 1)) - KEPT_FOR_END:
+        if self._closed or self.last >= self._last_free:
             raise LogClosed
         self._entries.append(entry)
+
+    @property
+    def unstored(self) -> int:
+        """How many entries SQL lacks."""
+        return self.last - self._stored if self.follows is not None else 0
 
     def to_store(self) -> LogTail:
         """What SQL lacks."""
@@ -188,7 +199,7 @@ class LogWriter:
         so. What was emitted since was never shown, and gets new numbers."""
         later = self._entries[stored + 1 - self._first :]
         self.follows = stored
-        self.fence = fence
+        self.fence, self._last_free = fence, _last_free(fence)
         start = first_seq_of(fence)
         self._first, self._entries = start, [encode(LogContinued(at, stored)), *later]
         # Redis may still lack some of the old entries. SQL has them, and readers get them there.

@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from shared.concurrency import background
 from shared.domain.errors import Unavailable
-from shared.redis.connection import LuaScript, Redis, dedicated_connection, redis_answers, redis_errors
+from shared.redis.connection import LuaScript, Redis, as_unavailable, dedicated_connection, redis_answers
 
 PIECE_BYTES = 1 << 18
 """The most that goes out in one piece, unless it is one append. So a long answer that is sent again does not keep the
@@ -72,8 +72,7 @@ class AppendPipeline:
         append = _Append(command, asyncio.get_running_loop().create_future())
         self._waiting.append(append)
         self._awake.set()
-        with redis_errors():
-            return await append.answer
+        return await append.answer
 
     async def _carry(self) -> None:
         while True:
@@ -128,14 +127,14 @@ class AppendPipeline:
             except NoScriptError:
                 unknown.append(append)
             except ResponseError as error:
-                _fail([append], error)
+                _fail([append], as_unavailable(error))
             else:
                 if not append.answer.done():
                     append.answer.set_result(answer)
         return unknown
 
 
-def _fail(appends: Iterable[_Append], error: Exception) -> None:
+def _fail(appends: Iterable[_Append], error: Unavailable) -> None:
     """Who still waits for an answer gets an error of his own: one that is raised in several places names them all."""
     for append in appends:
         if not append.answer.done():

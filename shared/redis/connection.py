@@ -7,8 +7,8 @@ lazy: the first command connects. Close one with `await client.aclose(close_conn
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -109,24 +109,23 @@ def dedicated_connection(redis: Redis) -> Connection:
 @asynccontextmanager
 async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
     """Turns every failure of Redis into `Unavailable`; so does silence for `within` seconds."""
-    with redis_errors():
+    try:
         async with asyncio.timeout(within):
             yield
-
-
-@contextmanager
-def redis_errors() -> Generator[None]:
-    """Turns every failure of Redis into `Unavailable`."""
-    try:
-        yield
-    except (AuthenticationError, NoPermissionError, InvalidResponse) as error:
-        raise Unusable(f"Redis refuses this process: {error}") from error
-    except ResponseError as error:
-        # Others pass: a Redis that is full, that loads its data, that became a replica.
-        kind = Unusable if str(error).startswith("DB index") else Unavailable
-        raise kind(f"Redis does not answer: {error}") from error
     except (RedisError, OSError) as error:
-        raise Unavailable(f"Redis does not answer: {error or type(error).__name__}") from error
+        raise as_unavailable(error) from error
+
+
+def as_unavailable(error: RedisError | OSError) -> Unavailable:
+    """What a failure of Redis means."""
+    match error:
+        case AuthenticationError() | NoPermissionError() | InvalidResponse():
+            return Unusable(f"Redis refuses this process: {error}")
+        case ResponseError() if str(error).startswith("DB index"):
+            return Unusable(f"Redis does not answer: {error}")
+        case _:
+            # Others pass, also those of a Redis that is full, that loads its data, that became a replica.
+            return Unavailable(f"Redis does not answer: {error or type(error).__name__}")
 
 
 def client_of(pool: ConnectionPool) -> Redis:

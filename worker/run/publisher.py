@@ -212,14 +212,15 @@ class Publisher:
                 await self._send_some()
             self._idle.set()
             if not self._is_lost:
-                await self._store_if(SPILL_AT)
+                if self._writer.unstored >= SPILL_AT:
+                    await self._store()
                 await self._trim()
 
     async def _send_some(self) -> None:
         if self._writer.is_nearly_full:
             await self._take_new_fence()
         if self._stores_first:
-            await self._store_if(1)
+            await self._store()
         tail = self._writer.to_send()
         if not tail.entries:
             await asyncio.sleep(RETRY_S)  # SQL is away, and only what it has may be shown
@@ -257,12 +258,11 @@ class Publisher:
             log.warning("events_wait_for_redis", error=str(error))
             await asyncio.sleep(RETRY_S)
 
-    async def _store_if(self, least: int) -> None:
-        """Stores what SQL lacks when it is at least `least` entries. Once the log is closed, the write that ends it
-        stores them."""
+    async def _store(self) -> None:
+        """Stores what SQL lacks. Once the log is closed, the write that ends it stores that."""
         async with self._writes:
             tail = self._writer.to_store()
-            if len(tail.entries) < least or self._writer.is_closed:
+            if not tail.entries or self._writer.is_closed:
                 return
             try:
                 await self._checkpoints.record_events(self.run, tail, self._clock.now())
