@@ -3,6 +3,7 @@ or, with --fail-on-regression, a figure got worse by more than the noise."""
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -40,7 +41,10 @@ def main() -> None:
         result = olds.pop()
     else:
         raise_open_files()
-        result = uvloop.run(measure(options, taking))
+        try:
+            result = uvloop.run(measure(options, taking))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            sys.exit("interrupted")
         print(f"{result.machine}\n\n{table(result)}")
         _save(result, options)
     if olds:
@@ -87,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
 
 async def measure(options: argparse.Namespace, taking: Profiler | None) -> Result:
     """Measures one thing after the other. What is said meanwhile goes to standard error."""
+    task = asyncio.current_task()
+    assert task is not None
+    # As Ctrl-C does: what was started here is ended, too.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     chosen = [options.only] if options.only else [EMBEDDED, SERVICES]
     columns = chosen if options.no_floors or taking else [*FLOORS, *chosen]
     plan = {column: [name for name in _wanted(options) if column in SECTIONS[name].on] for column in columns}
