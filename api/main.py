@@ -115,6 +115,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         await stack.enter_async_context(showing_process(process, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
         services = _services(await _for_callers(process), process, feed, embeddings, quotas, packages)
+        await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
         yield create_app(services, has_keys=await _is_true(services.access.keys.are_required(), unless_away=True))
 

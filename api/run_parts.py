@@ -9,8 +9,9 @@ from api.input_limits import InputLimits
 from api.runs.cancel import RunCanceller
 from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
+from api.runs.log_ends import LogEnds
 from api.runs.queued_runs import QueuedRuns
-from api.runs.reader import LogEnds, RunReader
+from api.runs.reader import RunReader
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
 from api.runs.submission_traces import SubmissionTraces

@@ -3,11 +3,11 @@ has."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
+from api.runs.log_ends import LogEnd, LogEnds, LogWatch
 from shared.clock import unix_ms
 from shared.domain.errors import NotFound, Unavailable
 from shared.domain.events import FIRST_SEQ, Gap, RunCreated, decode, encode, is_end
@@ -21,63 +21,11 @@ from shared.redis.event_log import EventLog
 from shared.sql.runs.checkpoints import EventStore
 from shared.sql.runs.run_store import RunStore
 
-DOUBT_S = 5.0
-"""Seconds of silence after which a reader asks SQL: an end that was published while the feed was away is there."""
+NEVER_QUIET_S = 86_400.0
+"""For who need not be told of a silence."""
 
 AWAY_S = 0.5
 """Seconds before a reader asks a service again that did not answer."""
-
-GATHER_S = 0.25
-"""Seconds that the questions of readers wait for one another."""
-
-
-class LogEnd(NamedTuple):
-    """How far a log reaches in SQL, and whether it has ended."""
-
-    last_seq: Seq
-    is_over: bool
-
-
-@dataclass
-class _Question:
-    """A question that readers ask SQL together."""
-
-    wanted: set[RunId] = field(default_factory=set[RunId])
-    is_answered: bool = False
-    ends: dict[RunId, LogEnd] | None = None
-    """None: the database does not say."""
-
-
-class LogEnds:
-    """Says where logs end, for readers that hear nothing. A thousand of them ask SQL one question together, so that
-    writers have the database's connections."""
-
-    def __init__(self, runs: RunStore) -> None:
-        self._runs = runs
-        self._next = _Question()
-        self._asking = asyncio.Lock()
-
-    async def of(self, run_id: RunId) -> LogEnd | None:
-        """Where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
-        question = self._next
-        question.wanted.add(run_id)
-        # The first reader that comes asks for all. If it leaves meanwhile, the next one does.
-        async with self._asking:
-            if not question.is_answered:
-                await self._ask(question)
-        ends = question.ends
-        return None if ends is None else ends.get(run_id, LogEnd(FIRST_SEQ, is_over=True))
-
-    async def _ask(self, question: _Question) -> None:
-        await asyncio.sleep(GATHER_S)
-        if self._next is question:
-            self._next = _Question()
-        try:
-            found = await self._runs.ends_of_logs(question.wanted)
-            question.ends = {run_id: LogEnd(last_seq, status in STREAM_ENDED) for run_id, status, last_seq in found}
-        except Unavailable:
-            question.ends = None
-        question.is_answered = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +56,7 @@ class RunReader:
 
     async def wait_for_end(self, run: Run) -> None:
         """Returns when the run's stream has ended."""
-        async for _ in self.follow(run, Seq(max(FIRST_SEQ, run.last_seq)), quiet_s=DOUBT_S):
+        async for _ in self.follow(run, Seq(max(FIRST_SEQ, run.last_seq)), quiet_s=NEVER_QUIET_S):
             pass
 
     async def _stored(self, run: Run, last: Seq) -> AsyncGenerator[Entries]:
@@ -125,39 +73,38 @@ class RunReader:
 
     async def _live(self, run: Run, last: Seq, quiet_s: float) -> AsyncGenerator[Entries]:
         now = asyncio.get_running_loop().time
-        heard_at, stored = now(), run.last_seq
+        heard_at = now()
         ended: Run | None = None
         async with self.feed.subscribe(run.id) as subscription:
-            while ended is None:
-                entries, is_silent = await self._next(
-                    run, subscription, last, is_stored=last < stored, wait_s=min(DOUBT_S, heard_at + quiet_s - now())
-                )
-                if entries:
-                    yield entries
-                    heard_at, last = now(), entries[-1][0]
-                if entries and is_end(entries[-1][1]):
-                    return
-                if is_silent:
-                    end = await self.log_ends.of(run.id)
-                    stored = stored if end is None else end.last_seq
-                    ended = await self._ended(run) if end is not None and end.is_over else None
-                if now() >= heard_at + quiet_s:
-                    heard_at = now()
-                    yield []
+            with self.log_ends.watch(subscription, last) as watch:
+                watch.end = LogEnd(run.last_seq, is_over=False)
+                while ended is None:
+                    entries = await self._next(run, watch, wait_s=heard_at + quiet_s - now())
+                    if entries:
+                        yield entries
+                        heard_at, watch.last = now(), entries[-1][0]
+                        if is_end(entries[-1][1]):
+                            return
+                    elif watch.is_over:
+                        ended = await self._ended(run)
+                    if now() >= heard_at + quiet_s:
+                        heard_at = now()
+                        yield []
+                last = watch.last
         async for entries in self._stored(ended, last):
             yield entries
 
-    async def _next(
-        self, run: Run, subscription: Subscription, last: Seq, *, is_stored: bool, wait_s: float
-    ) -> tuple[Entries, bool]:
-        """The entries that follow `last`, and whether the run is silent. `is_stored` says that SQL has them in any
-        case."""
+    async def _next(self, run: Run, watch: LogWatch, *, wait_s: float) -> Entries:
+        """The entries that follow, once there are any; none when the run is silent."""
         try:
-            entries = await self._read(run, subscription, last, is_stored=is_stored)
-            return entries, not entries and not await subscription.wait(wait_s)
+            entries = await self._read(run, watch.subscription, watch.last, is_stored=watch.is_stored)
+            if entries or watch.is_over or not await watch.subscription.wait(wait_s):
+                return entries
+            return await self._read(run, watch.subscription, watch.last, is_stored=watch.is_stored)
         except Unavailable:
             await asyncio.sleep(AWAY_S)
-            return [], True
+            watch.end = await self.log_ends.of(run.id) or watch.end
+            return []
 
     async def _read(self, run: Run, subscription: Subscription, last: Seq, *, is_stored: bool) -> Entries:
         stored = await self._stored_page(run.id, last) if is_stored else []
@@ -182,6 +129,7 @@ class RunReader:
         except NotFound:
             return msgspec.structs.replace(run, last_seq=Seq(0))
         except Unavailable:
+            await asyncio.sleep(AWAY_S)
             return None
 
     def _next_of(self, last: Seq, entries: Entries) -> Entries:

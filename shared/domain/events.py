@@ -238,7 +238,8 @@ def decode(entry: bytes) -> Event | Unknown:
 
 def is_end(entry: bytes) -> bool:
     """Whether a log ends with this entry."""
-    return isinstance(decode(entry), Ended)
+    # Asked of every batch, and true of one entry per log: most are not worth decoding.
+    return b'"end"' in entry and isinstance(decode(entry), Ended)
 
 
 def follows_of(event: Event | Unknown) -> Seq | None:

@@ -1,9 +1,8 @@
-"""The feed of live events. It has one connection per process and server of logs, however many readers. It is quick but
+"""The feed of live events: one connection per process and server of logs, however many readers. It is quick but
 forgets; the log is complete. A `Subscription` joins the two.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -41,17 +40,22 @@ class Subscription:
         self.run_id = run_id
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._batches: deque[tuple[Seq, list[bytes]]] = deque()
+        self._batches: list[tuple[Seq, list[bytes]]] = []
         self._entries = 0
         self._bytes = 0
         self._behind = True
-        self._news = asyncio.Event()
-        self._news.set()
+        self._has_news = True
+        self._waiting: asyncio.Future[None] | None = None
 
     @property
     def behind(self) -> bool:
         """Whether the next events may have to come from the log."""
         return self._behind
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the reader has taken all that is known, and waits for more."""
+        return self._waiting is not None
 
     async def read(self, log: EventLog, after: Seq, limit: int = PAGE) -> list[tuple[Seq, bytes]]:
         """What follows `after`, as far as it is known: from the log when behind, else from the feed.
@@ -75,19 +79,28 @@ class Subscription:
 
     async def wait(self, within: float) -> bool:
         """Waits until there is something to read. False when there is nothing for `within` seconds."""
+        if self._has_news:
+            return True
+        # For each token of each reader: an event and a timeout around it cost several times as much.
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = loop.call_later(within, self._wake)
         try:
-            async with asyncio.timeout(within):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+            await self._waiting
+        finally:
+            timer.cancel()
+            self._waiting = None
+        return self._has_news
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _take(self, after: Seq) -> list[tuple[Seq, bytes]]:
         """The live events that directly follow `after`. When one is missing, the subscription falls behind."""
         taken: list[tuple[Seq, bytes]] = []
         expected = after + 1
-        while self._batches:
-            first, entries = self._batches.popleft()
+        for first, entries in self._batches:
             if first > expected:
                 self.fall_behind()
                 return taken
@@ -107,7 +120,7 @@ class Subscription:
         """Notes that something may be missing: drops the collected events, so that the reader looks into the log."""
         self._forget()
         self._behind = True
-        self._news.set()
+        self._tell()
 
     def offer(self, first: Seq, entries: list[bytes], size: int) -> None:
         """Collects published events for the reader, or falls behind when there are too many. The feed calls it."""
@@ -119,13 +132,17 @@ class Subscription:
         self._batches.append((first, entries))
         self._entries += len(entries)
         self._bytes += size
-        self._news.set()
+        self._tell()
 
     def _forget(self) -> None:
         self._batches.clear()
         self._entries = 0
         self._bytes = 0
-        self._news.clear()
+        self._has_news = False
+
+    def _tell(self) -> None:
+        self._has_news = True
+        self._wake()
 
 
 class EventFeed:

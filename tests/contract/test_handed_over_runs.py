@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from api.runs.reader import LogEnds, RunReader
+from api.runs.log_ends import LogEnds
+from api.runs.reader import RunReader
 from shared.clock import SystemClock
 from shared.domain.errors import Unavailable
 from shared.domain.events import StatusChanged, StepRestarted, decode, encode

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 from arq.connections import ArqRedis
 
-from api.runs.reader import GATHER_S, LogEnds, RunReader
+from api.runs.log_ends import GATHER_S, LogEnds
+from api.runs.reader import RunReader
 from shared.domain.events import Gap, RunCreated, StatusChanged, StepRestarted, decode, encode, is_end
 from shared.domain.ids import Fence, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
@@ -230,16 +231,51 @@ async def test_a_reader_in_the_middle_of_a_log_that_is_pruned_is_told_and_gets_t
 
 async def test_an_end_that_was_published_while_nobody_heard_it_is_found(stores: Stores, reader: RunReader) -> None:
     run = await stores.claimed()
-    async with asyncio.timeout(60), aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches:
+    async with (
+        asyncio.timeout(60),
+        reader.log_ends.watching(),
+        aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches,
+    ):
         assert await anext(batches) == []
         settled = (await stores.settle(run, tail=LogTail(Seq(2), ENTRIES[:2]))).run
         seen = [seq async for batch in batches for seq, _ in batch]
     assert seen == list(range(2, settled.last_seq + 1))
 
 
+async def test_silent_readers_were_woken_every_few_seconds_to_ask(
+    stores: Stores, redis: ArqRedis, log: EventLog
+) -> None:
+    """A timer, a task and a lock for each of them, again and again. Now one question is asked for all, and who is not
+    concerned sleeps."""
+    running, ending = await stores.claimed(), await stores.claimed(thread_id=IDS.conversation())
+    feed, log_ends = EventFeed(OneLogServer(redis)), LogEnds(stores.runs, doubt_s=1.0)
+    async with (
+        asyncio.timeout(60),
+        feed.subscribe(running.id) as sleeping,
+        feed.subscribe(ending.id) as waking,
+        asyncio.TaskGroup() as group,
+    ):
+        with log_ends.watch(sleeping, Seq(1)) as of_sleeping, log_ends.watch(waking, Seq(1)) as of_waking:
+            for subscription in (sleeping, waking):
+                assert await subscription.read(log, Seq(1)) == []
+            asleep = group.create_task(sleeping.wait(60), name="reader of a run that goes on")
+            await stores.settle(ending)
+            with statements() as asked:
+                async with log_ends.watching():
+                    assert await waking.wait(60), "an end was found"
+            assert len([statement for statement in asked if "FROM runs" in statement]) == 1
+            assert (of_sleeping.is_over, of_waking.is_over) == (False, True)
+            assert sleeping.is_waiting
+            asleep.cancel()
+
+
 async def test_the_stream_of_a_run_that_is_deleted_ends(stores: Stores, reader: RunReader) -> None:
     run = await stores.claimed()
-    async with asyncio.timeout(60), aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches:
+    async with (
+        asyncio.timeout(60),
+        reader.log_ends.watching(),
+        aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches,
+    ):
         assert await anext(batches) == []
         await stores.settle(run)
         await stores.listing.delete(run.project_id, run.id)

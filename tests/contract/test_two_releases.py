@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 from arq.connections import ArqRedis
 
-from api.runs.reader import LogEnds, RunReader
+from api.runs.log_ends import LogEnds
+from api.runs.reader import RunReader
 from shared.clock import SystemClock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from api.runs.reader import LogEnds, RunReader
+from api.runs.log_ends import LogEnds
+from api.runs.reader import RunReader
 from shared.clock import SystemClock
 from shared.concurrency import background
 from shared.domain.approvals import DENIED_BY_CANCEL
@@ -127,7 +128,11 @@ async def test_a_cancel_of_a_run_that_nobody_held_left_an_unannounced_jump(
     run = await shown_by_a_worker_that_died(stores, event_log)
     feed = EventFeed(OneLogServer(private_redis.client()))
     reader = RunReader(
-        runs=stores.runs, events=stores.events, event_log=event_log, feed=feed, log_ends=LogEnds(stores.runs)
+        runs=stores.runs,
+        events=stores.events,
+        event_log=event_log,
+        feed=feed,
+        log_ends=LogEnds(stores.runs, doubt_s=0.5),
     )
     live: Entries = []
 
@@ -135,7 +140,7 @@ async def test_a_cancel_of_a_run_that_nobody_held_left_an_unannounced_jump(
         async for batch in reader.follow(run, Seq(1), quiet_s=60):
             live.extend(batch)
 
-    async with feed.running(), background(read_live(), name="live reader"):
+    async with feed.running(), reader.log_ends.watching(), background(read_live(), name="live reader"):
         await wait_until(lambda: len(live) == SHOWN, description="the reader to see what was shown")
         async with trouble(private_redis, run):
             cancelled = await unowned_of(stores, private_redis).cancel(
