@@ -100,17 +100,32 @@ async def merge_small_blocks(connection: AsyncConnection, run_id: RunId, known: 
         await insert_events(connection, run_id, tail)
 
 
+_blocks = (
+    sa.select(event_blocks.c.first_seq, event_blocks.c.data)
+    .where(event_blocks.c.run_id == sa.bindparam("run_id"))
+    .order_by(event_blocks.c.first_seq)
+    .limit(sa.bindparam("at_once"))
+)
+# Made once: to make a statement takes longer than to read a page.
+_BLOCKS_AROUND = _blocks.where(
+    event_blocks.c.first_seq
+    >= sa.func.coalesce(
+        sa.select(sa.func.max(event_blocks.c.first_seq))
+        .where(event_blocks.c.run_id == sa.bindparam("run_id"), event_blocks.c.first_seq <= sa.bindparam("seq"))
+        .scalar_subquery(),
+        0,
+    )
+)
+_BLOCKS_BEHIND = _blocks.where(event_blocks.c.first_seq > sa.bindparam("seq"))
+
+
 async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
     """The first `limit` entries after a cursor, or all of them, in order; empty when SQL has none."""
-    of_run = event_blocks.c.run_id == run_id
-    around = sa.select(sa.func.max(event_blocks.c.first_seq)).where(of_run, event_blocks.c.first_seq <= after + 1)
-    begin = sa.func.coalesce(around.scalar_subquery(), 0)
-    chosen = sa.select(event_blocks.c.first_seq, event_blocks.c.data).order_by(event_blocks.c.first_seq)
     entries: Entries = []
-    condition = event_blocks.c.first_seq >= begin
+    wanted, seq = _BLOCKS_AROUND, after + 1
     at_once = BLOCKS_AT_ONCE if limit is None else FIRST_BLOCKS
     while True:
-        found = await connection.execute(chosen.where(of_run, condition).limit(at_once))
+        found = await connection.execute(wanted, {"run_id": run_id, "seq": seq, "at_once": at_once})
         blocks = found.all()
         for row in blocks:
             entries.extend(item for item in _unpacked(row.first_seq, row.data) if item[0] > after)
@@ -118,8 +133,7 @@ async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, li
                 return entries[:limit]
         if len(blocks) < at_once:
             return entries
-        condition = event_blocks.c.first_seq > blocks[-1].first_seq
-        at_once = BLOCKS_AT_ONCE
+        wanted, seq, at_once = _BLOCKS_BEHIND, blocks[-1].first_seq, BLOCKS_AT_ONCE
 
 
 def _packed(entries: Sequence[bytes]) -> bytes:
