@@ -48,7 +48,7 @@ class Frames:
 
     def __init__(self, run_id: RunId, options: FrameOptions) -> None:
         self._run_id = run_id
-        self._options = options
+        self.options = options
 
     def of(self, seq: Seq, entry: bytes) -> Frame | None:
         """The frame of a log entry; None when this reader does not want to see it."""
@@ -61,7 +61,7 @@ class Frames:
         body = self._body(seq, event)
         if body is None or not self._is_wanted(body["message_type"]):
             return None
-        if self._options.times:
+        if self.options.times:
             body["at_ms"] = event.at
         return Frame(seq, body, is_error=isinstance(event, events.Failed))
 
@@ -71,8 +71,8 @@ class Frames:
 
     def _is_wanted(self, message_type: str) -> bool:
         if message_type == "ping":
-            return self._options.pings
-        wanted = self._options.message_types
+            return self.options.pings
+        wanted = self.options.message_types
         return wanted is None or message_type in wanted or message_type in ALWAYS_SHOWN
 
     def _ping(self, seq: Seq, at: int) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Frames:
                 assert_never(event)
 
     def _status(self, seq: Seq, event: events.StatusChanged) -> dict[str, Any]:
-        if not self._options.status_events:
+        if not self.options.status_events:
             # Its number must not be missing for those who know nothing of status events: they know pings.
             return self._ping(seq, event.at)
         place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
@@ -167,13 +167,13 @@ class Frames:
                     "content": event.text,
                 }
             case events.CompactionBegan():
-                if self._options.compaction_messages:
+                if self.options.compaction_messages:
                     return self._compaction_began(seq, event)
                 # Its number must not be missing for the others.
                 return self._ping(seq, event.at)
             case events.Compacted(text=text, stats=stats):
                 otid = part_otid(event.message_id, 0)
-                if self._options.compaction_messages:
+                if self.options.compaction_messages:
                     return {**self._added("summary_message", seq, event, otid), **summary_fields(text, stats)}
                 content = summary_as_content(text, stats, _moment(event.at))
                 return {**self._added("user_message", seq, event, otid), "content": content}

@@ -6,6 +6,7 @@ Only this module knows how a frame of Letta's looks on the wire.
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import msgspec
 from fastapi.responses import JSONResponse
@@ -24,7 +25,7 @@ from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import MAX_SEQ, Seq
+from shared.domain.ids import MAX_SEQ, RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
@@ -49,6 +50,26 @@ def event_bytes(frame: Frame) -> bytes:
     return b"id: %d\n%bdata: %b\n\n" % (frame.seq, kind, data)
 
 
+class RunView:
+    """A run as all of its readers with the same wishes see it. What is live comes to them at the same moment: its bytes
+    are made for the first of them, and the others send the same."""
+
+    def __init__(self, run_id: RunId, options: FrameOptions) -> None:
+        self.frames = Frames(run_id, options)
+        self.readers = 0
+        self._entries: Entries = []
+        self._shown = b"", False
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """Some entries as bytes, and whether their last one is the stream's end."""
+        if self.readers < 2 or len(entries) >= FRAMES_AT_ONCE:
+            # Nobody else wants them; or a page of who is behind, for which there is no room.
+            return _shown(self.frames, entries)
+        if entries != self._entries:
+            self._entries, self._shown = entries, _shown(self.frames, entries)
+        return self._shown
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamService:
     """Makes streams."""
@@ -61,11 +82,15 @@ class StreamService:
     """Set when this process ends: its streams end too, and their clients resume at another process."""
     catching_up: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP))
     """Readers of long logs take turns, so that hundreds of them keep nobody else from the event loop."""
+    views: WeakValueDictionary[tuple[RunId, FrameOptions], RunView] = field(
+        default_factory=WeakValueDictionary[tuple[RunId, FrameOptions], RunView]
+    )
+    """Of runs that are being read."""
 
     def stream(self, run: Run, after: Seq, options: FrameOptions) -> EventStream:
         """The response that shows a run from a cursor on."""
         return EventStream(
-            lambda: self._batches(run, after, options),
+            lambda: self.batches(run, after, options),
             self.ending,
             cut=COME_BACK,
             entrance=lambda scope: self.quotas.reading_of(run.project_id, scope),
@@ -89,31 +114,43 @@ class StreamService:
         """Whether the run's stream has ended and its reader has seen the end. Raises `InvalidRequest` as `resume`."""
         return run.status in STREAM_ENDED and _cursor(None, last_event_id) >= run.last_seq
 
-    async def _batches(self, run: Run, after: Seq, options: FrameOptions) -> AsyncGenerator[bytes]:
-        frames = Frames(run.id, options)
+    async def batches(self, run: Run, after: Seq, options: FrameOptions) -> AsyncGenerator[bytes]:
+        """The stream's bytes, as they are ready. Nothing: a silence of which this reader wants no ping."""
+        view = self.views.setdefault((run.id, options), RunView(run.id, options))
+        view.readers += 1
+        try:
+            async for body in self._bodies(run, after, view):
+                yield body
+        finally:
+            view.readers -= 1
+
+    async def _bodies(self, run: Run, after: Seq, view: RunView) -> AsyncGenerator[bytes]:
         last = after
         has_ended = False
         async for entries in self.reader.follow(run, after, quiet_s=self.keepalive_s):
             if not entries:
-                yield event_bytes(frames.ping(last, self.clock.now())) if options.pings else b""
+                yield self._ping(view, last)
                 continue
             last = entries[-1][0]
             for start in range(0, len(entries), FRAMES_AT_ONCE):
                 # What waits for a client is the bytes of a few frames, and their entries.
-                body, has_ended = await self._body(frames, entries[start : start + FRAMES_AT_ONCE])
+                body, has_ended = await self._body(view, entries[start : start + FRAMES_AT_ONCE])
                 if body:
                     yield body
         if not has_ended:
             # The cursor was at the end already: the client still needs the mark that the stream is over.
             yield event_bytes(Frame(last, None))
 
-    async def _body(self, frames: Frames, entries: Entries) -> tuple[bytes, bool]:
+    def _ping(self, view: RunView, last: Seq) -> bytes:
+        return event_bytes(view.frames.ping(last, self.clock.now())) if view.frames.options.pings else b""
+
+    async def _body(self, view: RunView, entries: Entries) -> tuple[bytes, bool]:
         """Some entries as the client sees them, and whether their last one is the stream's end."""
         if len(entries) < FRAMES_AT_ONCE:
-            return _shown(frames, entries)
+            return view.of(entries)
         async with self.catching_up:
             await asyncio.sleep(0)
-            return _shown(frames, entries)
+            return view.of(entries)
 
 
 def _shown(frames: Frames, entries: Entries) -> tuple[bytes, bool]:
