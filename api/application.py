@@ -6,7 +6,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from api.access.agent_reach import AgentBodies
 from api.access.authentication import Authentication
 from api.access.whose_rows import CallersRows
-from api.admission import SubmissionTurns
+from api.admission import Admission, SubmissionTurns
 from api.answer_headers import FinalAnswers, UnusedInputWarnings
 from api.caller_quotas import RequestLimits
 from api.console import static_files
@@ -55,7 +55,7 @@ ROUTES = (
 )  # fmt: skip
 
 
-def create_app(services: Services, *, has_keys: bool) -> FastAPI:
+def create_app(services: Services, *, admission: Admission, has_keys: bool) -> FastAPI:
     """The API over these services. Whoever made the services closes them. `has_keys`: requests need one, as it
     starts."""
     settings, access = services.settings, services.access
@@ -75,7 +75,7 @@ def create_app(services: Services, *, has_keys: bool) -> FastAPI:
     app.add_middleware(UnusedInputWarnings, installs_packages=services.packages.are_built)
     app.add_middleware(CallersRows)
     app.add_middleware(AgentBodies, reach=access.reach)
-    app.add_middleware(SubmissionTurns, admission=services.admission)
+    app.add_middleware(SubmissionTurns, admission=admission)
     app.add_middleware(RequestBodies, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
     app.add_middleware(RequestLimits, quotas=services.quotas)
     app.add_middleware(Authentication, access=access, routes=app.router.routes)

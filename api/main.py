@@ -117,7 +117,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         services = _services(await _for_callers(process), process, feed, embeddings, quotas, packages)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
-        yield create_app(services, has_keys=await _is_true(services.access.keys.are_required(), unless_away=True))
+        has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
+        yield create_app(services, admission=_admission(process), has_keys=has_keys)
 
 
 @asynccontextmanager
@@ -190,7 +191,6 @@ def _services(
         access=_access(everybodys),
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
-        admission=_admission(process),
         environment=process.environment,
         models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
         secret_keys=process.secret_keys,

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from api.access.authentication import Access
 from api.access.issuing import KeyIssuer
-from api.admission import Admission
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolShelf
 from api.caller_quotas import CallerQuotas
@@ -51,7 +50,6 @@ class Services:
     access: Access
     issuer: KeyIssuer
     quotas: CallerQuotas
-    admission: Admission
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     models: OfferedModels

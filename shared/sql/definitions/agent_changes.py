@@ -23,6 +23,7 @@ from shared.sql.definitions.agents import (
     load_agent,
 )
 from shared.sql.definitions.links import (
+    add_links,
     block_values,
     blocks_of_agents,
     load_blocks,
@@ -78,8 +79,8 @@ class AgentEditor(AgentStore):
             attached = await load_blocks(connection, agent.project_id, agent.block_ids)
             refuse_foreign_rules(agent.tool_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, tools)
-            await connection.execute(sa.insert(agents).values(agent_values(agent, self._secret_keys)))
-            await link_agent(connection, agent)
+            await connection.execute(_INSERT_AGENT, agent_values(agent, self._secret_keys))
+            await link_new_agent(connection, agent)
             await begin_history(connection, agent, attached, system_message_id, first_messages)
             return agent
 
@@ -186,14 +187,22 @@ def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:
     }
 
 
+_INSERT_AGENT = sa.insert(agents)
+
+
+async def link_new_agent(connection: AsyncConnection, agent: Agent) -> None:
+    """Stores the tools, blocks and tags of an agent that has none of them yet."""
+    await add_links(connection, agent_tools, "tool_id", agent.id, agent.tool_ids)
+    await add_links(connection, agent_blocks, "block_id", agent.id, agent.block_ids)
+    await add_links(connection, agent_tags, "tag", agent.id, agent.tags)
+
+
 async def link_agent(connection: AsyncConnection, agent: Agent) -> None:
     """Makes the stored tools, blocks and tags those of `agent`."""
     await set_links(connection, agent_tools, "tool_id", agent.id, agent.tool_ids)
     await set_links(connection, agent_blocks, "block_id", agent.id, agent.block_ids)
     await connection.execute(sa.delete(agent_tags).where(agent_tags.c.agent_id == agent.id))
-    if agent.tags:
-        rows = [{"agent_id": agent.id, "tag": tag} for tag in dict.fromkeys(agent.tags)]
-        await connection.execute(sa.insert(agent_tags), rows)
+    await add_links(connection, agent_tags, "tag", agent.id, agent.tags)
 
 
 async def begin_history(

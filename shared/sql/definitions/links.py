@@ -148,6 +148,13 @@ async def set_links(
     gone = present.difference(wanted)
     if gone:
         await connection.execute(sa.delete(links).where(links.c.agent_id == agent_id, links.c[target].in_(gone)))
-    new = [{"agent_id": agent_id, target: row_id} for row_id in dict.fromkeys(wanted) if row_id not in present]
-    if new:
-        await connection.execute(sa.insert(links), new)
+    await add_links(connection, links, target, agent_id, [row_id for row_id in wanted if row_id not in present])
+
+
+async def add_links(
+    connection: AsyncConnection, links: sa.Table, target: str, agent_id: AgentId, new: Sequence[str]
+) -> None:
+    """Links the agent with what it has no link to yet, in this order."""
+    rows = [{"agent_id": agent_id, target: row_id} for row_id in dict.fromkeys(new)]
+    if rows:
+        await connection.execute(sa.insert(links), rows)

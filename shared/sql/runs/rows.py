@@ -164,8 +164,16 @@ def move_of(trigger: RunTrigger, *columns: str) -> sa.Update:
     return moves.values({"status": target, **_new(columns)})
 
 
-def _new(columns: Sequence[str]) -> dict[str, sa.BindParameter[Any]]:
-    return {name: sa.bindparam(f"new_{name}", type_=runs.c[name].type) for name in columns}
+def _new(columns: Sequence[str]) -> dict[str, sa.ColumnElement[Any]]:
+    new: dict[str, sa.ColumnElement[Any]] = {
+        name: sa.bindparam(f"new_{name}", type_=runs.c[name].type) for name in columns
+    }
+    stay = {name: sa.func.coalesce(runs.c[name], new[name]) for name in _WRITTEN_ONCE if name in new}
+    return new | stay
+
+
+_WRITTEN_ONCE = ("first_token_at",)
+"""Columns whose first value stays."""
 
 
 def parameters_of(run_id: RunId, fence: Fence, values: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from shared.domain.ids import AgentId, ProjectId, RunId, StepId
 from shared.domain.runs import Feedback, Run, Step
 from shared.sql.engine import Database
 from shared.sql.paging import Page, field_of_document, rows_of_page
-from shared.sql.run_tables import runs, steps
+from shared.sql.run_tables import steps
 from shared.sql.tables import EPOCH, document_of, from_json, to_json
 
 MOST_OF_A_RUN = 10_000
@@ -144,13 +144,12 @@ def _conditions(wanted: StepFilter, *, is_sqlite: bool) -> list[sa.ColumnElement
 
 
 def first_token(run_id: RunId, step: Step | None) -> dict[str, Any]:
-    """The run's column for the first piece of an answer, as far as this step knows of one: the first one wins. The step
-    with which a continuation begins is that of the parked run, whose model had answered before this run was there."""
+    """The run's column for the first piece of an answer, as far as this step knows of one; what is written first stays.
+    The step with which a continuation begins is that of the parked run, whose model had answered before this run was
+    there."""
     if step is None or step.run_id != run_id or not step.timing.first_token_at:
         return {}
-    column = runs.c.first_token_at
-    moment = EPOCH + timedelta(milliseconds=step.timing.first_token_at)
-    return {"first_token_at": sa.func.coalesce(column, sa.literal(moment, column.type))}
+    return {"first_token_at": EPOCH + timedelta(milliseconds=step.timing.first_token_at)}
 
 
 class _Tags(msgspec.Struct):
