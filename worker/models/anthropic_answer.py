@@ -1,18 +1,20 @@
-"""An answer over Anthropic's Messages: events in, ours out. No I/O."""
+"""An answer over Anthropic's Messages: events in, ours out. No I/O. At its end: the wire as a whole."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import httpx2
 import msgspec
 
+from shared.domain.errors import ModelError
 from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge
 from worker.models.answer_parts import AnswerParts, GrowingCall, GrowingThought
-from worker.models.anthropic_request import PROVIDER_NAME, REDACTED
+from worker.models.anthropic_request import PROVIDER_NAME, REDACTED, AnthropicRequest
 from worker.models.decoding import Decoder, number_in
 from worker.models.kept_answer import Given, write_kept
 from worker.models.model_errors import stream_error
-from worker.models.provider import ModelCall, ModelEvent, Route
+from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.turns import Called, Reasoned, Said
 
 
@@ -192,3 +194,23 @@ def _counted(usage: Mapping[str, Any]) -> CountedTokens:
         cache_written=written,
         reasoning=number_in(usage, "output_tokens_details", "thinking_tokens"),
     )
+
+
+class AnthropicWire:
+    """A `DirectWire`: where Messages are asked."""
+
+    def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
+        self.route = route
+        base = httpx2.URL(route.base_url)
+        self.url = base.copy_with(path=base.path.rstrip("/") + "/v1/messages")
+        self._request = AnthropicRequest(route)
+        self._new_call_id = new_call_id
+
+    def request(self, call: ModelCall) -> WireRequest:
+        return self._request.first(call)
+
+    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
+        return self._request.after(call, error)
+
+    def answer(self, call: ModelCall) -> AnthropicAnswer:
+        return AnthropicAnswer(call, self.route, self._new_call_id)

@@ -23,7 +23,7 @@ from shared.domain.model_catalog import MODELS, family_of
 from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
 from shared.domain.model_servers import Wire
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
-from worker.models.anthropic_wire import AnthropicWire
+from worker.models.anthropic_answer import AnthropicWire
 from worker.models.builtin import BuiltinModel
 from worker.models.chat_wire import ChatWire
 from worker.models.connections import Connections
