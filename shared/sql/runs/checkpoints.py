@@ -100,14 +100,14 @@ async def merge_small_blocks(connection: AsyncConnection, run_id: RunId, known: 
         await insert_events(connection, run_id, tail)
 
 
-_blocks = (
+_BLOCKS = (
     sa.select(event_blocks.c.first_seq, event_blocks.c.data)
     .where(event_blocks.c.run_id == sa.bindparam("run_id"))
     .order_by(event_blocks.c.first_seq)
     .limit(sa.bindparam("at_once"))
 )
 # Made once: to make a statement takes longer than to read a page.
-_BLOCKS_AROUND = _blocks.where(
+_BLOCKS_AROUND = _BLOCKS.where(
     event_blocks.c.first_seq
     >= sa.func.coalesce(
         sa.select(sa.func.max(event_blocks.c.first_seq))
@@ -116,7 +116,7 @@ _BLOCKS_AROUND = _blocks.where(
         0,
     )
 )
-_BLOCKS_BEHIND = _blocks.where(event_blocks.c.first_seq > sa.bindparam("seq"))
+_BLOCKS_BEHIND = _BLOCKS.where(event_blocks.c.first_seq > sa.bindparam("seq"))
 
 
 async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
