@@ -1,0 +1,63 @@
+"""How much each part of a short run asks of the database: its statements are most of what a run costs."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.runs import Step, StepTiming
+from tests.kit.runs.definitions import NOW
+from tests.kit.runs.stored_runs import AGENT, IDS, Stores, answer, said, some_run, stored_runs
+from tests.kit.services.databases import statements
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+def begun(asked: list[str]) -> list[str]:
+    """How each statement begins; those that are a part of a transaction on one
+    of the databases alone are left out."""
+    return [
+        " ".join(text.split()[:2])
+        for text in asked
+        if not text.startswith(("BEGIN", "COMMIT", "SELECT pg_advisory_xact_lock"))
+    ]
+
+
+async def test_a_submission_asks_once_and_writes_twice(stores: Stores) -> None:
+    with statements() as asked:
+        await stores.runs.submit(some_run(), [said("hi")])
+    assert begun(asked) == ["SELECT runs.id,", "INSERT INTO", "INSERT INTO"]
+
+
+async def test_a_claim_reads_the_run_once_and_makes_no_statement_anew(stores: Stores) -> None:
+    """It asked nine questions between a submission and its first token."""
+    run = await stores.submitted(said("hi"))
+    with statements() as asked:
+        assert await stores.runs.claim(run.id, run.dispatch, "worker/claim", NOW) is not None
+    assert begun(asked) == ["SELECT runs.number,", "UPDATE runs", "UPDATE injected_messages", "INSERT INTO"]
+
+
+async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:
+    """It asked fourteen questions."""
+    run = await stores.claimed(said("hi"))
+    timing = StepTiming(first_token_at=int(NOW.timestamp() * 1000))
+    step = Step(
+        id=IDS.step(), run_id=run.id, agent_id=AGENT, number=1, model="openai/gpt", created_at=NOW, timing=timing
+    )
+    with statements() as asked:
+        settled = await stores.settle(run, RunTrigger.COMPLETE, messages=[answer("done")], step=step)
+    assert settled.run.first_token_at is not None
+    assert begun(asked) == [
+        "SELECT runs.status,",
+        "SELECT EXISTS",
+        "SELECT messages.id,",
+        "INSERT INTO",
+        "UPDATE runs",
+        "INSERT INTO",
+        "INSERT INTO",
+        "UPDATE agents",
+    ]
