@@ -72,26 +72,29 @@ class RunReader:
             last = entries[-1][0]
 
     async def _live(self, run: Run, last: Seq, quiet_s: float) -> AsyncGenerator[Entries]:
-        now = asyncio.get_running_loop().time
-        heard_at = now()
-        ended: Run | None = None
         async with self.feed.subscribe(run.id) as subscription:
             with self.log_ends.watch(subscription, last) as watch:
                 watch.end = LogEnd(run.last_seq, is_over=False)
-                while ended is None:
-                    entries = await self._next(run, watch, wait_s=heard_at + quiet_s - now())
-                    if entries:
-                        yield entries
-                        heard_at, watch.last = now(), entries[-1][0]
-                        if is_end(entries[-1][1]):
-                            return
-                    elif watch.is_over:
-                        ended = await self._ended(run)
-                    if now() >= heard_at + quiet_s:
-                        heard_at = now()
-                        yield []
-                last = watch.last
-        async for entries in self._stored(ended, last):
+                async for entries in self._heard(run, watch, quiet_s):
+                    yield entries
+
+    async def _heard(self, run: Run, watch: LogWatch, quiet_s: float) -> AsyncGenerator[Entries]:
+        now = asyncio.get_running_loop().time
+        heard_at = now()
+        ended: Run | None = None
+        while ended is None:
+            entries = await self._next(run, watch, wait_s=heard_at + quiet_s - now())
+            if entries:
+                yield entries
+                heard_at, watch.last = now(), entries[-1][0]
+                if is_end(entries[-1][1]):
+                    return
+            elif watch.is_over:
+                ended = await self._ended(run)
+            if now() >= heard_at + quiet_s:
+                heard_at = now()
+                yield []
+        async for entries in self._stored(ended, watch.last):
             yield entries
 
     async def _next(self, run: Run, watch: LogWatch, *, wait_s: float) -> Entries:
