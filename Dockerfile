@@ -9,7 +9,7 @@ COPY worker worker
 COPY api api
 COPY cli cli
 RUN /opt/holdfast/bin/pip install --no-cache-dir --disable-pip-version-check \
-    -c constraints.txt '.[anthropic,google,otel,packages,postgres]'
+    -c constraints.txt '.[google,otel,packages,postgres]'
 
 FROM python:3.13-slim
 # bubblewrap is for tier 1 of the walls around tools. A container as it comes has tier 2, which does not need it.

@@ -28,7 +28,7 @@ ALLOWED_PACKAGES = {
 }
 
 LAZY_IMPORTERS = ("worker/models/",)
-LAZY_PACKAGES = ("pydantic_ai", "openai", "anthropic", "google", "genai_prices", "tiktoken")
+LAZY_PACKAGES = ("pydantic_ai", "openai", "google", "genai_prices", "tiktoken")
 """Model SDKs. `worker/models` imports each when the first call needs it."""
 
 LATE_MODULES = {"shared/process/traces.py": "shared.telemetry.otlp"}
@@ -66,7 +66,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "httpx2": ("cli/client/", "worker/models/", "shared/network/", "shared/archival/embedding_client.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
-    "anthropic": ("worker/models/",),
     "google": ("worker/models/",),
     "opentelemetry": ("shared/telemetry/otlp.py",),
     "typer": ("cli/",),
