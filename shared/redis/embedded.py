@@ -49,6 +49,8 @@ class _PythonScript(AsyncScript):
         self, keys: Sequence[Any] | None = None, args: Iterable[Any] | None = None, client: Any = None
     ) -> Any:
         """What the script answers. Raises `ResponseError`."""
+        if client not in (None, self.registered_client):
+            return cast("Any", await super().__call__(keys, args, client))  # logs are on another server
         if self._commands is None:
             self._commands = _Commands(self._server, 0, client_class=Redis)
         given = [_as_bytes(key) for key in keys or ()], [_as_bytes(arg) for arg in args or ()]
