@@ -98,7 +98,7 @@ class DirectModel:
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         response = await self._response(call, request, limit)
         try:
-            answer, events, chunks = self._wire.answer(call), EventStream(), response.aiter_raw()
+            answer, events, chunks = self._wire.answer(call), EventStream(), response.aiter_bytes()
             while not answer.is_over and (chunk := await limit.wait(anext(chunks, None))) is not None:
                 for event in _told(answer, events.feed(chunk)):
                     yield event
@@ -137,7 +137,7 @@ class DirectModel:
 async def _beginning_of(response: httpx2.Response) -> bytes:
     """The body of an error, as far as it is read."""
     body = b""
-    async for chunk in response.aiter_raw():
+    async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > _LONGEST_ERROR:
             break
