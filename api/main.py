@@ -80,7 +80,7 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.migrate import is_current
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.checkpoints import EventStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore

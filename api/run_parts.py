@@ -28,8 +28,9 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore

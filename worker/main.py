@@ -38,8 +38,9 @@ from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
@@ -165,16 +166,15 @@ Logs = tuple[EventLog, CheckpointStore]
 
 @asynccontextmanager
 async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
-    """Where the logs of this worker's runs are written. What all runs have ready goes together: to a Redis that it is
-    sent to, or to SQLite, which has each event before an embedded Redis shows it."""
-    database, servers, ttl_s = process.database, process.log_servers, process.settings.stream_ttl_s
+    """The logs of this worker's runs. What all runs have ready goes together, to Redis or, embedded, to SQLite."""
+    database, servers = process.database, process.log_servers
+    event_log = partial(EventLog, process.redis, ttl_s=process.settings.stream_ttl_s, servers=servers)
     if process.is_embedded:
         async with GroupCommit(database).running() as together:
-            yield EventLog(process.redis, ttl_s=ttl_s, servers=servers), CheckpointStore(database, together)
+            yield event_log(), CheckpointStore(database, together)
     else:
         async with servers.appending() as appends:
-            log = EventLog(process.redis, ttl_s=ttl_s, servers=servers, appends=appends)
-            yield log, CheckpointStore(database)
+            yield event_log(appends=appends), CheckpointStore(database)
 
 
 def _run_services(

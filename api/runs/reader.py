@@ -18,7 +18,7 @@ from shared.domain.runs import Run
 from shared.domain.settling import PARKED, RunEnd, end_events
 from shared.redis.event_feed import MAX_BYTES, EventFeed, Subscription
 from shared.redis.event_log import EventLog
-from shared.sql.runs.checkpoints import EventStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore
 
 NEVER_QUIET_S = 86_400.0

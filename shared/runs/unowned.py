@@ -25,7 +25,8 @@ from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.log_adoption import adopt_log
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.telemetry.run_attributes import of_run

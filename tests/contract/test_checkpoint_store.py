@@ -16,7 +16,7 @@ from shared.domain.messages import AssistantMessage, Message, NewMessage, Summar
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
-from shared.sql.runs.checkpoints import BLOCK_ENTRIES
+from shared.sql.runs.event_blocks import BLOCK_ENTRIES
 from shared.sql.runs.steps import StepFilter
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (

@@ -22,7 +22,7 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import MIGRATIONS, is_current, migrate
 from shared.sql.run_tables import callbacks, metadata, runs
-from shared.sql.runs.checkpoints import insert_events
+from shared.sql.runs.event_blocks import insert_events
 from shared.sql.tables import to_json
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (

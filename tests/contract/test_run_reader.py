@@ -23,7 +23,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
-from shared.sql.runs.checkpoints import BLOCK_ENTRIES
+from shared.sql.runs.event_blocks import BLOCK_ENTRIES
 from shared.sql.runs.run_store import RunStore
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, approve, call, run_end, stored_runs
 from tests.kit.services.databases import statements

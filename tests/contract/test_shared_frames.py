@@ -18,6 +18,7 @@ from shared.domain.limits import Limits, ProjectLimits
 from shared.domain.log_writer import LogTail
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
 from shared.redis.quotas import Quotas
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from tests.kit.wait_until import wait_until
@@ -34,7 +35,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 async def test_a_frame_was_made_anew_for_each_reader_of_a_run(stores: Stores, redis: ArqRedis) -> None:
     """Twenty people who watched one run cost twenty times as much. Who comes in the middle sees what the others see."""
-    log, feed = EventLog(redis, ttl_s=60), EventFeed(redis)
+    log, feed = EventLog(redis, ttl_s=60), EventFeed(OneLogServer(redis))
     streams = _streams(stores, redis, log, feed)
     run = await stores.claimed()
     await log.open(run.id, run.fence)

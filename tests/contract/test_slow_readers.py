@@ -21,7 +21,7 @@ from shared.domain.runs import Run
 from shared.redis.event_feed import MAX_BYTES, EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
-from shared.sql.runs.checkpoints import BLOCK_ENTRIES, FIRST_BLOCKS
+from shared.sql.runs.event_blocks import BLOCK_ENTRIES, FIRST_BLOCKS
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.raw_http import RawConnection, head, raw_connection
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs

@@ -46,7 +46,7 @@ async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:
     run = await stores.claimed(said("hi"))
     timing = StepTiming(first_token_at=int(NOW.timestamp() * 1000))
     step = Step(
-        id=IDS.step(), run_id=run.id, agent_id=AGENT, number=1, model="openai/gpt", created_at=NOW, timing=timing
+        id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="openai/gpt", created_at=NOW, timing=timing
     )
     with statements() as asked:
         settled = await stores.settle(run, RunTrigger.COMPLETE, messages=[answer("done")], step=step)

@@ -10,7 +10,8 @@ from shared.domain.runs import Run
 from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog
 from shared.runs.log_adoption import adopt_log
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.event_blocks import EventStore
 
 
 class TakenLog(NamedTuple):

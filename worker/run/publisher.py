@@ -20,7 +20,8 @@ from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.event_blocks import EventStore
 from worker.run.interruption import Interruption
 from worker.run.log_taking import take_log
 from worker.run.observation import RunObservation
@@ -164,8 +165,7 @@ class Publisher:
         self._wake()
 
     async def hand_over(self, waits_until: datetime | None = None) -> bool:
-        """Stores what SQL lacks of an unfinished step, for the run's next owner, who comes after `waits_until`. False
-        when SQL does not answer."""
+        """Stores what SQL lacks of a step, for the next owner, who comes after `waits_until`. False: SQL is away."""
         try:
             async with self.storing() as tail:
                 await self._checkpoints.hand_over(self.run, tail, self._clock.now(), waits_until=waits_until)

@@ -14,7 +14,8 @@ from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.checkpoints import CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore

@@ -3,12 +3,9 @@ when the fence is old, and does no harm when it is repeated because the answer t
 
 A step that calls tools has two checkpoints: the answer, so that a crash cannot make the model ask for the same tools a
 second time, and the results. Between them the intents say which tools were about to start.
-
-The events of a run, its log, are kept in compressed blocks for as long as the run.
 """
 
 import sqlite3
-import zlib
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -29,135 +26,13 @@ from shared.sql.engine import Database
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.compactions import replace_by_summary
 from shared.sql.history.messages import insert_messages
-from shared.sql.run_tables import event_blocks, runs
+from shared.sql.run_tables import runs
 from shared.sql.runs.budgets import count_usage
+from shared.sql.runs.event_blocks import blocks_of, insert_events
 from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, upsert_step
 from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
 from shared.sql.tables import microseconds, to_json
-
-BLOCK_ENTRIES = 1000
-"""Entries per block: one read of the middle of a long log unpacks no more than this."""
-
-BLOCKS_AT_ONCE = 64
-FIRST_BLOCKS = 4
-"""For who wants a page, which is in one block or two of a long log, and in many of one whose steps are short."""
-
-SMALL_BYTES = 1 << 12
-
-SMALL_BLOCK = 100
-WORTH_MERGING = 8
-"""The end of a run puts its small blocks together when it has so many of them."""
-
-
-async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTail) -> None:
-    """Stores entries. The caller has locked the run's row, and has left out what SQL has."""
-    rows = _blocks_of(run_id, tail)
-    if rows:
-        await connection.execute(_INSERT_BLOCKS, rows)
-
-
-def _blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
-    """The rows of these entries."""
-    return [
-        {
-            "run_id": run_id,
-            "first_seq": tail.first + start,
-            "last_seq": tail.first + start + len(part) - 1,
-            "data": _packed(part),
-        }
-        for start in range(0, len(tail.entries), BLOCK_ENTRIES)
-        if (part := tail.entries[start : start + BLOCK_ENTRIES])
-    ]
-
-
-_INSERT_BLOCKS = sa.insert(event_blocks)
-
-
-def _is_small(run_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    size = event_blocks.c.last_seq - event_blocks.c.first_seq + 1
-    return sa.and_(event_blocks.c.run_id == run_id, size < SMALL_BLOCK)
-
-
-def count_small_blocks() -> sa.ScalarSelect[int]:
-    """How many small blocks the run has that the parameter `run_id` names."""
-    is_small = _is_small(sa.bindparam("run_id", type_=sa.Text))
-    return sa.select(sa.func.count()).select_from(event_blocks).where(is_small).scalar_subquery()
-
-
-async def merge_small_blocks(connection: AsyncConnection, run_id: RunId, known: int) -> None:
-    """Puts the small blocks of an ended run together, if it has `known` of them and that is many: each costs a row, and
-    compresses badly."""
-    if known < WORTH_MERGING:
-        return
-    is_small = _is_small(sa.literal(run_id))
-    found = await connection.execute(
-        sa.select(event_blocks.c.first_seq, event_blocks.c.data).where(is_small).order_by(event_blocks.c.first_seq)
-    )
-    entries = [entry for row in found for entry in _unpacked(row.first_seq, row.data)]
-    await connection.execute(sa.delete(event_blocks).where(is_small))
-    for tail in consecutive(entries):
-        await insert_events(connection, run_id, tail)
-
-
-_BLOCKS = (
-    sa.select(event_blocks.c.first_seq, event_blocks.c.data)
-    .where(event_blocks.c.run_id == sa.bindparam("run_id"))
-    .order_by(event_blocks.c.first_seq)
-    .limit(sa.bindparam("at_once"))
-)
-# Made once: to make a statement takes longer than to read a page.
-_BLOCKS_AROUND = _BLOCKS.where(
-    event_blocks.c.first_seq
-    >= sa.func.coalesce(
-        sa.select(sa.func.max(event_blocks.c.first_seq))
-        .where(event_blocks.c.run_id == sa.bindparam("run_id"), event_blocks.c.first_seq <= sa.bindparam("seq"))
-        .scalar_subquery(),
-        0,
-    )
-)
-_BLOCKS_BEHIND = _BLOCKS.where(event_blocks.c.first_seq > sa.bindparam("seq"))
-
-
-async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
-    """The first `limit` entries after a cursor, or all of them, in order; empty when SQL has none."""
-    entries: Entries = []
-    wanted, seq = _BLOCKS_AROUND, after + 1
-    at_once = BLOCKS_AT_ONCE if limit is None else FIRST_BLOCKS
-    while True:
-        found = await connection.execute(wanted, {"run_id": run_id, "seq": seq, "at_once": at_once})
-        blocks = found.all()
-        for row in blocks:
-            entries.extend(item for item in _unpacked(row.first_seq, row.data) if item[0] > after)
-            if limit is not None and len(entries) >= limit:
-                return entries[:limit]
-        if len(blocks) < at_once:
-            return entries
-        wanted, seq, at_once = _BLOCKS_BEHIND, blocks[-1].first_seq, BLOCKS_AT_ONCE
-
-
-def _packed(entries: Sequence[bytes]) -> bytes:
-    data = b"\n".join(entries)
-    # zlib clears a quarter of a megabyte first, unless it is told that there is little to come.
-    window, memory = (10, 1) if len(data) < SMALL_BYTES else (15, 8)
-    packer = zlib.compressobj(1, zlib.DEFLATED, window, memory)
-    return packer.compress(data) + packer.flush()
-
-
-def _unpacked(first: int, data: bytes) -> Entries:
-    return [(Seq(seq), entry) for seq, entry in enumerate(zlib.decompress(data).split(b"\n"), start=first)]
-
-
-class EventStore:
-    """Reads logs from SQL."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def read(self, run_id: RunId, after: Seq, limit: int | None = BLOCK_ENTRIES) -> Entries:
-        """The first `limit` entries after a cursor (None: all of them), in order; empty when SQL has none."""
-        async with self._database.read() as connection:
-            return await read_events(connection, run_id, after, limit)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +162,7 @@ def _add_events(run: Run, tail: LogTail, now: datetime, connection: sqlite3.Conn
     values = {"run": run.id, "fence": run.fence, "running": RunStatus.RUNNING, "first": tail.first, "last": tail.last}
     is_ours = connection.execute(update, values | {"now": microseconds(now)}).rowcount == 1
     if is_ours:
-        connection.executemany(insert, _blocks_of(run.id, tail))
+        connection.executemany(insert, blocks_of(run.id, tail))
     return is_ours
 
 

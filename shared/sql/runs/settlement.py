@@ -44,15 +44,9 @@ from shared.sql.history.thread_queue import (
 )
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage
-from shared.sql.runs.checkpoints import (
-    Checkpoint,
-    count_small_blocks,
-    insert_events,
-    merge_small_blocks,
-    read_events,
-    store_step,
-)
+from shared.sql.runs.checkpoints import Checkpoint, store_step
 from shared.sql.runs.end_effects import deny_what_waits, tell_agent_and_receiver
+from shared.sql.runs.event_blocks import count_small_blocks, insert_events, merge_small_blocks, read_events
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import (
     LockedRun,

@@ -30,8 +30,9 @@ from shared.sql.history.message_lists import MessageFilter, MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore, requests_of
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, EventStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
 from shared.sql.runs.decisions import DecisionStore
+from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.retention import RetentionStore
