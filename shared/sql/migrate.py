@@ -1,11 +1,13 @@
 """Migrations, with alembic: they bring a database to the shape of `tables.py`. `holdfast migrate` and `holdfast dev`
 call it."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -13,10 +15,17 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import ProgrammingError
 
-from shared.domain.errors import Unusable
+from shared.domain.errors import Unavailable, Unusable
 from shared.sql.engine import Database
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+TRIES = 10
+PAUSE_S = 1.0
+"""How often a migration is begun, and seconds between. One that waits for a worker that waits for it is ended by
+Postgres, if the worker is not: nothing of it has happened then."""
 
 _MAY_NOT = "42501"
 """The SQLSTATE of a privilege that the role does not have."""
@@ -37,11 +46,7 @@ async def migrate(database: Database) -> str:
             revision = await connection.run_sync(_revision_of)
         _refuse_newer(revision)
         for target in _lacking(revision):
-            async with database.migrating() as connection:
-                # Another process may have migrated it meanwhile.
-                _refuse_newer(await connection.run_sync(_revision_of))
-                await connection.run_sync(_refuse_foreign)
-                await connection.run_sync(_upgrade, config, target)
+            await _apply(database, config, target)
     except ProgrammingError as error:
         if getattr(error.orig, "sqlstate", None) != _MAY_NOT:
             raise
@@ -49,6 +54,23 @@ async def migrate(database: Database) -> str:
             "the role may not make tables there: make it the owner of the database, or grant it CREATE on its schema"
         ) from error
     return newest_revision()
+
+
+async def _apply(database: Database, config: Config, target: str) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            async with database.migrating() as connection:
+                # Another process may have migrated it meanwhile.
+                _refuse_newer(await connection.run_sync(_revision_of))
+                await connection.run_sync(_refuse_foreign)
+                await connection.run_sync(_upgrade, config, target)
+        except Unavailable as error:
+            if isinstance(error, Unusable) or not left:
+                raise
+            log.warning("migration_tried_again", revision=target, reason=str(error))
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return
 
 
 async def is_current(database: Database) -> bool:
