@@ -113,8 +113,12 @@ class Relay:
 
 
 async def _pass_on(reader: asyncio.StreamReader, send: Send) -> None:
+    left = b""
     while data := await reader.read(1 << 16):
-        await _write(send, data)
+        # Whole events: HTTP's own framing may not come in the middle of a token, which nobody would find then.
+        whole, end, left = (left + data).rpartition(b"\n\n")
+        if end:
+            await _write(send, whole + end)
         if data.endswith(b"0\r\n\r\n"):
             return
 
