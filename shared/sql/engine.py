@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
 from shared.sql.address import database_url
 from shared.sql.causes import check_file, is_damaged, unavailable
+from shared.sql.connection import CompiledStatements, Connection, is_unusable
 
 DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
 """The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it: also
@@ -142,13 +143,14 @@ class Database:
             # The connection that was used last has the statements prepared.
             pool_use_lifo=True,
             pool_timeout=wait_s,
+            # `write` ends its transactions itself, and a connection that is in one nevertheless is not handed out.
+            pool_reset_on_return=None,
+            isolation_level="AUTOCOMMIT",
             # Documents hold secrets; an error that is logged must not show them.
             hide_parameters=True,
-            **({"isolation_level": "AUTOCOMMIT"} if self.is_sqlite else {"connect_args": waits}),
+            **({} if self.is_sqlite else {"connect_args": waits}),
         )
-        # The whole engine has this level. To set it on each checkout would wait for SQLite's driver thread, and a task
-        # that is cancelled there leaves its connection to the garbage collector. `write` begins a transaction itself.
-        self._reading = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._statements = CompiledStatements(self._engine.dialect)
         self.one_writer = asyncio.Lock()
         """Who writes to SQLite from this process has it."""
         self.whose: Callable[[], str] = _everybody
@@ -157,7 +159,8 @@ class Database:
             event.listen(self._engine.sync_engine, "connect", _set_pragmas)
         else:
             event.listen(self._engine.sync_engine, "checkin", _note_use)
-            event.listen(self._engine.sync_engine, "checkout", partial(_ping_if_idle, self._engine.dialect, trusted_s))
+        trusted_s = math.inf if self.is_sqlite else trusted_s
+        event.listen(self._engine.sync_engine, "checkout", partial(_check, self._engine.dialect, trusted_s))
 
     def bound_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
         """The same connections, for one who acts for a project. `whose` is asked at each use which one it is, and
@@ -188,7 +191,7 @@ class Database:
     async def read(self) -> AsyncGenerator[AsyncConnection]:
         """A connection for reading: each statement sees what is committed when it starts."""
         project = self.whose()
-        async with database_answers(), self._reading.connect() as connection:
+        async with database_answers(), Connection(self._engine, self._statements) as connection:
             if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
                 await connection.execute(_FOR_THE_SESSION, {"project": project})
                 connection.info[_SHOWN] = project
@@ -198,30 +201,27 @@ class Database:
     async def write(self, crash_point: CrashPoint | None = None) -> AsyncGenerator[AsyncConnection]:
         """A transaction. Commits at the end of the block, rolls back when it raises."""
         project = self.whose()
-        if not self.is_sqlite:
-            async with database_answers(), self._engine.begin() as connection:
+        turn = self.one_writer if self.is_sqlite else nullcontext()
+        async with database_answers(), turn, Connection(self._engine, self._statements) as connection:
+            try:
+                await connection.begin_writing()
                 if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
                     # Not for the session: a rollback would take that back, unnoticed.
                     await connection.execute(_FOR_THE_TRANSACTION, {"project": project})
                 yield connection
                 reach(crash_point, "before")
-            reach(crash_point, "after")
-            return
-        async with database_answers(), self.one_writer, self._reading.connect() as connection:
-            await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            try:
-                yield connection
+                await connection.commit_written()
             except BaseException:
-                await connection.exec_driver_sql("ROLLBACK")
+                await connection.take_back()
                 raise
-            reach(crash_point, "before")
-            await connection.exec_driver_sql("COMMIT")
             reach(crash_point, "after")
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction for changing the schema; on Postgres only one process at a time has it."""
         async with self.write() as connection:
+            # Alembic asks SQLAlchemy whether it is in a transaction, and would begin and commit its own.
+            await connection.begin()
             if not self.is_sqlite:
                 await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
             yield connection
@@ -279,7 +279,10 @@ def _note_use(_: Any, entry: ConnectionPoolEntry) -> None:
     entry.info[_USED_AT] = time.monotonic()
 
 
-def _ping_if_idle(dialect: Dialect, trusted_s: float, connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+def _check(dialect: Dialect, trusted_s: float, connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+    """The pool replaces a connection for which this raises `DisconnectionError`."""
+    if is_unusable(connection.driver_connection):
+        raise DisconnectionError("lost, or in a transaction")
     if time.monotonic() - entry.info.get(_USED_AT, math.inf) < trusted_s:
         return
     try:

@@ -1,9 +1,8 @@
 """Connections that die are replaced, and a busy process does not ask before every use whether they have."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-import pytest
 import sqlalchemy as sa
 
 from shared.domain.errors import Unavailable
@@ -35,10 +34,11 @@ async def test_a_connection_that_died_while_nobody_used_it_is_replaced_unnoticed
         assert await backend_of(database) != first
 
 
-async def test_a_connection_that_died_between_two_uses_fails_once(postgres_url: str) -> None:
+async def test_a_connection_that_died_between_two_uses_fails_at_most_once(postgres_url: str) -> None:
+    """Not at all when the process has heard by then that the server closed it."""
     async with one_connection(postgres_url, trusted_s=60) as database:
         first = await backend_of(database)
         await end_backend(postgres_url, first)
-        with pytest.raises(Unavailable):
-            await backend_of(database)
+        with suppress(Unavailable):
+            assert await backend_of(database) != first
         assert await backend_of(database) != first

@@ -171,9 +171,9 @@ async def test_what_a_loss_has_left_is_put_right(queue: RunQueue, worker: JobLea
     await client.sadd(keys.IN_FLIGHT_PREFIX + "a", "gone:1")
     await client.zpopmin(keys.WAITING_PREFIX + "a")
     assert sorted(await claim(worker, 5)) == ["a-run-00001", "a-run-00002"]
-    await queue_runs(queue, "a", 1, name="next")
+    await queue_runs(queue, "a", 1, name="then")
     await queue.recount()
-    assert await claim(worker, 5) == ["a-run-00000", "a-next-00000"]
+    assert await claim(worker, 5) == ["a-run-00000", "a-then-00000"]
     assert await client.scard(keys.IN_FLIGHT_PREFIX + "a") == 4
 
 
