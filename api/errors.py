@@ -16,7 +16,7 @@ from api.request_log import HEADER as REQUEST_ID
 from api.request_log import request_id
 from shared.domain import errors as domain
 from shared.domain.limits import LimitReached
-from shared.sql.engine import DATABASE_ERRORS, as_ours
+from shared.sql.causes import DATABASE_ERRORS, as_ours
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -5,14 +5,14 @@ The sentences reach clients as well, so none of them names an address, a role or
 
 import os
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from shared.domain.errors import Unavailable, Unusable
+from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
 
 _SILENT = "the database does not answer; try again"
 _FULL = "the disk of the database is full"
@@ -38,6 +38,45 @@ _SQLITE: Mapping[str, Unavailable] = {
     "SQLITE_CORRUPT": Unusable("the database's file is damaged; restore a back-up (docs/operations/back-up.md)"),
 }
 """By the name of a primary error; `SQLITE_CANTOPEN_ISDIR` is one of `SQLITE_CANTOPEN`."""
+
+
+DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
+"""The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it: also
+one to find the host's address, or a way there."""
+
+_AWAY = ("08", "40", "53", "57")
+"""Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All of them pass."""
+_DATA = "22"
+"""The class of values that cannot be stored, such as a NUL in a text."""
+
+
+def as_ours(error: BaseException) -> HoldfastError | None:
+    """The domain error that a database's error means; None when the error means that the code is wrong.
+
+    The database's own text may hold statements and values. So it goes to the log with the cause, never into our
+    message.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        return _unstorable()
+    if not isinstance(error, DBAPIError) or isinstance(error, (OperationalError, InterfaceError)):
+        return unavailable(error)
+    # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
+    state = str(getattr(error.orig, "sqlstate", None))
+    if error.connection_invalidated or state.startswith(_AWAY) or is_damaged(error):
+        return unavailable(error)
+    return _unstorable() if state.startswith(_DATA) else None
+
+
+@asynccontextmanager
+async def database_answers() -> AsyncGenerator[None]:
+    """Turns the errors of the database into domain errors."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        ours = as_ours(error)
+        if ours is None:
+            raise
+        raise ours from error
 
 
 def unavailable(error: BaseException) -> Unavailable:
@@ -68,6 +107,10 @@ def check_file(file: Path) -> None:
 def is_damaged(error: DBAPIError) -> bool:
     """Whether a file is no database, or no longer one. SQLite's driver has no class of its own for that."""
     return isinstance(_known(error.orig), Unusable)
+
+
+def _unstorable() -> InvalidRequest:
+    return InvalidRequest("A text contains what cannot be stored, a NUL or half a surrogate pair: remove it")
 
 
 def _known(said: BaseException | None) -> Unavailable | None:

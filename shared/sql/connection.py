@@ -7,10 +7,8 @@ goes to asyncpg or aiosqlite directly; what they answer is put into SQLAlchemy's
 use go SQLAlchemy's way, and so do all while somebody listens to its events.
 """
 
-import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -80,7 +78,13 @@ class CompiledStatements:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
+        self.driver_errors = _driver_errors(dialect)
         self._forms: WeakKeyDictionary[sa.Executable, dict[tuple[str, ...], Compiled | None]] = WeakKeyDictionary()
+
+    @property
+    def kept(self) -> int:
+        """How many statements there are."""
+        return len(self._forms)
 
     def get(self, statement: sa.Executable, names: Iterable[str]) -> Compiled | None:
         """The statement's form for parameters of these names; None when it is SQLAlchemy that has to execute it."""
@@ -123,24 +127,21 @@ class Connection(AsyncConnection):
                 return cast("CursorResult[Any]", await self._execute(compiled, given))
         return await super().execute(statement, parameters, execution_options=execution_options)
 
-    async def begin_writing(self) -> None:
-        """Begins a transaction; on SQLite one that has the write lock."""
-        await self._driver_does(
-            self._driver.execute("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN ISOLATION LEVEL READ COMMITTED")
-        )
+    async def tell(self, command: str) -> None:
+        """Executes a command that has no parameters and gives nothing back."""
+        await self._driver_does(self._driver.execute(command))
 
-    async def commit_written(self) -> None:
-        """Ends the transaction. When this returns, it is durable."""
-        await self._driver_does(self._driver.execute("COMMIT"))
-
-    async def take_back(self) -> None:
-        """Ends the transaction, if one was begun, and undoes what it did; also when the caller is cancelled meanwhile.
-        A connection that cannot even do that is in no transaction any more, or the pool will not hand it out again."""
-        await _to_the_end(self._take_back())
-
-    async def _take_back(self) -> None:
-        with suppress(SQLAlchemyError, OSError):
-            await self._driver_does(self._driver.execute("ROLLBACK"))
+    async def undo(self, command: str) -> None:
+        """Ends the transaction with this command, if one was begun. A connection that is still in it then, because it
+        does not answer or because the caller was cancelled once more, is cut off: the server undoes it."""
+        try:
+            await self.tell(command)
+        except (SQLAlchemyError, OSError):
+            return
+        finally:
+            # What SQLite's driver was given to do, it does, whoever waits for that.
+            if not self._is_sqlite and self._driver.is_in_transaction():
+                self._driver.terminate()
 
     @property
     def _is_sqlite(self) -> bool:
@@ -165,14 +166,19 @@ class Connection(AsyncConnection):
     async def _driver_does(self, work: Awaitable[Result]) -> Result:
         try:
             return await work
-        except sqlite3.Error as error:
-            raise DBAPIError.instance(None, None, error, sqlite3.Error, hide_parameters=True) from error
-        except Exception as error:
-            if not type(error).__module__.startswith("asyncpg"):
-                raise
+        except self._statements.driver_errors as error:
+            if isinstance(error, sqlite3.Error):
+                raise DBAPIError.instance(None, None, error, sqlite3.Error, hide_parameters=True) from error
             is_lost = self._driver.is_closed()
             kind = _kind_of(getattr(error, "sqlstate", None))
             raise kind(None, None, error, hide_parameters=True, connection_invalidated=is_lost) from error
+
+
+def _driver_errors(dialect: Dialect) -> tuple[type[Exception], ...]:
+    if dialect.name == "sqlite":
+        return (sqlite3.Error,)
+    asyncpg = cast("Any", dialect.loaded_dbapi).asyncpg
+    return asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
 
 
 def _kind_of(state: str | None) -> type[DBAPIError]:
@@ -204,15 +210,22 @@ def _compiled(statement: sa.Executable, dialect: Dialect, names: Sequence[str]) 
     if not isinstance(compiled, SQLCompiler) or compiled.positiontup is None or _is_for_sqlalchemy(compiled):
         return None
     binds = {name: bind for bind, name in compiled.bind_names.items()}
-    columns: Any = getattr(statement, "exported_columns", ())
+    gives_rows = bool(getattr(statement, "exported_columns", ()))
+    # What they are called, also those that were given no name, is told nowhere else. An INSERT has some unasked.
+    columns: list[Any] = cast("Any", compiled)._result_columns if gives_rows else []  # noqa: SLF001
     converters = [_result_converter(column.type, dialect) for column in columns]
     return Compiled(
         str(compiled),
         [_parameter(binds[name], dialect) for name in compiled.positiontup],
-        SimpleResultMetaData(columns.keys() if columns else ()),
+        SimpleResultMetaData([column.keyname for column in columns], [_columns_of(column) for column in columns]),
         [(index, convert) for index, convert in enumerate(converters) if convert is not None],
-        gives_rows=bool(len(columns)),
+        gives_rows,
     )
+
+
+def _columns_of(column: Any) -> tuple[sa.ClauseElement, ...]:
+    """By which, instead of its name, a row may be asked for its value."""
+    return tuple(by for by in column.objects if isinstance(by, sa.ClauseElement))
 
 
 def _is_for_sqlalchemy(compiled: SQLCompiler) -> bool:
@@ -237,17 +250,3 @@ def _changed(status: str) -> int:
     """How many rows; Postgres says it as `UPDATE 3`."""
     last = status.rpartition(" ")[2]
     return int(last) if last.isdecimal() else -1
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Does the work, and returns or raises only when it is done, also when the caller is cancelled meanwhile."""
-    doing = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not doing.done():
-        try:
-            await asyncio.shield(doing)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    doing.result()

@@ -15,59 +15,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Dialect
-from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from shared.crash_points import CrashPoint, reach
-from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
+from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 from shared.sql.address import database_url
-from shared.sql.causes import check_file, is_damaged, unavailable
+from shared.sql.causes import check_file, database_answers
 from shared.sql.connection import CompiledStatements, Connection, is_unusable
-
-DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
-"""The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it: also
-one to find the host's address, or a way there."""
-
-_AWAY = ("08", "40", "53", "57")
-"""Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All of them pass."""
-_DATA = "22"
-"""The class of values that cannot be stored, such as a NUL in a text."""
-
-
-def as_ours(error: BaseException) -> HoldfastError | None:
-    """The domain error that a database's error means; None when the error means that the code is wrong.
-
-    The database's own text may hold statements and values. So it goes to the log with the cause, never into our
-    message.
-    """
-    if isinstance(error, UnicodeEncodeError):
-        return _unstorable()
-    if not isinstance(error, DBAPIError) or isinstance(error, (OperationalError, InterfaceError)):
-        return unavailable(error)
-    # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
-    state = str(getattr(error.orig, "sqlstate", None))
-    if error.connection_invalidated or state.startswith(_AWAY) or is_damaged(error):
-        return unavailable(error)
-    return _unstorable() if state.startswith(_DATA) else None
-
-
-@asynccontextmanager
-async def database_answers() -> AsyncGenerator[None]:
-    """Turns the errors of the database into domain errors."""
-    try:
-        yield
-    except DATABASE_ERRORS as error:
-        ours = as_ours(error)
-        if ours is None:
-            raise
-        raise ours from error
-
-
-def _unstorable() -> InvalidRequest:
-    return InvalidRequest("A text contains what cannot be stored, a NUL or half a surrogate pair: remove it")
-
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",
@@ -150,6 +106,7 @@ class Database:
             hide_parameters=True,
             **({} if self.is_sqlite else {"connect_args": waits}),
         )
+        self._begin = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN ISOLATION LEVEL READ COMMITTED"
         self._statements = CompiledStatements(self._engine.dialect)
         self.one_writer = asyncio.Lock()
         """Who writes to SQLite from this process has it."""
@@ -204,15 +161,15 @@ class Database:
         turn = self.one_writer if self.is_sqlite else nullcontext()
         async with database_answers(), turn, Connection(self._engine, self._statements) as connection:
             try:
-                await connection.begin_writing()
+                await connection.tell(self._begin)
                 if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
                     # Not for the session: a rollback would take that back, unnoticed.
                     await connection.execute(_FOR_THE_TRANSACTION, {"project": project})
                 yield connection
                 reach(crash_point, "before")
-                await connection.commit_written()
+                await connection.tell("COMMIT")
             except BaseException:
-                await connection.take_back()
+                await connection.undo("ROLLBACK")
                 raise
             reach(crash_point, "after")
 

@@ -1,0 +1,165 @@
+"""A statement that comes again goes to the driver without SQLAlchemy, and nobody can tell by what it answers."""
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from shared.domain.errors import Unavailable
+from shared.sql.connection import CompiledStatements
+from shared.sql.engine import Database
+from shared.sql.run_tables import run_inputs, runs
+from shared.sql.tables import blocks
+from tests.kit.runs.definitions import NOW
+from tests.kit.services.databases import open_database
+
+BLOCK = {"id": "block-1", "project_id": "p", "label": "human", "document": "{}", "created_at": NOW, "updated_at": NOW}
+
+INSERT = sa.insert(blocks)
+NUMBERED = sa.insert(blocks).returning(blocks.c.number, blocks.c.created_at)
+ALL = sa.select(blocks).order_by(blocks.c.id)
+SOME = sa.select(blocks.c.id).where(blocks.c.id.in_(sa.bindparam("ids", expanding=True))).order_by(blocks.c.id)
+RENAME = sa.update(blocks).where(blocks.c.id == sa.bindparam("of_block")).values(label=sa.bindparam("new_label"))
+NAMELESS = sa.select(blocks.c.id, runs.c.id, sa.func.count(), sa.literal(True)).select_from(
+    blocks.outerjoin(runs, sa.false())
+)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncGenerator[Database]:
+    async with open_database(database_url) as database:
+        yield database
+
+
+async def times(database: Database, statement: sa.Executable, count: int = 3, **given: Any) -> list[Any]:
+    """What one statement answers, one time after the other: only the first time is SQLAlchemy's."""
+    answers = list[Any]()
+    async with database.read() as connection:
+        for _ in range(count):
+            answers.append([dict(row) for row in (await connection.execute(statement, given)).mappings()])
+    return answers
+
+
+async def stored(database: Database, *names: str) -> None:
+    async with database.write() as connection:
+        for name in names:
+            await connection.execute(INSERT, BLOCK | {"id": name})
+
+
+async def test_a_statement_answers_the_same_each_time(database: Database) -> None:
+    await stored(database, "block-1", "block-2", "block-3")
+    for statement in (ALL, NAMELESS):
+        first, *others = await times(database, statement)
+        assert len(first) == 3
+        assert others == [first, first]
+    first, *others = await times(database, SOME, ids=["block-3", "block-1"])
+    assert first == others[0] == others[1] == [{"id": "block-1"}, {"id": "block-3"}]
+    assert [len(found) for found in await times(database, SOME, ids=[])] == [0, 0, 0]
+
+
+async def test_times_and_truths_come_back_as_what_they_were(database: Database) -> None:
+    await stored(database, "block-1")
+    for [row] in await times(database, ALL):
+        assert row["created_at"] == NOW
+    for [row] in await times(database, NAMELESS):
+        assert row["id_1"] is None
+        assert list(row.values())[2:] == [1, True]
+
+
+async def test_a_row_is_asked_by_column_as_well_as_by_name(database: Database) -> None:
+    await stored(database, "block-1")
+    async with database.read() as connection:
+        for _ in range(3):
+            row = (await connection.execute(NAMELESS)).mappings().one()
+            assert (row[blocks.c.id], row[runs.c.id]) == (row["id"], row["id_1"]) == ("block-1", None)
+
+
+async def test_an_insert_gives_what_it_returns(database: Database) -> None:
+    async with database.write() as connection:
+        found = [(await connection.execute(NUMBERED, BLOCK | {"id": name})).one() for name in ("a", "b", "c")]
+    assert len({row.number for row in found}) == 3
+    assert {row.created_at for row in found} == {NOW}
+
+
+async def test_an_insert_is_compiled_anew_for_other_columns(database: Database) -> None:
+    statement = sa.insert(run_inputs)
+    compiled = CompiledStatements(sa.create_engine("sqlite://").dialect)
+    assert compiled.get(statement, ["run_id", "input"]) is None
+    both, one = compiled.get(statement, ["run_id", "input"]), compiled.get(statement, ["run_id"])
+    assert both is not None
+    assert one is not None
+    assert "input" not in one.text.split("run_inputs", 1)[1]
+    assert both.values({"run_id": "r", "input": "i"}) == ["r", "i"]
+    with pytest.raises(KeyError):
+        both.values({"run_id": "r"})
+
+
+async def test_a_statement_for_one_use_is_not_kept(database: Database) -> None:
+    compiled = CompiledStatements(sa.create_engine("sqlite://").dialect)
+    for _ in range(3):
+        assert compiled.get(sa.select(blocks), []) is None
+    gc.collect()
+    assert compiled.kept == 0
+
+
+async def test_how_many_rows_were_changed_is_told(database: Database) -> None:
+    await stored(database, "block-1")
+    async with database.write() as connection:
+        for name, changed in (("block-1", 1), ("block-9", 0)) * 2:
+            answer = await connection.execute(RENAME, {"of_block": name, "new_label": "persona"})
+            assert answer.rowcount == changed
+
+
+async def test_a_broken_rule_of_the_database_is_raised_as_one(database: Database) -> None:
+    await stored(database, "block-1")
+    for _ in range(3):
+        with pytest.raises(IntegrityError):
+            await stored(database, "block-1")
+    assert len((await times(database, ALL, 1))[0]) == 1
+
+
+async def test_a_writer_that_is_cancelled_leaves_nothing_behind(database_url: str) -> None:
+    """Neither its rows nor its transaction: the connection is the only one."""
+    database = Database(database_url, connections=1)
+    for again in range(3):
+        wrote = asyncio.Event()
+
+        async def write(wrote: asyncio.Event = wrote, name: str = f"block-{again}") -> None:
+            async with database.write() as connection:
+                await connection.execute(INSERT, BLOCK | {"id": name})
+                wrote.set()
+                await asyncio.Event().wait()
+
+        writing = asyncio.create_task(write())
+        await wrote.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert await times(database, ALL, 1) == [[]]
+    await database.aclose()
+
+
+async def test_a_connection_that_was_left_in_a_transaction_is_not_handed_out(postgres_url: str) -> None:
+    database = Database(postgres_url, connections=1)
+    async with database.read() as connection:
+        first = (await connection.execute(sa.select(sa.func.pg_backend_pid()))).scalar_one()
+        await connection.exec_driver_sql("BEGIN")
+    async with database.read() as connection:
+        assert (await connection.execute(sa.select(sa.func.pg_backend_pid()))).scalar_one() != first
+    await database.aclose()
+
+
+async def test_a_connection_that_is_lost_in_a_transaction_is_a_database_away(postgres_url: str) -> None:
+    database, other = Database(postgres_url, connections=1), Database(postgres_url, connections=1)
+    with pytest.raises(Unavailable):
+        async with database.write() as connection:
+            backend = (await connection.execute(sa.select(sa.func.pg_backend_pid()))).scalar_one()
+            async with other.read() as ending:
+                await ending.execute(sa.select(sa.func.pg_terminate_backend(backend, 5000)))
+            await connection.execute(ALL)
+    assert await times(database, ALL) == [[], [], []]
+    await database.aclose()
+    await other.aclose()
