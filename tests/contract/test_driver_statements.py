@@ -24,9 +24,13 @@ NUMBERED = sa.insert(blocks).returning(blocks.c.number, blocks.c.created_at)
 ALL = sa.select(blocks).order_by(blocks.c.id)
 SOME = sa.select(blocks.c.id).where(blocks.c.id.in_(sa.bindparam("ids", expanding=True))).order_by(blocks.c.id)
 RENAME = sa.update(blocks).where(blocks.c.id == sa.bindparam("of_block")).values(label=sa.bindparam("new_label"))
-NAMELESS = sa.select(blocks.c.id, runs.c.id, sa.func.count(), sa.literal(True)).select_from(
-    blocks.outerjoin(runs, sa.false())
+NAMELESS = (
+    sa.select(blocks.c.id, runs.c.id, sa.func.count(), sa.literal(True))
+    .select_from(blocks.outerjoin(runs, sa.false()))
+    .group_by(blocks.c.id, runs.c.id)
+    .order_by(blocks.c.id)
 )
+"""Two columns of one name, and two without any."""
 
 
 @pytest.fixture
