@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +20,8 @@ RUN_ID = re.compile(rb'"run_id":"(run-[^"]+)"')
 END = b"data: [DONE]"
 KEEP = 300
 """Bytes of the last read that are looked at again: a stamp, or a run's id, may be cut in two."""
+LONGEST_S = 180.0
+"""Seconds after which what is waited for counts as lost. Every section waits for less."""
 KEPT_S = 2.0
 """Seconds that an unused connection is trusted: the server closes it some time later."""
 
@@ -106,13 +108,19 @@ class Watched:
 
     async def until(self, ready: str) -> None:
         """Waits for an attribute to become true. Raises `Refused` when it never will."""
-        while not getattr(self, ready):
-            await self._change()
+        await self._until(lambda: bool(getattr(self, ready)), ready)
 
     async def until_seq(self, seq: int) -> None:
-        """Waits for an event."""
-        while self.last_seq < seq:
-            await self._change()
+        """Waits for an event. Raises `Refused` when it never comes."""
+        await self._until(lambda: self.last_seq >= seq, f"event {seq}")
+
+    async def _until(self, is_there: Callable[[], bool], wanted: str) -> None:
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                while not is_there():
+                    await self._change()
+        except TimeoutError:
+            raise Refused(f"{self.run_id or 'a run'}: no {wanted} within {LONGEST_S:.0f} s") from None
 
     async def _change(self) -> None:
         if self.is_closed or self.status >= 300:

@@ -210,22 +210,25 @@ def _compiled(statement: sa.Executable, dialect: Dialect, names: Sequence[str]) 
     if not isinstance(compiled, SQLCompiler) or compiled.positiontup is None or _is_for_sqlalchemy(compiled):
         return None
     binds = {name: bind for bind, name in compiled.bind_names.items()}
-    gives_rows = bool(getattr(statement, "exported_columns", ()))
-    # What they are called, also those that were given no name, is told nowhere else. An INSERT has some unasked.
-    columns: list[Any] = cast("Any", compiled)._result_columns if gives_rows else []  # noqa: SLF001
+    # An INSERT that is asked for nothing has some columns all the same.
+    exported: Any = getattr(statement, "exported_columns", None)
+    keys: list[str] = exported.keys() if exported else []
+    columns: list[Any] = cast("Any", compiled)._result_columns if keys else []  # noqa: SLF001 - told nowhere else
+    names = [column.keyname for column in columns]
     converters = [_result_converter(column.type, dialect) for column in columns]
     return Compiled(
         str(compiled),
         [_parameter(binds[name], dialect) for name in compiled.positiontup],
-        SimpleResultMetaData([column.keyname for column in columns], [_columns_of(column) for column in columns]),
+        SimpleResultMetaData(names, [_also_by(*each, names) for each in zip(columns, keys, strict=True)]),
         [(index, convert) for index, convert in enumerate(converters) if convert is not None],
-        gives_rows,
+        gives_rows=bool(keys),
     )
 
 
-def _columns_of(column: Any) -> tuple[sa.ClauseElement, ...]:
-    """By which, instead of its name, a row may be asked for its value."""
-    return tuple(by for by in column.objects if isinstance(by, sa.ClauseElement))
+def _also_by(column: Any, key: str, names: Sequence[str]) -> tuple[Any, ...]:
+    """By what, besides its name in the database, a row is asked for a value: our own name for it, and the column."""
+    columns = [by for by in column.objects if isinstance(by, sa.ClauseElement)]
+    return (*columns, *([] if key in names else [key]))
 
 
 def _is_for_sqlalchemy(compiled: SQLCompiler) -> bool:

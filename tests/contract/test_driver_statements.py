@@ -31,6 +31,8 @@ NAMELESS = (
     .order_by(blocks.c.id)
 )
 """Two columns of one name, and two without any."""
+RENAMED = sa.select(blocks.c.id, runs.c.dispatch).select_from(blocks.outerjoin(runs, sa.false()))
+"""The database calls the second column by another name than we do."""
 
 
 @pytest.fixture
@@ -80,6 +82,15 @@ async def test_a_row_is_asked_by_column_as_well_as_by_name(database: Database) -
         for _ in range(3):
             row = (await connection.execute(NAMELESS)).mappings().one()
             assert (row[blocks.c.id], row[runs.c.id]) == (row["id"], row["id_1"]) == ("block-1", None)
+
+
+async def test_a_column_goes_by_the_name_that_we_give_it(database: Database) -> None:
+    """Runs were claimed once in a process, and never again."""
+    await stored(database, "block-1")
+    async with database.read() as connection:
+        for _ in range(3):
+            assert (await connection.execute(RENAMED)).mappings().one()["dispatch"] is None
+            assert (await connection.execute(RENAMED)).one().dispatch is None
 
 
 async def test_an_insert_gives_what_it_returns(database: Database) -> None:
