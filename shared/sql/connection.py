@@ -1,101 +1,24 @@
 """Connections that give statements to the driver themselves.
 
 SQLAlchemy makes the statements, compiles them and keeps the pool of connections. What it does besides for each
-execution (a context, a cursor, a greenlet for every wait; on SQLite four hand-overs to the driver's thread) takes four
+execution (a context, a cursor, a greenlet for every wait; on SQLite four hand-overs to the driver's thread) takes three
 times as long as the driver. So a statement that comes a second time, the same object, is compiled once and from then on
 goes to asyncpg or aiosqlite directly; what they answer is put into SQLAlchemy's rows. Statements that are made for one
 use go SQLAlchemy's way, and so do all while somebody listens to its events.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
-from sqlalchemy.engine import CursorResult, Dialect, IteratorResult
-from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.engine import CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.sql.compiler import SQLCompiler
+
+from shared.sql.compiled import Answer, Compiled, CompiledStatements
 
 Result = TypeVar("Result")
-Convert = Callable[[Any], Any]
-
-FORMS_OF_A_STATEMENT = 20
-"""An INSERT is compiled for each set of columns that it is given. More of them than this are not worth keeping."""
-
-
-class _Parameter(NamedTuple):
-    """What stands at one place of a compiled statement."""
-
-    name: str
-    otherwise: Any
-    """The value if the caller gives none. Meaningless when `is_required`."""
-    is_required: bool
-    convert: Convert | None
-
-
-class Answer(IteratorResult[*tuple[Any, ...]]):
-    """The rows that a driver gave, and how many rows the statement changed."""
-
-    rowcount = -1
-
-
-class Compiled(NamedTuple):
-    """A statement in the database's own words."""
-
-    text: str
-    parameters: Sequence[_Parameter]
-    columns: SimpleResultMetaData
-    converted: Sequence[tuple[int, Convert]]
-    """The columns whose values are not as the driver gives them."""
-    gives_rows: bool
-
-    def values(self, given: Mapping[str, Any]) -> list[Any]:
-        """The values in the order of their places. Raises `KeyError` for one that is missing."""
-        values = list[Any]()
-        for name, otherwise, is_required, convert in self.parameters:
-            value = given[name] if is_required else given.get(name, otherwise)
-            values.append(value if convert is None else convert(value))
-        return values
-
-    def answer(self, rows: Iterable[Sequence[Any]], changed: int) -> Answer:
-        """The driver's rows, as SQLAlchemy would give them."""
-        answer = Answer(self.columns, cast("Any", map(self._row, rows) if self.converted else iter(rows)))
-        answer.rowcount = changed
-        return answer
-
-    def _row(self, row: Sequence[Any]) -> list[Any]:
-        values = list(row)
-        for index, convert in self.converted:
-            values[index] = convert(values[index])
-        return values
-
-
-class CompiledStatements:
-    """The compiled form of every statement that has come more than once, for one database."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self.driver_errors = _driver_errors(dialect)
-        self._forms: WeakKeyDictionary[sa.Executable, dict[tuple[str, ...], Compiled | None]] = WeakKeyDictionary()
-
-    @property
-    def kept(self) -> int:
-        """How many statements there are."""
-        return len(self._forms)
-
-    def get(self, statement: sa.Executable, names: Iterable[str]) -> Compiled | None:
-        """The statement's form for parameters of these names; None when it is SQLAlchemy that has to execute it."""
-        forms = self._forms.get(statement)
-        if forms is None:
-            self._forms[statement] = {}
-            return None
-        key = tuple(names)
-        if key not in forms:
-            forms[key] = _compiled(statement, self._dialect, key) if len(forms) < FORMS_OF_A_STATEMENT else None
-        return forms[key]
 
 
 class Connection(AsyncConnection):
@@ -105,6 +28,7 @@ class Connection(AsyncConnection):
         super().__init__(engine)
         self._statements = statements
         self._driver: Any = None
+        self._driver_errors = _driver_errors(engine.dialect)
 
     async def __aenter__(self) -> "Connection":
         await self.start(is_ctxmanager=True)
@@ -166,7 +90,7 @@ class Connection(AsyncConnection):
     async def _driver_does(self, work: Awaitable[Result]) -> Result:
         try:
             return await work
-        except self._statements.driver_errors as error:
+        except self._driver_errors as error:
             if isinstance(error, sqlite3.Error):
                 raise DBAPIError.instance(None, None, error, sqlite3.Error, hide_parameters=True) from error
             is_lost = self._driver.is_closed()
@@ -203,50 +127,6 @@ def _only(parameters: Any) -> Mapping[str, Any] | None:
     if parameters is None:
         return {}
     return cast("Mapping[str, Any]", parameters) if isinstance(parameters, Mapping) else None
-
-
-def _compiled(statement: sa.Executable, dialect: Dialect, names: Sequence[str]) -> Compiled | None:
-    compiled = cast("sa.ClauseElement", statement).compile(dialect=dialect, column_keys=sorted(names))
-    if not isinstance(compiled, SQLCompiler) or compiled.positiontup is None or _is_for_sqlalchemy(compiled):
-        return None
-    binds = {name: bind for bind, name in compiled.bind_names.items()}
-    # An INSERT that is asked for nothing has some columns all the same.
-    exported: Any = getattr(statement, "exported_columns", None)
-    keys: list[str] = exported.keys() if exported else []
-    columns: list[Any] = cast("Any", compiled)._result_columns if keys else []  # noqa: SLF001 - told nowhere else
-    names = [column.keyname for column in columns]
-    converters = [_result_converter(column.type, dialect) for column in columns]
-    return Compiled(
-        str(compiled),
-        [_parameter(binds[name], dialect) for name in compiled.positiontup],
-        SimpleResultMetaData(names, [_also_by(*each, names) for each in zip(columns, keys, strict=True)]),
-        [(index, convert) for index, convert in enumerate(converters) if convert is not None],
-        gives_rows=bool(keys),
-    )
-
-
-def _also_by(column: Any, key: str, names: Sequence[str]) -> tuple[Any, ...]:
-    """By what, besides its name in the database, a row is asked for a value: our own name for it, and the column."""
-    columns = [by for by in column.objects if isinstance(by, sa.ClauseElement)]
-    return (*columns, *([] if key in names else [key]))
-
-
-def _is_for_sqlalchemy(compiled: SQLCompiler) -> bool:
-    """Whether its text depends on the values that it is given, or values are made as it is executed; or it is text, and
-    nobody knows what it gives."""
-    is_filled_in = compiled.post_compile_params or compiled.literal_execute_params
-    return bool(is_filled_in or compiled.insert_prefetch or compiled.update_prefetch) or isinstance(
-        compiled.statement, sa.TextClause
-    )
-
-
-def _parameter(bind: sa.BindParameter[Any], dialect: Dialect) -> _Parameter:
-    otherwise = bind.callable() if bind.callable is not None else bind.value
-    return _Parameter(bind.key, otherwise, bind.required, bind.type.dialect_impl(dialect).bind_processor(dialect))
-
-
-def _result_converter(kind: sa.types.TypeEngine[Any], dialect: Dialect) -> Convert | None:
-    return kind.dialect_impl(dialect).result_processor(dialect, None)
 
 
 def _changed(status: str) -> int:

@@ -23,7 +23,8 @@ from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 from shared.sql.address import database_url
 from shared.sql.causes import check_file, database_answers
-from shared.sql.connection import CompiledStatements, Connection, is_unusable
+from shared.sql.compiled import CompiledStatements
+from shared.sql.connection import Connection, is_unusable
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",

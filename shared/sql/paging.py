@@ -48,7 +48,10 @@ async def rows_of_page(
     if owner is None or owner[0] is not table.c.project_id:
         query = query.where(table.c.project_id == project_id)
     if owner is not None:
-        query, order = query.where(is_owned_by(connection, *owner)), [owner[0], *keys]
+        query, order = (
+            query.where(is_owned_by(*owner, is_sqlite=connection.dialect.name == "sqlite")),
+            [owner[0], *keys],
+        )
     for cursor, is_behind in ((page.after, page.ascending), (page.before, not page.ascending)):
         place = None if cursor is None else await _place_of(connection, table, keys, project_id, id_column, cursor)
         if place is not None:
@@ -90,16 +93,14 @@ PLACES_KEPT = 100_000
 """Places of deleted rows. Nobody is in the middle of a list for longer."""
 
 
-def is_owned_by(
-    connection: AsyncConnection, column: sa.Column[str], value: str | sa.Column[str]
-) -> sa.ColumnElement[bool]:
+def is_owned_by(column: sa.Column[str], value: str | sa.Column[str], *, is_sqlite: bool) -> sa.ColumnElement[bool]:
     """That the column has this value, for a query that orders by the column and then by `number`.
 
     Postgres is told a range, because it takes an equal column out of the order. Then the primary key has the order,
     too, and it may walk back over everybody's newer rows to find the owner's. SQLite takes the index of an equal column
     before any other, and its order with it.
     """
-    if connection.dialect.name == "sqlite":
+    if is_sqlite:
         return column == value
     return sa.and_(column >= value, column <= value)
 

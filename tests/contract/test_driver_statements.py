@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from shared.domain.errors import Unavailable
-from shared.sql.connection import CompiledStatements
+from shared.sql.compiled import CompiledStatements
 from shared.sql.engine import Database
 from shared.sql.run_tables import run_inputs, runs
 from shared.sql.tables import blocks
@@ -24,6 +24,11 @@ NUMBERED = sa.insert(blocks).returning(blocks.c.number, blocks.c.created_at)
 ALL = sa.select(blocks).order_by(blocks.c.id)
 SOME = sa.select(blocks.c.id).where(blocks.c.id.in_(sa.bindparam("ids", expanding=True))).order_by(blocks.c.id)
 RENAME = sa.update(blocks).where(blocks.c.id == sa.bindparam("of_block")).values(label=sa.bindparam("new_label"))
+RENAME_SOME = (
+    sa.update(blocks)
+    .where(blocks.c.id.in_(sa.bindparam("ids", expanding=True)), blocks.c.label.in_(["human", "x"]))
+    .values(label=sa.bindparam("new_label"))
+)
 NAMELESS = (
     sa.select(blocks.c.id, runs.c.id, sa.func.count(), sa.literal(True))
     .select_from(blocks.outerjoin(runs, sa.false()))
@@ -62,9 +67,23 @@ async def test_a_statement_answers_the_same_each_time(database: Database) -> Non
         first, *others = await times(database, statement)
         assert len(first) == 3
         assert others == [first, first]
-    first, *others = await times(database, SOME, ids=["block-3", "block-1"])
-    assert first == others[0] == others[1] == [{"id": "block-1"}, {"id": "block-3"}]
-    assert [len(found) for found in await times(database, SOME, ids=[])] == [0, 0, 0]
+
+
+async def test_a_list_of_any_length_is_looked_for(database: Database) -> None:
+    await stored(database, "block-1", "block-2", "block-3")
+    for ids in (
+        ["block-3", "block-1"],
+        ["block-2"],
+        [],
+        ["block-9", "block-1", "block-2", "block-3"],
+        ["block-2", "x"],
+    ):
+        wanted = [{"id": name} for name in sorted(ids) if name not in ("block-9", "x")]
+        assert await times(database, SOME, ids=ids) == [wanted] * 3
+    async with database.write() as connection:
+        for count in (1, 1, 2):
+            ids = [f"block-{number}" for number in range(1, count + 1)]
+            assert (await connection.execute(RENAME_SOME, {"ids": ids, "new_label": "x"})).rowcount == count
 
 
 async def test_times_and_truths_come_back_as_what_they_were(database: Database) -> None:
@@ -103,8 +122,8 @@ async def test_an_insert_gives_what_it_returns(database: Database) -> None:
 async def test_an_insert_is_compiled_anew_for_other_columns(database: Database) -> None:
     statement = sa.insert(run_inputs)
     compiled = CompiledStatements(sa.create_engine("sqlite://").dialect)
-    assert compiled.get(statement, ["run_id", "input"]) is None
-    both, one = compiled.get(statement, ["run_id", "input"]), compiled.get(statement, ["run_id"])
+    assert compiled.get(statement, {"run_id": "r", "input": "i"}) is None
+    both, one = compiled.get(statement, {"run_id": "r", "input": "i"}), compiled.get(statement, {"run_id": "r"})
     assert both is not None
     assert one is not None
     assert "input" not in one.text.split("run_inputs", 1)[1]
@@ -116,7 +135,7 @@ async def test_an_insert_is_compiled_anew_for_other_columns(database: Database) 
 async def test_a_statement_for_one_use_is_not_kept(database: Database) -> None:
     compiled = CompiledStatements(sa.create_engine("sqlite://").dialect)
     for _ in range(3):
-        assert compiled.get(sa.select(blocks), []) is None
+        assert compiled.get(sa.select(blocks), {}) is None
     gc.collect()
     assert compiled.kept == 0
 

@@ -188,12 +188,18 @@ class AgentStore:
         """The agents with their tools, blocks, message ids and last runs: a query for each, however many agents."""
         ids = [agent.id for agent in some]
         async with self._database.read() as connection:
-            tools = await tools_of_agents(connection, ids)
-            attached = await blocks_of_agents(connection, ids)
+            tools = await tools_of_agents(connection, [agent.id for agent in some if agent.tool_ids])
+            attached = await blocks_of_agents(connection, [agent.id for agent in some if agent.block_ids])
             message_ids = await ids_in_context(connection, ids)
             last = await last_runs(connection, ids)
         return [
-            AgentDetails(agent, tools[agent.id], attached[agent.id], message_ids.get(agent.id, []), last.get(agent.id))
+            AgentDetails(
+                agent,
+                tools.get(agent.id, []),
+                attached.get(agent.id, []),
+                message_ids.get(agent.id, []),
+                last.get(agent.id),
+            )
             for agent in some
         ]
 

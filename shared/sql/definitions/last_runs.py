@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
@@ -24,13 +25,19 @@ class LastRun(NamedTuple):
 
 async def last_runs(connection: AsyncConnection, agent_ids: Collection[AgentId]) -> dict[str, LastRun]:
     """The last run of each agent that has one."""
-    newest = _newest(connection, runs.c.number, runs.c.agent_id, agents.c.id, has_ended=True)
-    found = await connection.execute(
+    query = _last_runs(is_sqlite=connection.dialect.name == "sqlite")
+    found = await connection.execute(query, {"agent_ids": list(agent_ids)})
+    return {row.id: LastRun(row.created_at, row.completed_at) for row in found}
+
+
+@cache
+def _last_runs(*, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
+    newest = _newest(runs.c.number, runs.c.agent_id, agents.c.id, has_ended=True, is_sqlite=is_sqlite)
+    return (
         sa.select(agents.c.id, runs.c.created_at, runs.c.completed_at)
         .join(runs, runs.c.number == newest)
-        .where(agents.c.id.in_(agent_ids))
+        .where(agents.c.id.in_(sa.bindparam("agent_ids", expanding=True)))
     )
-    return {row.id: LastRun(row.created_at, row.completed_at) for row in found}
 
 
 def last_run_keys(
@@ -38,19 +45,15 @@ def last_run_keys(
 ) -> list[sa.ColumnElement[Any]]:
     """The keys that order `rows` by their last run: a column of runs names them. Rows without a run come last."""
     by = runs.c.completed_at if order == "last_run_completion" else runs.c.created_at
-    newest = _newest(connection, by, owner, rows.c.id, has_ended=order == "last_run_completion")
+    is_sqlite = connection.dialect.name == "sqlite"
+    newest = _newest(by, owner, rows.c.id, has_ended=order == "last_run_completion", is_sqlite=is_sqlite)
     return [nulls_last(newest, ascending=ascending), rows.c.number]
 
 
 def _newest(
-    connection: AsyncConnection,
-    wanted: sa.Column[Any],
-    owner: sa.Column[str],
-    row_id: sa.Column[str],
-    *,
-    has_ended: bool,
+    wanted: sa.Column[Any], owner: sa.Column[str], row_id: sa.Column[str], *, has_ended: bool, is_sqlite: bool
 ) -> sa.ScalarSelect[Any]:
-    query = sa.select(wanted).where(is_owned_by(connection, owner, row_id))
+    query = sa.select(wanted).where(is_owned_by(owner, row_id, is_sqlite=is_sqlite))
     if has_ended:
         query = query.where(runs.c.completed_at.is_not(None))
     newest_first = query.order_by(owner.desc(), runs.c.number.desc()).limit(1)

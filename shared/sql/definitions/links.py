@@ -24,6 +24,11 @@ _SEED = 1
 """Keeps these advisory locks apart from those of other nouns."""
 
 
+_LOCK = sa.select(
+    sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("of_project", type_=sa.Text), _SEED))
+)
+
+
 async def lock_definitions(connection: AsyncConnection, project_id: ProjectId) -> None:
     """One change of a project's agents, tools and blocks at a time, until the transaction ends.
 
@@ -31,7 +36,7 @@ async def lock_definitions(connection: AsyncConnection, project_id: ProjectId) -
     half. On SQLite the write lock does it already.
     """
     if connection.dialect.name == "postgresql":
-        await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(project_id, _SEED))))
+        await connection.execute(_LOCK, {"of_project": project_id})
 
 
 def tool_of(row: RowMapping) -> Tool:
@@ -125,6 +130,8 @@ async def _linked(
     target: sa.Column[Any],
     agent_ids: Collection[AgentId],
 ) -> list[tuple[str, RowMapping]]:
+    if not agent_ids:
+        return []
     found = await connection.execute(_linked_rows(table, links, target), {"agent_ids": list(agent_ids)})
     return [(row["owner"], row) for row in found.mappings()]
 

@@ -10,20 +10,21 @@ from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage
 from shared.sql.tables import from_json, messages
 
+_IDS = (
+    sa.select(
+        messages.c.thread_id,
+        messages.c.id,
+        messages.c.sibling_id,
+        sa.case((messages.c.sibling_id.is_not(None), messages.c.body)),
+    )
+    .where(messages.c.thread_id.in_(sa.bindparam("thread_ids", expanding=True)), messages.c.in_context)
+    .order_by(messages.c.thread_id, messages.c.turn, messages.c.position)
+)
+
 
 async def ids_in_context(connection: AsyncConnection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
     """The ids per thread, in the order of the messages on the wire, which shows some rows as two messages."""
-    place = (messages.c.thread_id, messages.c.turn, messages.c.position)
-    found = await connection.execute(
-        sa.select(
-            messages.c.thread_id,
-            messages.c.id,
-            messages.c.sibling_id,
-            sa.case((messages.c.sibling_id.is_not(None), messages.c.body)),
-        )
-        .where(messages.c.thread_id.in_(thread_ids), messages.c.in_context)
-        .order_by(*place)
-    )
+    found = await connection.execute(_IDS, {"thread_ids": list(thread_ids)})
     ids: dict[str, list[MessageId]] = {}
     for thread_id, message_id, sibling_id, body in found:
         shown = [message_id] if sibling_id is None else [message_id, sibling_id]

@@ -105,7 +105,9 @@ class RunListing:
             query, owner = query.where(runs.c.agent_id == agent_id), (runs.c.thread_id, thread_id)
         newest_first = query.order_by(owner[0].desc(), runs.c.number.desc())
         async with self._database.read() as connection:
-            found = await connection.execute(newest_first.where(is_owned_by(connection, *owner)).limit(1))
+            found = await connection.execute(
+                newest_first.where(is_owned_by(*owner, is_sqlite=self._database.is_sqlite)).limit(1)
+            )
             row = found.mappings().one_or_none()
         newest = None if row is None else run_of(row)
         if newest is None or newest.completed_at is None or newest.completed_at < since:

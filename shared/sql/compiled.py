@@ -1,0 +1,151 @@
+"""Statements in the database's own words, compiled once, for a driver to execute.
+
+What SQLAlchemy does with each execution of a compiled statement is repeated here as far as our statements need it: the
+values in the order of their places, lists one place for each of their values, types that are stored as others, and rows
+that are asked by name and by column.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Dialect, IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.sql.compiler import ExpandedState, SQLCompiler
+
+Convert = Callable[[Any], Any]
+
+FORMS_OF_A_STATEMENT = 20
+"""An INSERT is compiled for each set of columns that it is given. More of them than this are not worth keeping."""
+
+
+class _Parameter(NamedTuple):
+    """What stands at one place of a compiled statement."""
+
+    name: str
+    otherwise: Any
+    """The statement's own value, which stands there unless `is_given`."""
+    is_given: bool
+    """Whether the caller gives it."""
+    convert: Convert | None
+    place: int | None = None
+    """Which one of the caller's values, for a parameter that is a list."""
+
+
+class Answer(IteratorResult[*tuple[Any, ...]]):
+    """The rows that a driver gave, and how many rows the statement changed."""
+
+    rowcount = -1
+
+
+class Compiled(NamedTuple):
+    """A statement in the database's own words."""
+
+    text: str
+    parameters: Sequence[_Parameter]
+    columns: SimpleResultMetaData
+    converted: Sequence[tuple[int, Convert]]
+    """The columns whose values are not as the driver gives them."""
+    gives_rows: bool
+
+    def values(self, given: Mapping[str, Any]) -> list[Any]:
+        """The values in the order of their places. Raises `KeyError` for one that is missing."""
+        values = list[Any]()
+        for name, otherwise, is_given, convert, place in self.parameters:
+            value = given[name] if is_given else otherwise
+            value = value if place is None else value[place]
+            values.append(value if convert is None else convert(value))
+        return values
+
+    def answer(self, rows: Iterable[Sequence[Any]], changed: int) -> Answer:
+        """The driver's rows, as SQLAlchemy would give them."""
+        answer = Answer(self.columns, cast("Any", map(self._row, rows) if self.converted else iter(rows)))
+        answer.rowcount = changed
+        return answer
+
+    def _row(self, row: Sequence[Any]) -> list[Any]:
+        values = list(row)
+        for index, convert in self.converted:
+            values[index] = convert(values[index])
+        return values
+
+
+class CompiledStatements:
+    """The compiled form of every statement that has come more than once, for one database."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._forms: WeakKeyDictionary[sa.Executable, dict[tuple[Any, ...], Compiled | None]] = WeakKeyDictionary()
+
+    @property
+    def kept(self) -> int:
+        """How many statements there are."""
+        return len(self._forms)
+
+    def get(self, statement: sa.Executable, given: Mapping[str, Any]) -> Compiled | None:
+        """The statement's form for parameters such as these; None when it is SQLAlchemy that has to execute it."""
+        forms = self._forms.get(statement)
+        if forms is None:
+            self._forms[statement] = {}
+            return None
+        lengths = [(name, len(cast("list[Any]", value))) for name, value in given.items() if isinstance(value, list)]
+        key = (*given, *lengths)
+        if key not in forms:
+            forms[key] = _compiled(statement, self._dialect, given) if len(forms) < FORMS_OF_A_STATEMENT else None
+        return forms[key]
+
+
+def _compiled(statement: sa.Executable, dialect: Dialect, given: Mapping[str, Any]) -> Compiled | None:
+    compiled = cast("sa.ClauseElement", statement).compile(dialect=dialect, column_keys=sorted(given))
+    if not isinstance(compiled, SQLCompiler) or _is_for_sqlalchemy(compiled):
+        return None
+    # An INSERT that is asked for nothing has some columns all the same.
+    exported: Any = getattr(statement, "exported_columns", None)
+    keys: list[str] = exported.keys() if exported else []
+    columns: list[Any] = cast("Any", compiled)._result_columns if keys else []  # noqa: SLF001 - told nowhere else
+    names = [column.keyname for column in columns]
+    converters = [_result_converter(column.type, dialect) for column in columns]
+    # With as many places as the lists among the values have of them.
+    expanded = compiled.construct_expanded_state(dict(given))
+    return Compiled(
+        expanded.statement,
+        _parameters(compiled, expanded, dialect, given),
+        SimpleResultMetaData(names, [_also_by(*each, names) for each in zip(columns, keys, strict=True)]),
+        [(index, convert) for index, convert in enumerate(converters) if convert is not None],
+        gives_rows=bool(keys),
+    )
+
+
+def _also_by(column: Any, key: str, names: Sequence[str]) -> tuple[Any, ...]:
+    """By what, besides its name in the database, a row is asked for a value: our own name for it, and the column."""
+    columns = [by for by in column.objects if isinstance(by, sa.ClauseElement)]
+    return (*columns, *([] if key in names else [key]))
+
+
+def _is_for_sqlalchemy(compiled: SQLCompiler) -> bool:
+    """Whether values are made as it is executed; or it is text, and nobody knows what it gives."""
+    is_text = isinstance(compiled.statement, sa.TextClause)
+    return bool(is_text or compiled.insert_prefetch or compiled.update_prefetch)
+
+
+def _parameters(
+    compiled: SQLCompiler, expanded: ExpandedState, dialect: Dialect, given: Mapping[str, Any]
+) -> list[_Parameter]:
+    binds = {name: bind for bind, name in compiled.bind_names.items()}
+    places = {
+        name: (of_list, place)
+        for of_list, names in expanded.parameter_expansion.items()
+        for place, name in enumerate(names)
+    }
+    parameters = list[_Parameter]()
+    for name in expanded.positiontup or ():
+        of_list, place = places.get(name, (name, None))
+        bind = binds[of_list]
+        convert = bind.type.dialect_impl(dialect).bind_processor(dialect)
+        parameters.append(_Parameter(bind.key, bind.effective_value, bind.key in given, convert, place))
+    return parameters
+
+
+def _result_converter(kind: sa.types.TypeEngine[Any], dialect: Dialect) -> Convert | None:
+    return kind.dialect_impl(dialect).result_processor(dialect, None)
