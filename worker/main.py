@@ -171,7 +171,7 @@ async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
     event_log = partial(EventLog, process.redis, ttl_s=process.settings.stream_ttl_s, servers=servers)
     if process.is_embedded:
         async with GroupCommit(database).running() as together:
-            yield event_log(), CheckpointStore(database, together)
+            yield event_log(), CheckpointStore(database, together if database.is_sqlite else None)
     else:
         async with servers.appending() as appends:
             yield event_log(appends=appends), CheckpointStore(database)
