@@ -17,6 +17,7 @@ from api.openapi_document import describe_truly
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestLog
 from api.request_metrics import RequestMetrics, RouteNames
+from api.route_index import RouteIndex
 from api.routes import (
     absent_lists,
     admin,
@@ -67,6 +68,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     for routes in ROUTES:
         # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
         app.router.routes.extend(routes.router.routes)
+    app.router.routes.insert(0, RouteIndex(app.router.routes))
     add_error_answers(app)
     describe_truly(app, keys_are_required=has_keys)
     origins = listed(settings.cors_origins)

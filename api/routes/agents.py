@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Response
 from api.access.callers import may_see_secrets
 from api.agent_answers import agent_answer, agent_answers, changed_agent_answer
 from api.dependencies import AgentIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep, Texts
+from api.direct_route import DirectRoute
 from api.letta.agent_state import SECRETS
 from api.letta.agents import AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import new_block
@@ -17,7 +18,7 @@ from shared.domain.agents import Agent, render_system
 from shared.domain.ids import ThreadId
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
 
-router = APIRouter(prefix="/v1/agents", tags=["agents"])
+router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=DirectRoute)
 
 
 async def _agent_filter(

@@ -13,6 +13,7 @@ from api.dependencies import (
     ServicesDep,
     SubmissionHeadersDep,
 )
+from api.direct_route import DirectRoute
 from api.letta.message_input import MessagesRequest
 from api.letta.run_requests import CancelRequestIn
 from api.message_answers import message_answers
@@ -21,7 +22,7 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import ThreadId
 from shared.sql.history.message_lists import MessageFilter
 
-router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"])
+router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_class=DirectRoute)
 
 
 @router.post("/messages", response_model=None)

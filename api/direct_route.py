@@ -1,0 +1,246 @@
+"""A route that answers plain requests without FastAPI's resolution of dependencies.
+
+FastAPI looks at each request anew at what its route declares, dependency by dependency, which costs more than all that
+the routes do beside SQL. What is declared does not change: `Plan` reads it once. A request is plain when it has no
+query and, where its route reads a body, a JSON object. Any other one, and any of which something is refused, goes to
+FastAPI, which says what is wrong with it. So nobody sees a difference but in time.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import iscoroutinefunction, signature
+from typing import Any, NamedTuple, Protocol, cast, get_args, get_origin
+
+from fastapi.datastructures import DefaultPlaceholder
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import ResponseValidationError
+from fastapi.params import Form
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from api.letta.unused_input import models_in
+
+JSON = "application/json"
+
+
+class NotPlain(Exception):
+    """FastAPI has to look at the request."""
+
+
+class Field(Protocol):
+    """A parameter as FastAPI declares it."""
+
+    name: str
+
+    @property
+    def alias(self) -> str: ...
+
+    @property
+    def default(self) -> Any: ...
+
+    def validate(self, value: Any) -> tuple[Any, list[Any]]: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that a route declares, and what it is called with."""
+
+    function: Callable[..., Awaitable[Any]]
+    inner: Sequence[tuple[str | None, "Call"]]
+    defaults: Mapping[str, Any]
+    """Of all parameters that are not in the path, which a request may leave out."""
+    path: Sequence[Field]
+    headers: Mapping[str, Field]
+    request: str | None
+    """The name of the parameter that is the request; so with `response`."""
+    response: str | None
+
+
+class Asked(NamedTuple):
+    """A request, and what its dependencies have answered."""
+
+    request: Request
+    headers: Mapping[str, str]
+    response: Response
+    """What a route may add headers to."""
+    answers: dict[Callable[..., Awaitable[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a route is called. `of` is None for one that declares something which only FastAPI knows how to find."""
+
+    endpoint: Call
+    body: Field | None
+    answer: Any
+    """What checks and renders the answer; None where it is a response already."""
+    status: int | None
+
+    @classmethod
+    def of(cls, route: APIRoute) -> "Plan | None":
+        """Reads a route's declaration."""
+        dependant, bodies = route.dependant, route.dependant.body_params
+        try:
+            endpoint = _call_of(dependant)
+        except NotPlain:
+            return None
+        body = bodies[0] if bodies else None
+        is_one_document = route.body_field is body and not (body and isinstance(body.field_info, Form))
+        if len(bodies) > 1 or not is_one_document or not _is_rendered_plainly(route):
+            return None
+        return cls(endpoint, body, route.response_field, route.status_code)
+
+
+def _is_rendered_plainly(route: APIRoute) -> bool:
+    if route.response_field is None:
+        returned = signature(route.endpoint).return_annotation
+        return isinstance(returned, type) and issubclass(returned, Response)
+    options = (
+        *(route.response_model_include, route.response_model_exclude, route.response_model_exclude_unset),
+        *(route.response_model_exclude_defaults, route.response_model_exclude_none, not route.response_model_by_alias),
+    )
+    renders_itself = isinstance(route.response_class, DefaultPlaceholder) and hasattr(
+        route.response_field, "serialize_json"
+    )
+    return renders_itself and not any(options) and route.status_code in (None, 200, 201, 202)
+
+
+def _call_of(dependant: Dependant, *, is_inner: bool = False) -> Call:
+    """Raises `NotPlain`."""
+    absent = (*dependant.query_params, *dependant.header_params)
+    defaults = {one.name: one.default for one in absent}
+    unknown = (
+        *dependant.cookie_params,
+        *(dependant.body_params if is_inner else ()),
+        dependant.http_connection_param_name,
+        dependant.websocket_param_name,
+        dependant.background_tasks_param_name,
+        dependant.security_scopes_param_name,
+        getattr(dependant, "concurrency", None),
+        getattr(dependant, "own_oauth_scopes", None),
+        *(model for one in (*absent, *dependant.path_params) for model in models_in(one.field_info.annotation)),
+        *(one for one in dependant.header_params if _takes_list(one.field_info.annotation)),
+    )
+    # What is no constant is a list, which somebody might change, or `Undefined`, for what has to be there.
+    is_constant = all(value is None or isinstance(value, (bool, int, float, str)) for value in defaults.values())
+    function = dependant.call
+    if any(unknown) or not is_constant or not iscoroutinefunction(function):
+        raise NotPlain
+    return Call(
+        function=function,
+        inner=[(one.name, _call_of(one, is_inner=True)) for one in dependant.dependencies],
+        defaults=defaults,
+        path=dependant.path_params,
+        headers={one.alias.lower(): one for one in dependant.header_params},
+        request=dependant.request_param_name,
+        response=dependant.response_param_name,
+    )
+
+
+def _takes_list(annotation: Any) -> bool:
+    return any(list in (one, get_origin(one)) for one in (annotation, *get_args(annotation)))
+
+
+class DirectRoute(APIRoute):
+    """Answers plain requests as its plan says, and has FastAPI answer the others."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._plan, self._fastapi = Plan.of(self), self.app
+        if self._plan is not None:
+            self.app = self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read: list[Message] = []
+        try:
+            # What the answer was made of is let go before it begins: a stream may go on for hours.
+            answer = await self._made(scope, receive, read)
+        except NotPlain:
+            await self._fastapi(scope, _replayed(read, receive), send)
+            return
+        await answer(scope, receive, send)
+
+    async def _made(self, scope: Scope, receive: Receive, read: list[Message]) -> Response:
+        """The answer to a plain request. What is received is in `read` when `NotPlain` is raised."""
+        plan = self._plan
+        headers = _first_of_each(scope["headers"])
+        if plan is None or scope["query_string"] or (plan.body and headers.get("content-type") != JSON):
+            raise NotPlain
+        given = await _document(receive, read) if plan.body else None
+        response = Response()
+        del response.headers["content-length"]
+        asked = Asked(Request(scope, receive), headers, response, {})
+        values = await _values(plan.endpoint, asked)
+        if plan.body:
+            values[plan.body.name] = _checked(plan.body, given)
+        read.clear()
+        answered = await plan.endpoint.function(**values)
+        return answered if isinstance(answered, Response) else _rendered(plan, answered, response)
+
+
+def _rendered(plan: Plan, answered: Any, response: Response) -> Response:
+    checked, flaws = plan.answer.validate(answered, {}, loc=("response",))
+    if flaws:
+        raise ResponseValidationError(flaws, body=answered)
+    rendered = Response(plan.answer.serialize_json(checked), plan.status or 200, media_type=JSON)
+    rendered.headers.raw.extend(response.headers.raw)
+    return rendered
+
+
+async def _values(call: Call, asked: Asked) -> dict[str, Any]:
+    """What a function is called with. Raises `NotPlain`, and what its dependencies raise."""
+    values = dict(call.defaults)
+    for name, inner in call.inner:
+        if inner.function not in asked.answers:
+            asked.answers[inner.function] = await inner.function(**await _values(inner, asked))
+        if name is not None:
+            values[name] = asked.answers[inner.function]
+    for parameter in call.path:
+        values[parameter.name] = _checked(parameter, asked.request.path_params[parameter.alias])
+    for header, parameter in call.headers.items():
+        if header in asked.headers:
+            values[parameter.name] = _checked(parameter, asked.headers[header])
+    if call.request is not None:
+        values[call.request] = asked.request
+    if call.response is not None:
+        values[call.response] = asked.response
+    return values
+
+
+def _checked(parameter: Field, given: Any) -> Any:
+    value, flaws = parameter.validate(given)
+    if flaws:
+        raise NotPlain
+    return value
+
+
+async def _document(receive: Receive, read: list[Message]) -> dict[str, Any]:
+    """The JSON object of a body, which `RequestBodies` has put into one message. Raises `NotPlain` for another body."""
+    message = await receive()
+    read.append(message)
+    if message["type"] != "http.request" or message.get("more_body"):
+        raise NotPlain
+    try:
+        given: Any = json.loads(message.get("body", b""))
+    except ValueError:
+        raise NotPlain from None
+    if not isinstance(given, dict):
+        raise NotPlain
+    return cast("dict[str, Any]", given)
+
+
+def _first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return found
+
+
+def _replayed(read: list[Message], receive: Receive) -> Receive:
+    async def replayed() -> Message:
+        return read.pop(0) if read else await receive()
+
+    return replayed
