@@ -6,7 +6,7 @@ it. What waits here holds nothing but its body. It is refused only when too many
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -114,11 +114,13 @@ class SubmissionTurns:
         self._app = app
         self._admission = admission
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         is_submission = scope["type"] == "http" and scope["method"] == "POST"
         if not is_submission or _SUBMITS.fullmatch(scope["path"]) is None:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._in_turn(scope, receive, send)
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         # `RequestBodies` has read all of it. What comes behind the body is that the client has left.
         body: list[Message] = [await receive()]
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
@@ -37,13 +37,13 @@ class FinalAnswers:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] in NEVER_CHANGES:
                 MutableHeaders(scope=message).setdefault(SHOULD_RETRY, "false")
             await send(message)
 
-        await self._app(scope, receive, marked)
+        return self._app(scope, receive, marked)
 
 
 ASKS_FOR_NOTHING = {"order_by": "created_at"}
@@ -72,7 +72,7 @@ class UnusedInputWarnings:
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._parameters: dict[str, frozenset[str]] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         body = bytearray()
 
         async def noted() -> Message:
@@ -81,15 +81,20 @@ class UnusedInputWarnings:
             return message
 
         async def warned(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] < 400:
-                # Routing has put the route there. Paths without one are not ours to judge.
-                route = scope.get("route")
-                if isinstance(route, APIRoute) and (names := list(self._unused(route, scope, bytes(body)))):
-                    self._log(route, scope, names)
-                    MutableHeaders(scope=message).append("Warning", _warning(names))
+            if message["type"] == "http.response.start":
+                if message["status"] < 400:
+                    self._warn(scope, bytes(body), message)
+                body.clear()  # a stream goes on for as long as its run
             await send(message)
 
-        await self._app(scope, noted, warned)
+        return self._app(scope, noted, warned)
+
+    def _warn(self, scope: Scope, body: bytes, message: Message) -> None:
+        # Routing has put the route there. Paths without one are not ours to judge.
+        route = scope.get("route")
+        if isinstance(route, APIRoute) and (names := list(self._unused(route, scope, body))):
+            self._log(route, scope, names)
+            MutableHeaders(scope=message).append("Warning", _warning(names))
 
     def _unused(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[str]:
         known = self._parameters.get(route.unique_id)

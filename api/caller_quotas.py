@@ -5,8 +5,9 @@ Limits protect callers from each other. They are not worth an outage: while Redi
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
 from typing import TypeVar
 
 import structlog
@@ -18,7 +19,7 @@ from shared.clock import Clock
 from shared.concurrency import repeating
 from shared.domain.errors import Unavailable
 from shared.domain.ids import IdMaker, ProjectId
-from shared.domain.limits import BURST_S, LimitReached, ProjectLimits
+from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits
 from shared.redis.quotas import READER_S, Bucket, Group, Quotas
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -29,6 +30,9 @@ AWAY_S = 5.0
 """Seconds without a question to a Redis that did not answer the last one."""
 
 STAY_AT_ONCE = 1000
+
+MOST_CALLERS = 1000
+"""Callers whose limits are worked out once: many requests and streams are theirs."""
 
 READER_RETRY_S = 10.0
 """What a reader is told to wait: nobody knows when another one leaves."""
@@ -53,21 +57,18 @@ class CallerQuotas:
     async def take_request(self, caller: Caller, kind: str) -> None:
         """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
         limits = self._limits.of(caller.project_id)
-        said = [
-            (f"project:{caller.project_id}", limits.requests_per_s, "HOLDFAST_REQUESTS_PER_S"),
-            (f"key:{caller.project_id}:{caller.key_id}", limits.key_requests_per_s, "HOLDFAST_KEY_REQUESTS_PER_S"),
-        ]
-        limited = [(owner, per_s, setting) for owner, per_s, setting in said if per_s]
-        buckets = [Bucket(f"{kind}:{owner}", per_s, max(1.0, per_s * BURST_S)) for owner, per_s, _ in limited]
+        buckets, settings = _buckets(limits, caller.project_id, caller.key_id, kind)
         if not buckets:
             return
         empty = await self._unless_away(lambda: self._quotas.take(buckets))
         if empty is not None:
-            owner, per_s, setting = limited[empty.position]
-            who = _who(owner)
+            bucket, setting = buckets[empty.position], settings[empty.position]
+            who = _who(bucket.owner.removeprefix(f"{kind}:"))
             log.info("limit_reached", limit=setting, project=caller.project_id, key=caller.key_id)
             raise LimitReached(
-                f"{who} sends more than {per_s:g} requests per second", setting=setting, retry_after_s=empty.wait_s
+                f"{who} sends more than {bucket.per_s:g} requests per second",
+                setting=setting,
+                retry_after_s=empty.wait_s,
             )
 
     def reading_of(self, project_id: ProjectId, scope: Scope) -> AbstractAsyncContextManager[None]:
@@ -78,18 +79,15 @@ class CallerQuotas:
     @asynccontextmanager
     async def reading(self, project_id: ProjectId, key_id: str | None) -> AsyncGenerator[None]:
         """Counts an open stream for as long as the block lasts. Raises `LimitReached`."""
-        limits = self._limits.of(project_id)
-        said = [(f"project:{project_id}", limits.readers, "HOLDFAST_READERS")]
-        if key_id is not None:
-            said.append((f"key:{project_id}:{key_id}", limits.key_readers, "HOLDFAST_KEY_READERS"))
-        limited = [(owner, most, setting) for owner, most, setting in said if most]
-        groups = [Group(owner, most) for owner, most, _ in limited]
+        groups, settings = _groups(self._limits.of(project_id), project_id, key_id)
         reader = self._ids.claim()
         full = await self._unless_away(lambda: self._quotas.enter(reader, groups)) if groups else None
         if full is not None:
-            owner, most, setting = limited[full]
+            group, setting = groups[full], settings[full]
             log.info("limit_reached", limit=setting, project=project_id, key=key_id)
-            raise LimitReached(f"{_who(owner)} has {most} streams open", setting=setting, retry_after_s=READER_RETRY_S)
+            raise LimitReached(
+                f"{_who(group.owner)} has {group.most} streams open", setting=setting, retry_after_s=READER_RETRY_S
+            )
         for group in groups:
             self._reading[group.owner].add(reader)
         self.open_streams += 1
@@ -151,6 +149,26 @@ class RequestLimits:
                 await domain_error_answer(f"{scope['method']} {path}", error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+@lru_cache(maxsize=MOST_CALLERS)
+def _buckets(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> tuple[Sequence[Bucket], Sequence[str]]:
+    """The buckets out of which a caller's requests are taken, and the settings behind them."""
+    said = (
+        (f"project:{project_id}", limits.requests_per_s, "HOLDFAST_REQUESTS_PER_S"),
+        (f"key:{project_id}:{key_id}", limits.key_requests_per_s, "HOLDFAST_KEY_REQUESTS_PER_S"),
+    )
+    buckets = [Bucket(f"{kind}:{owner}", per_s, max(1.0, per_s * BURST_S)) for owner, per_s, _ in said if per_s]
+    return buckets, [setting for _, per_s, setting in said if per_s]
+
+
+@lru_cache(maxsize=MOST_CALLERS)
+def _groups(limits: Limits, project_id: ProjectId, key_id: str | None) -> tuple[Sequence[Group], Sequence[str]]:
+    """The groups with which a caller's streams count, and the settings behind them."""
+    said = [(f"project:{project_id}", limits.readers, "HOLDFAST_READERS")]
+    if key_id is not None:
+        said.append((f"key:{project_id}:{key_id}", limits.key_readers, "HOLDFAST_KEY_READERS"))
+    return [Group(owner, most) for owner, most, _ in said if most], [setting for _, most, setting in said if most]
 
 
 def _who(owner: str) -> str:

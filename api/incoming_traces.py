@@ -4,6 +4,7 @@ What the request starts goes on in that trace, and the lines that are logged on 
 well-formed, or is there twice, is passed over, as W3C says: it is no reason to refuse a request.
 """
 
+from collections.abc import Awaitable
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,11 +33,11 @@ class IncomingTraces:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         given = _given(scope)
-        if given is None:
-            await self._app(scope, receive, send)
-            return
+        return self._app(scope, receive, send) if given is None else self._traced(given, scope, receive, send)
+
+    async def _traced(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:
         before = _INCOMING.set(given)
         try:
             # Never taken back: the access log has the last line, outside of here. Each request is a task of its own.

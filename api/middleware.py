@@ -6,7 +6,7 @@ limit, however the body is sent. What is left to the routes is a body that can b
 
 import asyncio
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,10 +54,9 @@ class OpenAIErrors:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or not speaks_openai(scope["path"]):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         refused: Message | None = None
         body = bytearray()
 
@@ -73,7 +72,7 @@ class OpenAIErrors:
             if not message.get("more_body"):
                 await _send_error(refused, bytes(body), send)
 
-        await self._app(scope, receive, translated)
+        return self._app(scope, receive, translated)
 
 
 async def _send_error(refused: Message, body: bytes, send: Send) -> None:
@@ -107,12 +106,14 @@ class BrowserGuard:
         self._origins = frozenset(origins)
         self._names = LOOPBACK_NAMES | {name.lower() for name in names}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         foreign = self._foreign(scope["headers"]) if scope["type"] == "http" else None
-        if foreign is None or await self._is_closed():
-            await self._app(scope, receive, send)
-            return
-        await JSONResponse({"detail": _not_ours(*foreign)}, 403)(scope, receive, send)
+        return self._app(scope, receive, send) if foreign is None else self._judge(foreign, scope, receive, send)
+
+    async def _judge(self, foreign: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        is_closed = await self._is_closed()
+        answer = self._app if is_closed else JSONResponse({"detail": _not_ours(*foreign)}, 403)
+        await answer(scope, receive, send)
 
     async def _is_closed(self) -> bool:
         try:
@@ -178,17 +179,15 @@ class LettaPaths:
         self._app = app
         self._lists = lists
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         path = scope["path"].rstrip("/") or "/"
         scope["path"] = path  # in place: who stands outside reads the route that was found in this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
         if is_letta and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
-            await JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            return JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def _refusal(method: str, path: str) -> str:
@@ -214,19 +213,17 @@ class RequestBodies:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/") or scope["path"] == "/v1/health":
             # Nothing there reads a body.
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and self._is_over(declared):
-            await self._too_long()(scope, receive, send)
-        elif scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-        else:
-            await self._with_body(scope, receive, send)
+            return self._too_long()(scope, receive, send)
+        if scope["method"] in ("GET", "HEAD"):
+            return self._app(scope, receive, send)
+        return self._with_body(scope, receive, send)
 
     def _is_over(self, declared: bytes) -> bool:
         digits = declared.lstrip(b"0")
@@ -247,6 +244,7 @@ class RequestBodies:
             await refusal(scope, receive, send)
             return
         first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        del body  # whoever reads it lets go of it; a stream goes on for as long as its run
 
         async def replayed() -> Message:
             return first.pop() if first else await receive()

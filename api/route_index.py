@@ -36,4 +36,5 @@ class RouteIndex(BaseRoute):
         return Match.NONE, {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["route"].handle(scope, receive, send)
+        # Not the route's `handle`: that looks at the method again.
+        await scope["route"].app(scope, receive, send)

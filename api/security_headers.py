@@ -1,6 +1,6 @@
 """What every answer tells a browser: to believe its type, to keep nothing, to show it in no frame of another page."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,10 +41,9 @@ class SecurityHeaders:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         path: str = scope["path"]
 
         async def guarded(message: Message) -> None:
@@ -58,7 +57,7 @@ class SecurityHeaders:
                     headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        await self._app(scope, receive, guarded)
+        return self._app(scope, receive, guarded)
 
 
 def _policy_of(path: str) -> str:

@@ -5,7 +5,7 @@ as one of a project that has nothing, and its route answers as it answers for an
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import parse_qsl
@@ -77,15 +77,17 @@ class AgentBodies:
         self._app = app
         self._reach = reach
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         caller: Caller | None = scope.get("state", {}).get("caller") if scope["type"] == "http" else None
         if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._within_reach(caller, scope, receive, send)
+
+    async def _within_reach(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
-        body = message.get("body", b"")
-        scope["state"]["caller"] = await self._reach.through_body(caller, scope["path"], body)
+        scope["state"]["caller"] = await self._reach.through_body(caller, scope["path"], message.get("body", b""))
         first: list[Message] = [message]
+        del message  # whoever reads it lets go of it
 
         async def replayed() -> Message:
             return first.pop() if first else await receive()

@@ -2,7 +2,7 @@
 do. All of it before anything else of the request is read. What comes behind finds the caller in the request's state."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -61,22 +61,25 @@ class Authentication:
         self._access = access
         self._routes = RouteIndex(routes)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or not needs_key(scope["path"]):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._for_caller(scope, receive, send)
+
+    async def _for_caller(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, address = Request(scope), client_address(scope, self._access.proxies)
         try:
             caller = await self._identified(request, address)
             bind_contextvars(project=caller.project_id, key=caller.key_id)
             with asked_by(self._asker(request, caller, address)):
                 scope.setdefault("state", {})["caller"] = await self._admitted(request, caller)
+                del request  # a stream goes on for as long as its run
                 await self._app(scope, receive, send)
         except _Refused as refused:
             answer = JSONResponse({"detail": refused.detail}, refused.status_code, refused.headers)
             await answer(scope, receive, send)
         except _NotNow as error:
-            await (await answer_domain_error(request, error.cause))(scope, receive, send)
+            await (await answer_domain_error(Request(scope), error.cause))(scope, receive, send)
 
     async def _identified(self, request: Request, address: str) -> Caller:
         """Who sends the request."""

@@ -18,6 +18,7 @@ from api.dependencies import (
     SubmissionHeadersDep,
     Texts,
 )
+from api.direct_route import DirectRoute
 from api.letta.envelope import wire_time
 from api.letta.message_input import InjectRequest, user_messages
 from api.letta.run_metrics import wire_run_metrics
@@ -36,7 +37,7 @@ from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=DirectRoute)
 
 WireStatus = Literal["created", "running", "completed", "failed", "cancelled"]
 

@@ -70,8 +70,7 @@ class Quotas:
 
     async def leave(self, reader: str, groups: Sequence[Group]) -> None:
         """Counts a reader no more."""
-        async with redis_answers(ANSWER_S):
-            async with cast("Any", self._redis).pipeline(transaction=False) as at_once:
-                for group in groups:
-                    at_once.zrem(keys.readers(group.owner), reader)
-                await at_once.execute()
+        async with redis_answers(ANSWER_S), cast("Any", self._redis).pipeline(transaction=False) as at_once:
+            for group in groups:
+                at_once.zrem(keys.readers(group.owner), reader)
+            await at_once.execute()

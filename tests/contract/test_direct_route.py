@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from api.direct_route import DirectRoute, Plan
-from api.routes import agents, messages
+from api.routes import agents, messages, runs
 from tests.kit.product.in_process import asgi_client
 
 
@@ -147,9 +147,8 @@ def test_what_only_fastapi_knows_how_to_find_is_left_to_it(endpoint: Any) -> Non
     assert Plan.of(APIRoute("/", endpoint, response_model=None)) is None
 
 
-@pytest.mark.parametrize(
-    ("router", "name"), [(agents.router, "create_agent"), (messages.router, "send_messages")], ids=str
-)
-def test_the_requests_that_every_run_begins_with_are_answered_directly(router: APIRouter, name: str) -> None:
-    [route] = [one for one in router.routes if isinstance(one, DirectRoute) and one.name == name]
+@pytest.mark.parametrize("name", ["create_agent", "send_messages", "stream_run"])
+def test_the_requests_that_every_run_begins_with_are_answered_directly(name: str) -> None:
+    routes = [*agents.router.routes, *messages.router.routes, *runs.router.routes]
+    [route] = [one for one in routes if isinstance(one, DirectRoute) and one.name == name]
     assert Plan.of(route) is not None
