@@ -3,10 +3,12 @@
 Limits protect callers from each other. They are not worth an outage: while Redis is away, everybody is let through.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
@@ -20,7 +22,7 @@ from shared.concurrency import repeating
 from shared.domain.errors import Unavailable
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits
-from shared.redis.quotas import READER_S, Bucket, Group, Quotas
+from shared.redis.quotas import READER_S, Bucket, Empty, Group, Quotas
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -30,6 +32,14 @@ AWAY_S = 5.0
 """Seconds without a question to a Redis that did not answer the last one."""
 
 STAY_AT_ONCE = 1000
+
+HANDFUL, MOST_IN_HAND = 1 / 500, 8
+"""What a process takes at once for a busy caller: this share of a burst, and so many requests at most. By the limits as
+they are, it asks Redis about every eighth of his requests."""
+
+BUSY_S = 0.1
+"""Who asks again within so many seconds is busy. So few callers within a limit are busy that all they have in hand, in
+all processes together, is less than half of a burst: nobody is refused for it."""
 
 MOST_CALLERS = 1000
 """Callers whose limits are worked out once: many requests and streams are theirs."""
@@ -50,19 +60,22 @@ class CallerQuotas:
         self._clock = clock
         self._ids = ids
         self._away_until: float | None = None
+        self._hand_of = lru_cache(maxsize=MOST_CALLERS)(_hand_of)
         self._reading = defaultdict[str, set[str]](set)
         self.open_streams = 0
         """Streams that this process has open, limited or not."""
 
     async def take_request(self, caller: Caller, kind: str) -> None:
         """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
-        limits = self._limits.of(caller.project_id)
-        buckets, settings = _buckets(limits, caller.project_id, caller.key_id, kind)
-        if not buckets:
+        hand = self._hand_of(self._limits.of(caller.project_id), caller.project_id, caller.key_id, kind)
+        if not hand.buckets:
             return
-        empty = await self._unless_away(lambda: self._quotas.take(buckets))
+        if hand.left:
+            hand.left -= 1
+            return
+        empty = await self._unless_away(lambda: self._fill(hand))
         if empty is not None:
-            bucket, setting = buckets[empty.position], settings[empty.position]
+            bucket, setting = hand.buckets[empty.position], hand.settings[empty.position]
             who = _who(bucket.owner.removeprefix(f"{kind}:"))
             log.info("limit_reached", limit=setting, project=caller.project_id, key=caller.key_id)
             raise LimitReached(
@@ -70,6 +83,21 @@ class CallerQuotas:
                 setting=setting,
                 retry_after_s=empty.wait_s,
             )
+
+    async def _fill(self, hand: "_Hand") -> Empty | None:
+        """Takes a request for who asks, and for a busy caller the next ones, too."""
+        now = self._clock.monotonic()
+        count = hand.handful if now - hand.asked_at < BUSY_S else 1
+        # Whoever asks meanwhile, or after a refusal, takes one.
+        hand.asked_at = -math.inf
+        empty = await self._quotas.take(hand.buckets, count)
+        if empty is not None and count > 1:
+            count = 1
+            empty = await self._quotas.take(hand.buckets)
+        if empty is None:
+            hand.asked_at = now
+            hand.left += count - 1
+        return empty
 
     def reading_of(self, project_id: ProjectId, scope: Scope) -> AbstractAsyncContextManager[None]:
         """As `reading`, for the sender of a request. One that came with a token for this stream has no key."""
@@ -151,15 +179,26 @@ class RequestLimits:
         await self._app(scope, receive, send)
 
 
-@lru_cache(maxsize=MOST_CALLERS)
-def _buckets(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> tuple[Sequence[Bucket], Sequence[str]]:
-    """The buckets out of which a caller's requests are taken, and the settings behind them."""
+@dataclass(slots=True)
+class _Hand:
+    """The buckets out of which a caller's requests are taken, the settings behind them, and what this process has taken
+    and not let through yet."""
+
+    buckets: Sequence[Bucket]
+    settings: Sequence[str]
+    handful: int
+    left: int = 0
+    asked_at: float = -math.inf
+
+
+def _hand_of(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> _Hand:
     said = (
         (f"project:{project_id}", limits.requests_per_s, "HOLDFAST_REQUESTS_PER_S"),
         (f"key:{project_id}:{key_id}", limits.key_requests_per_s, "HOLDFAST_KEY_REQUESTS_PER_S"),
     )
     buckets = [Bucket(f"{kind}:{owner}", per_s, max(1.0, per_s * BURST_S)) for owner, per_s, _ in said if per_s]
-    return buckets, [setting for _, per_s, setting in said if per_s]
+    handful = max(1, min([MOST_IN_HAND, *(int(one.burst * HANDFUL) for one in buckets)]))
+    return _Hand(buckets, [setting for _, per_s, setting in said if per_s], handful)
 
 
 @lru_cache(maxsize=MOST_CALLERS)

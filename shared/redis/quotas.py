@@ -22,7 +22,7 @@ class Bucket(NamedTuple):
 
 
 class Empty(NamedTuple):
-    """A bucket that has no request left, and the seconds until it has one."""
+    """A bucket that has not the requests that were asked for, and the seconds until it has them."""
 
     position: int
     wait_s: float
@@ -44,12 +44,12 @@ class Quotas:
         self._enter = LuaScript(redis, "enter")
         self._stay = LuaScript(redis, "stay")
 
-    async def take(self, buckets: Sequence[Bucket]) -> Empty | None:
-        """Takes one request out of each bucket. When one of them is empty, that one; then nothing was taken."""
+    async def take(self, buckets: Sequence[Bucket], count: int = 1) -> Empty | None:
+        """Takes requests out of each bucket. When one of them has not so many, that one; then nothing was taken."""
         async with redis_answers(ANSWER_S):
             position, wait_ms = await self._take(
                 keys=[keys.bucket(bucket.owner) for bucket in buckets],
-                args=[str(part) for bucket in buckets for part in (bucket.per_s, bucket.burst)],
+                args=[str(part) for part in (count, *(part for one in buckets for part in (one.per_s, one.burst)))],
             )
         return Empty(position - 1, wait_ms / 1000) if position else None
 

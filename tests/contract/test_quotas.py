@@ -99,6 +99,44 @@ async def test_a_key_is_held_to_its_own_limit_beside_its_project(frozen: ArqRedi
     await quotas.take_request(caller("two"), "any")
 
 
+async def test_a_busy_caller_is_asked_about_once_for_several_requests_and_gets_his_limit(
+    frozen: ArqRedis, clock: FrozenClock
+) -> None:
+    """Each request was a question to Redis of its own."""
+    quotas = quotas_of(frozen, clock, key_requests_per_s=1000)
+    taken: list[float] = []
+    with pytest.raises(LimitReached):
+        while True:
+            await quotas.take_request(caller("key"), "any")
+            taken.append(float(await cast("Any", frozen).get(keys.bucket("any:key:acme:key"))))
+    assert len(taken) == 2000, "what two seconds allow may come at once"
+    assert len(set(taken)) == 1 + 1999 // 4 + 1999 % 4, "by fours; the first one and the last ones are alone"
+    with pytest.raises(LimitReached):
+        await quotas.take_request(caller("key"), "any")
+    clock.advance(2)
+    await quotas.take_request(caller("key"), "any")
+    await quotas.take_request(caller("key"), "any")
+
+
+async def test_callers_that_ask_now_and_then_take_nothing_ahead_from_their_project(
+    frozen: ArqRedis, clock: FrozenClock
+) -> None:
+    quotas = quotas_of(frozen, clock, requests_per_s=1000)
+    for _ in range(5):
+        for number in range(200):
+            await quotas.take_request(caller(f"key-{number}"), "any")
+        clock.advance(200)
+    assert await Quotas(frozen).take([Bucket("any:project:acme", per_s=1000, burst=2000)], 2000) is None
+
+
+async def test_requests_that_come_together_take_one_handful(frozen: ArqRedis, clock: FrozenClock) -> None:
+    quotas, bucket = quotas_of(frozen, clock, key_requests_per_s=1000), Bucket("any:key:acme:key", 1000, 2000)
+    await quotas.take_request(caller("key"), "any")
+    await asyncio.gather(*(quotas.take_request(caller("key"), "any") for _ in range(10)))
+    assert await Quotas(frozen).take([bucket], 2000 - 11 - 3 + 1) == Empty(0, 0.001)
+    assert await Quotas(frozen).take([bucket], 2000 - 11 - 3) is None
+
+
 async def test_a_project_may_have_limits_of_its_own(frozen: ArqRedis, clock: FrozenClock) -> None:
     quotas = quotas_of(frozen, clock, '{"acme": {"requests_per_s": 0}}', requests_per_s=0.5)
     for _ in range(5):
