@@ -160,6 +160,9 @@ class SilenceLimit:
         self._deadline = self._loop.time() + first_event
         self._answering = False
         self._waiting: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Looks at the deadline, which moves with each event: a timer for each would be one for each token. One that is
+        left when the answer has ended finds nobody waiting."""
 
     def event_seen(self) -> None:
         """The answer has begun: from here on only silence counts."""
@@ -168,15 +171,14 @@ class SilenceLimit:
 
     def bytes_seen(self) -> None:
         """Something arrived, if only a ping. Before the first event that is not enough: a queue may ping for ever."""
-        if not self._answering:
-            return
-        self._deadline = self._loop.time() + self._idle
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._deadline)
+        if self._answering:
+            self._deadline = self._loop.time() + self._idle
 
     async def wait(self, awaitable: Awaitable[_Result]) -> _Result:
         """What `awaitable` gives, or `ModelError` when the limit passes first."""
-        limit = asyncio.timeout_at(self._deadline)
+        limit = asyncio.timeout(None)
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._look_in_time()
         try:
             async with limit:
                 self._waiting = limit
@@ -187,6 +189,20 @@ class SilenceLimit:
             raise self._expired() from error
         finally:
             self._waiting = None
+
+    def _look_in_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadline, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiting is None or self._waiting.expired():
+            return
+        if self._loop.time() < self._deadline:
+            self._look_in_time()
+        else:
+            self._waiting.reschedule(self._deadline)
 
     def _expired(self) -> ModelError:
         if self._answering:
