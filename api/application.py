@@ -11,6 +11,7 @@ from api.answer_headers import FinalAnswers, UnusedInputWarnings
 from api.caller_quotas import RequestLimits
 from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
+from api.event_stream import WayOut
 from api.incoming_traces import IncomingTraces
 from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
 from api.openapi_document import describe_truly
@@ -104,4 +105,5 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
         routes=app.router.routes,
         is_on=settings.access_log,
     )
+    app.add_middleware(WayOut)
     return app

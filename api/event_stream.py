@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.request_log import StreamFigures
 
@@ -24,6 +24,26 @@ HEADERS = {
 }
 FRAME_END = b"\n\n"
 KEEP_ALIVE = b": keep-alive\n"
+
+
+_WAY_OUT = "way_out"
+"""The key in the state of a request of the server's own `send`."""
+
+
+class WayOut:
+    """Notes how the server itself sends. To be the first that a request meets.
+
+    What stands between a response and the server has to do with its head. A stream that went through all of it would
+    wake ten functions for each token.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})[_WAY_OUT] = send
+        await self._app(scope, receive, send)
 
 
 class EventStream(Response):
@@ -50,12 +70,13 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        figures = scope.setdefault("state", {})[StreamFigures.KEY] = StreamFigures()
+        state = scope.setdefault("state", {})
+        figures = state[StreamFigures.KEY] = StreamFigures()
         async with self._entrance(scope):
-            await self._show(receive, send, figures)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._show(receive, state.get(_WAY_OUT, send), figures)
 
     async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send(send, figures), name="send events")
             leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")

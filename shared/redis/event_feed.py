@@ -46,6 +46,10 @@ class Subscription:
         self._behind = True
         self._has_news = True
         self._waiting: asyncio.Future[None] | None = None
+        self._until = 0.0
+        """When the reader has waited long enough, by the event loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Looks whether it has. It stays from one event to the next: a timer for each would be one for each token."""
 
     @property
     def behind(self) -> bool:
@@ -81,16 +85,34 @@ class Subscription:
         """Waits until there is something to read. False when there is nothing for `within` seconds."""
         if self._has_news:
             return True
-        # For each token of each reader: an event and a timeout around it cost several times as much.
         loop = asyncio.get_running_loop()
+        self._until = loop.time() + within
+        if self._timer is None or self._timer.when() > self._until:
+            self._look_in_time(loop)
+        # For each token of each reader: an event and a timeout around it cost several times as much.
         self._waiting = loop.create_future()
-        timer = loop.call_later(within, self._wake)
         try:
             await self._waiting
         finally:
-            timer.cancel()
             self._waiting = None
         return self._has_news
+
+    def _look_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop_waiting()
+        self._timer = loop.call_at(self._until, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiting is not None and loop.time() < self._until:
+            self._look_in_time(loop)
+        else:
+            self._wake()
+
+    def stop_waiting(self) -> None:
+        """Nobody waits here any more. The feed calls it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -173,6 +195,7 @@ class EventFeed:
         try:
             yield subscription
         finally:
+            subscription.stop_waiting()
             readers.remove(subscription)
             if not readers:
                 del self._subscriptions[channel.encode()]
