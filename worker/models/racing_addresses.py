@@ -24,16 +24,7 @@ async def connected_socket(host: str, port: int) -> socket.socket:
     failures: list[OSError] = []
     try:
         async with asyncio.TaskGroup() as group:
-            attempts: list[asyncio.Task[None]] = []
-            for address in _alternating([_Address(family, place) for family, _, _, _, place in found]):
-                attempts.append(group.create_task(_attempt(address, first, failures), name="connect to a server"))
-                await asyncio.wait([first, attempts[-1]], timeout=NEXT_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-                if first.done():
-                    break
-            while not first.done() and (trying := [attempt for attempt in attempts if not attempt.done()]):
-                await asyncio.wait([first, *trying], return_when=asyncio.FIRST_COMPLETED)
-            for attempt in attempts:
-                attempt.cancel()
+            await _race(group, _alternating([_Address(each[0], each[4]) for each in found]), first, failures)
     except BaseException:
         if first.done():
             first.result().close()
@@ -41,6 +32,25 @@ async def connected_socket(host: str, port: int) -> socket.socket:
     if first.done():
         return first.result()
     raise OSError("; ".join(map(str, failures)) or f"{host} has no address")
+
+
+async def _race(
+    group: asyncio.TaskGroup,
+    addresses: Sequence[_Address],
+    first: "asyncio.Future[socket.socket]",
+    failures: list[OSError],
+) -> None:
+    """Returns when one address has answered, or none will."""
+    attempts: list[asyncio.Task[None]] = []
+    for address in addresses:
+        attempts.append(group.create_task(_attempt(address, first, failures), name="connect to a server"))
+        await asyncio.wait([first, attempts[-1]], timeout=NEXT_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            break
+    while not first.done() and (trying := [attempt for attempt in attempts if not attempt.done()]):
+        await asyncio.wait([first, *trying], return_when=asyncio.FIRST_COMPLETED)
+    for attempt in attempts:
+        attempt.cancel()
 
 
 async def _attempt(address: _Address, first: "asyncio.Future[socket.socket]", failures: list[OSError]) -> None:
