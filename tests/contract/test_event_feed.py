@@ -91,6 +91,38 @@ async def test_live_events_arrive_without_a_look_into_the_log(
         assert await subscription.read(log_that_is_away, Seq(1)) == [(Seq(2), b'{"seq":2}'), (Seq(3), b'{"seq":3}')]
 
 
+async def test_a_short_wait_was_as_long_as_the_one_before_it(
+    log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    feed = EventFeed(log_service.servers)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(subscription.wait(3600), name="wait")
+            await writer.write()
+        assert waiting.result()
+        assert await read_up_to(subscription, log, 1) == [1]
+        assert not await subscription.wait(0.02)
+
+
+async def test_the_timer_of_an_earlier_wait_ended_a_later_one(
+    log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
+) -> None:
+    feed = EventFeed(log_service.servers)
+    async with feed.running(), feed.subscribe(run_id) as subscription:
+        await until_live(subscription, log)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(subscription.wait(0.3), name="wait")
+            await writer.write()
+        assert await read_up_to(subscription, log, 1) == [1]
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(subscription.wait(3600), name="wait for longer")
+            await after(0.4)
+            assert not waiting.done()
+            await writer.write()
+        assert waiting.result()
+
+
 async def test_a_late_reader_gets_the_past_and_then_the_present(
     log_service: LogService, log: EventLog, run_id: RunId, writer: Writer
 ) -> None:
