@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, cast
 
 import hiredis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.concurrency import background
 from shared.domain.errors import Unavailable
-from shared.redis.connection import LuaScript, Redis, as_unavailable, dedicated_connection, redis_answers
+from shared.redis.connection import ANSWER_S, LuaScript, Redis, as_unavailable, dedicated_connection
 
 PIECE_BYTES = 1 << 18
 """The most that goes out in one piece, unless it is one append. So a long answer that is sent again does not keep the
@@ -91,10 +91,11 @@ class AppendPipeline:
     async def _carry_piece(self, piece: list[_Append]) -> None:
         failure = _closed()
         try:
-            async with redis_answers():
+            # As `redis_answers`, whose generator would be one for each token.
+            async with asyncio.timeout(ANSWER_S):
                 await self._exchange(piece)
-        except Unavailable as error:
-            failure = error
+        except (RedisError, OSError) as error:
+            failure = as_unavailable(error)
         finally:
             _fail(piece, failure)
 
