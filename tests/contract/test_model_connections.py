@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.kit.certificates import SelfSigned
 from tests.kit.services.tcp_proxy import blackhole_address, free_port
 from tests.kit.wait_until import after
 from worker.models.connections import Connections
-from worker.models.server_connections import MOST_UNREAD
+from worker.models.server_connections import MOST_UNREAD, ServerConnection
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -24,18 +24,23 @@ Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 async def serving(answer: Answering, tls: ssl.SSLContext | None = None) -> AsyncGenerator[int]:
     """A server that answers each request so; its port."""
 
+    served: list[asyncio.StreamWriter] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        served.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
             while await reader.readuntil(b"\r\n\r\n"):
                 await answer(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        for writer in served:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -53,6 +58,16 @@ def says(body: bytes, *, length: int | None = None) -> bytes:
 
 async def says_hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(says(b"hello"))
+
+
+async def test_the_client_reads_over_connections_of_ours() -> None:
+    """Another release of the client may look for its pool in another place."""
+    async with (
+        serving(says_hello) as port,
+        client() as http,
+        http.stream("GET", f"http://127.0.0.1:{port}/") as response,
+    ):
+        assert isinstance(response.extensions["network_stream"], ServerConnection)
 
 
 async def test_a_connection_is_used_again() -> None:
