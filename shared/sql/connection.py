@@ -34,6 +34,10 @@ class Connection(AsyncConnection):
         await self.start(is_ctxmanager=True)
         return self
 
+    async def __aexit__(self, *_: object) -> None:
+        # Not in a task of its own, as SQLAlchemy does it for a rollback that may take long: here nothing is waited for.
+        await self.close()
+
     async def start(self, is_ctxmanager: bool = False) -> AsyncConnection:
         """Takes a connection from the pool."""
         await super().start(is_ctxmanager)
