@@ -29,10 +29,12 @@ async def short_runs(deployment: Deployment) -> list[Figure]:
     await asyncio.gather(*(_talk_until(deployment, time.monotonic() + 0.5) for _ in range(AT_ONCE)))
     times, began = ProcessorTimes(deployment), time.monotonic()
     runs = sum(await asyncio.gather(*(_talk_until(deployment, began + SHORT_S) for _ in range(AT_ONCE))))
-    seconds = time.monotonic() - began
+    seconds, used = time.monotonic() - began, times.used()
+    ours = sum(used[name] for name in deployment.processes)
     return [
         Figure("short runs/s", runs / seconds, "runs/s"),
-        Figure("short runs: CPU per run", times.of_product() / runs * 1000, "ms"),
+        Figure("short runs: CPU per run", ours / runs * 1000, "ms"),
+        *(Figure(f"short runs: CPU per run: {name}", used[name] / runs * 1000, "ms") for name in used),
     ]
 
 

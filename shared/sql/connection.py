@@ -79,17 +79,15 @@ class Connection(AsyncConnection):
         return bool(cast("Any", self.sync_engine.dispatch).before_cursor_execute)
 
     async def _execute(self, compiled: Compiled, given: Mapping[str, Any]) -> Answer:
-        values = compiled.values(given)
-        if self._is_sqlite:
-            if compiled.gives_rows:
-                return compiled.answer(
-                    await self._driver_does(self._driver.execute_fetchall(compiled.text, values)), -1
-                )
-            cursor = await self._driver_does(self._driver.execute(compiled.text, values))
-            return compiled.answer((), cursor.rowcount)
+        driver, text, values = self._driver, compiled.text, compiled.values(given)
         if compiled.gives_rows:
-            return compiled.answer(await self._driver_does(self._driver.fetch(compiled.text, *values)), -1)
-        return compiled.answer((), _changed(await self._driver_does(self._driver.execute(compiled.text, *values))))
+            asked = driver.execute_fetchall(text, values) if self._is_sqlite else driver.fetch(text, *values)
+            rows: list[Any] = await self._driver_does(asked)
+            return compiled.answer(rows, len(rows))
+        if self._is_sqlite:
+            cursor = await self._driver_does(driver.execute(text, values))
+            return compiled.answer((), cursor.rowcount)
+        return compiled.answer((), _changed(await self._driver_does(driver.execute(text, *values))))
 
     async def _driver_does(self, work: Awaitable[Result]) -> Result:
         try:

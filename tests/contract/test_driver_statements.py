@@ -24,6 +24,7 @@ NUMBERED = sa.insert(blocks).returning(blocks.c.number, blocks.c.created_at)
 ALL = sa.select(blocks).order_by(blocks.c.id)
 SOME = sa.select(blocks.c.id).where(blocks.c.id.in_(sa.bindparam("ids", expanding=True))).order_by(blocks.c.id)
 RENAME = sa.update(blocks).where(blocks.c.id == sa.bindparam("of_block")).values(label=sa.bindparam("new_label"))
+RENAMES = RENAME.returning(blocks.c.id)
 RENAME_SOME = (
     sa.update(blocks)
     .where(blocks.c.id.in_(sa.bindparam("ids", expanding=True)), blocks.c.label.in_(["human", "x"]))
@@ -144,8 +145,9 @@ async def test_how_many_rows_were_changed_is_told(database: Database) -> None:
     await stored(database, "block-1")
     async with database.write() as connection:
         for name, changed in (("block-1", 1), ("block-9", 0)) * 2:
-            answer = await connection.execute(RENAME, {"of_block": name, "new_label": "persona"})
-            assert answer.rowcount == changed
+            for statement in (RENAME, RENAMES):
+                answer = await connection.execute(statement, {"of_block": name, "new_label": "persona"})
+                assert answer.rowcount == changed
 
 
 async def test_a_broken_rule_of_the_database_is_raised_as_one(database: Database) -> None:
