@@ -197,6 +197,12 @@ messages = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("uq_messages_thread_turn_position", "thread_id", "turn", "position", unique=True),
+    sa.Index(
+        "ix_messages_in_context",
+        *("thread_id", "turn", "position"),
+        sqlite_where=sa.text("in_context = 1"),
+        postgresql_where=sa.text("in_context"),
+    ),
 )
 
 deleted_rows = sa.Table(

@@ -68,7 +68,7 @@ PARTIAL = {
     for index in table.indexes
     if index.dialect_options["sqlite"]["where"] is not None and not OF_ENDED_RUNS.match(str(index.name))
 }
-"""Indices of the few rows that are still open: reading all of such an index is cheap."""
+"""Indices of the few rows that are open, or in a context: reading all of such an index is cheap."""
 
 INDICES = [
     named
