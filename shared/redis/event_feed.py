@@ -46,7 +46,7 @@ class Subscription:
         self._behind = True
         self._has_news = True
         self._waiting: asyncio.Future[None] | None = None
-        self._until = 0.0
+        self._until = self._looks_at = 0.0
         """When the reader has waited long enough, by the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         """Looks whether it has. It stays from one event to the next: a timer for each would be one for each token."""
@@ -87,7 +87,7 @@ class Subscription:
             return True
         loop = asyncio.get_running_loop()
         self._until = loop.time() + within
-        if self._timer is None or self._timer.when() > self._until:
+        if self._timer is None or self._looks_at > self._until:
             self._look_in_time(loop)
         # For each token of each reader: an event and a timeout around it cost several times as much.
         self._waiting = loop.create_future()
@@ -99,6 +99,8 @@ class Subscription:
 
     def _look_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stop_waiting()
+        # uvloop's timers forget their time when they are due, and not only when they have been called.
+        self._looks_at = self._until
         self._timer = loop.call_at(self._until, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:

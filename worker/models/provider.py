@@ -160,6 +160,7 @@ class SilenceLimit:
         self._deadline = self._loop.time() + first_event
         self._answering = False
         self._waiting: asyncio.Timeout | None = None
+        self._looks_at = self._deadline
         self._timer: asyncio.TimerHandle | None = None
         """Looks at the deadline, which moves with each event: a timer for each would be one for each token. One that is
         left when the answer has ended finds nobody waiting."""
@@ -177,7 +178,7 @@ class SilenceLimit:
     async def wait(self, awaitable: Awaitable[_Result]) -> _Result:
         """What `awaitable` gives, or `ModelError` when the limit passes first."""
         limit = asyncio.timeout(None)
-        if self._timer is None or self._timer.when() > self._deadline:
+        if self._timer is None or self._looks_at > self._deadline:
             self._look_in_time()
         try:
             async with limit:
@@ -193,6 +194,8 @@ class SilenceLimit:
     def _look_in_time(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # uvloop's timers forget their time when they are due, and not only when they have been called.
+        self._looks_at = self._deadline
         self._timer = self._loop.call_at(self._deadline, self._look)
 
     def _look(self) -> None:
