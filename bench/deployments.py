@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ SETTINGS = {
     "HOLDFAST_READERS": "20000",
     "HOLDFAST_KEY_READERS": "20000",
 }
+
+STARTS_WITHIN_S = 30.0
+LOOKS_EVERY_S = 1.0
+AT_REST = 0.05
+"""Cores."""
 
 Replace = Callable[[signal.Signals, Callable[[], None]], Awaitable[None]]
 """The second is called when the signal is about to be sent."""
@@ -77,6 +83,17 @@ class ProcessorTimes:
         groups = {name: [process] for name, process in self._deployment.processes.items()}
         groups |= {name: find() for name, find in self._deployment.beside.items()}
         return {name: {one.pid: sum(one.cpu_times()[:2]) for one in group} for name, group in groups.items()}
+
+
+async def at_rest(deployment: Deployment) -> None:
+    """Returns when the processes have done what they do once, after they have said that they are ready: a worker loads
+    SDKs then, which is no part of what is measured."""
+    end = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < end:
+        times = ProcessorTimes(deployment)
+        await asyncio.sleep(LOOKS_EVERY_S)
+        if times.of_product() < LOOKS_EVERY_S * AT_REST:
+            return
 
 
 @asynccontextmanager

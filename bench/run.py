@@ -15,7 +15,18 @@ import uvloop
 
 from bench.client import Refused
 from bench.compare import comparison, regressions
-from bench.deployments import Deployment, embedded, hardware, machine, model, model_alone, relay, revision, services
+from bench.deployments import (
+    Deployment,
+    at_rest,
+    embedded,
+    hardware,
+    machine,
+    model,
+    model_alone,
+    relay,
+    revision,
+    services,
+)
 from bench.figures import EMBEDDED, MODEL, RELAY, SERVICES, Result, read_result, write_result
 from bench.idle_readers import raise_open_files
 from bench.profiling import Profiler, profiler
@@ -107,6 +118,7 @@ async def measure(options: argparse.Namespace, taking: Profiler | None) -> Resul
                 place.mkdir()
                 try:
                     async with _start(column, place, environment, options.postgres) as deployment:
+                        await at_rest(deployment)
                         for name in plan[column]:
                             await _section(column, name, deployment, result, options.rounds, taking)
                             progress(done := done + 1)

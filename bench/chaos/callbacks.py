@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass
@@ -71,9 +72,10 @@ class Callbacks:
         if row is None:
             self.ledger.broken(Column.CALLBACKS, run_id, "called back, and nobody had asked for it or it has not ended")
             return
-        if len({one.content for one in received}) > 1:
-            bodies = [one.content[-300:] for one in received]
-            self.ledger.broken(Column.CALLBACKS, run_id, f"told different things: {bodies}")
+        record = self.ledger.runs.get(run_id)
+        words = _words if record is None or not self.ledger.may_be_of_earlier(record) else _words_of_both_releases
+        if len({words(one) for one in received}) > 1:
+            self.ledger.broken(Column.CALLBACKS, run_id, f"told different things: {[one.content for one in received]}")
         for one in received:
             if not _is_signed(one):
                 self.ledger.broken(Column.CALLBACKS, run_id, f"not signed by us: {one.headers}")
@@ -86,6 +88,16 @@ class Callbacks:
         query = sa.select(runs).where(runs.c.callback_url.is_not(None), runs.c.status.in_(TERMINAL))
         async with self.database.read() as connection:
             return {row.id: row for row in await connection.execute(query)}
+
+
+def _words(one: ReceivedCallback) -> bytes:
+    return one.content
+
+
+def _words_of_both_releases(one: ReceivedCallback) -> bytes:
+    """What the release before this one said, too: of the run's times and counts in `metadata` it knew less."""
+    body = one.body
+    return json.dumps({**body, "metadata": body["metadata"]["result"]}, sort_keys=True).encode()
 
 
 def _is_signed(one: ReceivedCallback) -> bool:
