@@ -99,7 +99,7 @@ class Subscription:
 
     def _look_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stop_waiting()
-        # uvloop's timers forget their time when they are due, and not only when they have been called.
+        # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
         self._looks_at = self._until
         self._timer = loop.call_at(self._until, self._look, loop)
 

@@ -5,11 +5,13 @@ import random
 from collections.abc import AsyncGenerator
 
 import pytest
+import uvloop
 
 from shared.domain.errors import Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis.connection import connect
+from shared.redis.embedded import connect_embedded
 from shared.redis.event_feed import EventFeed, Subscription
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
@@ -89,6 +91,22 @@ async def test_live_events_arrive_without_a_look_into_the_log(
         assert await subscription.wait(10)
         assert not subscription.behind
         assert await subscription.read(log_that_is_away, Seq(1)) == [(Seq(2), b'{"seq":2}'), (Seq(3), b'{"seq":3}')]
+
+
+async def leave_at_once_and_wait_again() -> None:
+    """A reader leaves before its wait could end, and the next one waits."""
+    redis = connect_embedded()
+    subscription = Subscription(RunId("run-1"), max_entries=1, max_bytes=1)
+    await subscription.read(EventLog(redis, ttl_s=60), Seq(0))
+    left = subscription.wait(0.0003)
+    left.send(None)
+    left.close()
+    assert not await subscription.wait(0.02)
+    await redis.aclose(close_connection_pool=True)
+
+
+def test_uvloop_was_asked_when_a_timer_ends_that_it_had_not_made() -> None:
+    uvloop.run(leave_at_once_and_wait_again())
 
 
 async def test_a_short_wait_was_as_long_as_the_one_before_it(

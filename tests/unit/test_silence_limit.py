@@ -5,6 +5,7 @@ import asyncio
 from typing import NoReturn
 
 import pytest
+import uvloop
 
 from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.wait_until import after
@@ -12,6 +13,8 @@ from worker.models.provider import SilenceLimit
 
 FOR_EVER = 3600.0
 SOON = 0.02
+AT_ONCE = 0.0003
+"""Seconds for which uvloop makes no timer: its clock counts milliseconds."""
 
 
 async def nothing() -> NoReturn:
@@ -48,3 +51,16 @@ async def test_a_cancel_of_who_waits_is_no_silence() -> None:
         await after()
         waiting.cancel()
     assert waiting.cancelled()
+
+
+async def wait_twice_at_once() -> None:
+    limit = SilenceLimit(first_event=AT_ONCE, idle=FOR_EVER)
+    first = limit.wait(nothing())
+    first.send(None)
+    first.close()
+    limit.event_seen()
+    await limit.wait(after())
+
+
+def test_uvloop_was_asked_when_a_timer_ends_that_it_had_not_made() -> None:
+    uvloop.run(wait_twice_at_once())

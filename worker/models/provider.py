@@ -194,7 +194,7 @@ class SilenceLimit:
     def _look_in_time(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # uvloop's timers forget their time when they are due, and not only when they have been called.
+        # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
         self._looks_at = self._deadline
         self._timer = self._loop.call_at(self._deadline, self._look)
 
