@@ -17,7 +17,14 @@ from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unu
 _SILENT = "the database does not answer; try again"
 _FULL = "the disk of the database is full"
 
+_POOLED = Unusable(
+    "a pooler before the database gives each transaction another session, and the statements that were prepared in "
+    "one are missing in the next: let it pool sessions (docs/operations/postgres.md)"
+)
+
 _SQLSTATES: Mapping[str, Unavailable] = {
+    "26000": _POOLED,
+    "42P05": _POOLED,
     "28": Unusable("the database refuses the role or its password"),
     "3D": Unusable("the server of the database has no database of this name; `createdb` makes one"),
     "53100": Unavailable(_FULL),
@@ -44,8 +51,9 @@ DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
 """The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it: also
 one to find the host's address, or a way there."""
 
-_AWAY = ("08", "40", "53", "57")
-"""Classes of SQLSTATE: connection lost, transaction given up, out of resources, shutting down. All of them pass."""
+_AWAY = ("08", "40", "53", "57", "26000", "42P05")
+"""SQLSTATEs or their classes: connection lost, transaction given up, out of resources, shutting down, which pass; and a
+prepared statement that is not there, or was there before."""
 _DATA = "22"
 """The class of values that cannot be stored, such as a NUL in a text."""
 

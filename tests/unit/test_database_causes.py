@@ -32,6 +32,8 @@ def sqlite_error(kind: type[sqlite3.Error], name: str) -> DBAPIError:
         (postgres_error("53300"), Unavailable, "no connection left"),
         (PoolTimeout(), Unavailable, "HOLDFAST_DATABASE_CONNECTIONS"),
         (postgres_error("28P01"), Unusable, "refuses the role or its password"),
+        (postgres_error("26000"), Unusable, "let it pool sessions"),
+        (postgres_error("42P05"), Unusable, "let it pool sessions"),
         (postgres_error("3D000"), Unusable, "no database of this name"),
         (sqlite_error(sqlite3.OperationalError, "SQLITE_READONLY_DBMOVED"), Unusable, "may not be written"),
         (sqlite_error(sqlite3.OperationalError, "SQLITE_CANTOPEN_ISDIR"), Unusable, "cannot be opened"),
