@@ -8,6 +8,7 @@ from arq.connections import ArqRedis
 
 from shared.clock import SystemClock
 from shared.domain.ids import RunId
+from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
@@ -67,6 +68,17 @@ async def test_an_unowned_run_is_dispatched_again(stores: Stores, redis: ArqRedi
     assert await sweeper_of(stores, redis, queue).sweep() == {"not_dispatched": 1, "worker_lost": 1}
     dispatches = {(waiting.id, waiting.dispatch + 1), (running.id, running.dispatch + 1)}
     assert await queue.queued_among(dispatches) == dispatches
+
+
+async def test_a_run_that_had_not_begun_was_left_to_a_job_that_came_too_late(stores: Stores, redis: ArqRedis) -> None:
+    """What dispatched it first was slow: SQL had a newer dispatch by then, so the job was claimed in vain, and the run
+    waited for the next sweep."""
+    run = await stores.submitted()
+    late = RunQueue(redis)
+    queue = WatchedQueue(redis, after_look=1, do=lambda: late.dispatch(Dispatch(run.id, run.dispatch)))
+    assert await sweeper_of(stores, redis, queue).sweep() == {"not_dispatched": 1}
+    newest = {(run.id, run.dispatch + 1)}
+    assert await queue.queued_among(newest) == newest
 
 
 async def test_a_run_that_has_waited_for_its_budget_was_taken_for_one_of_a_lost_worker(

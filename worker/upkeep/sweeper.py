@@ -81,14 +81,16 @@ class Sweeper:
         return [run for run in found if in_queue.isdisjoint(_jobs_of(run))]
 
     async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> Counter[Reason]:
-        """Gives the runs their next dispatch in SQL, and puts into the queue those whose worker has not taken its lease
+        """Gives the runs their next dispatch in SQL, and puts it into the queue, unless a worker has taken its lease
         again meanwhile. Should such a worker die, its job is claimed in vain and removed, and the next look finds no
         job of the run."""
         if not unqueued:
             return Counter()
         dispatches = await self.runs.dispatch_again(unqueued)
-        still = {run.run_id for run in await self._not_in_queue(unqueued)}
-        waiting = [dispatch for dispatch in dispatches if dispatch.run_id in still]
+        # Nobody can have a run that has not begun: a job of it that came meanwhile is of the dispatch that just ended.
+        begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
+        kept = {run.run_id for run in begun}.difference(run.run_id for run in await self._not_in_queue(begun))
+        waiting = [dispatch for dispatch in dispatches if dispatch.run_id not in kept]
         if waiting:
             await self.queue.dispatch(*waiting)
         log.info(
