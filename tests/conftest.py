@@ -1,5 +1,6 @@
 """The services that tests run on. A test that asks for `database_url` runs once per kind of database."""
 
+import faulthandler
 import gc
 import os
 import shutil
@@ -20,6 +21,10 @@ pytest_plugins = ["tests.kit.services.redis_fixtures"]
 TEST_DATABASE = "HOLDFAST_TEST_DATABASE_URL"
 LAST_LINE = "-----END CERTIFICATE-----"
 SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis", "redis_cluster"})
+HUNG_S = 660
+"""More than what one phase of a test may take. See `_watch`."""
+
+_STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +39,33 @@ def pytest_configure(config: pytest.Config) -> None:
     # Unless told otherwise, structlog draws a traceback with the sources and variables around it: that takes seconds.
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+    config.stash[_STDERR] = os.dup(2)  # what a test writes there is caught; what is written of a test must not be
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Sets up nothing: here a try begins, be it the first or a later one."""
+    _watch(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Tears down nothing: here what is cleaned up after a test begins."""
+    _watch(item)
+
+
+def _watch(item: pytest.Item) -> None:
+    """Ends this process, with what each of its threads does, unless the next phase of a test begins in time.
+
+    The setting `timeout` fails a test that hangs, but the plugin stops its clock at the first failure: what is cleaned
+    up then, and the second try, could hang for ever and be named by nobody. The process is replaced, the test named.
+    """
+    faulthandler.dump_traceback_later(HUNG_S, exit=True, file=item.config.stash[_STDERR])
+
+
+def pytest_sessionfinish() -> None:
+    """Nothing is left to watch."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,6 +17,7 @@ from arq.connections import ArqRedis
 from fakeredis import FakeServer
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from shared.redis.embedded import connect_embedded
@@ -182,9 +183,12 @@ class Protocol(RuleBasedStateMachine):
         self._step(self.world.read(self._run(run), cursor, limit))
 
     def teardown(self) -> None:
-        if not self.in_step:
-            self.runner.run(self.world.come_to_rest())
-        self.runner.run(self.world.bury())
+        try:
+            if not self.in_step:
+                self.runner.run(self.world.come_to_rest())
+        finally:
+            # Whoever is left could not be cancelled later: it waits for a time that nobody plays.
+            self.runner.run(self.world.bury())
 
     def _run(self, number: int) -> KnownRun:
         return self.world.active[number % len(self.world.active)]
@@ -200,8 +204,20 @@ class Protocol(RuleBasedStateMachine):
             await self.world.check()
 
 
+@pytest.fixture
+def numbers_of_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps Hypothesis from trying the numbers that it finds in the modules loaded so far: which examples a seed gives
+    would depend on the tests before, and one that fails in a whole run would pass by itself."""
+
+    def draw_none(*_: object, **_named: object) -> None:
+        """As if it had found no number that fits."""
+
+    monkeypatch.setattr(HypothesisProvider, "_maybe_draw_constant", draw_none)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("numbers_of_no_module")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_interleaving_keeps_one_owner_and_one_log(sqlite_url: str, part: int) -> None:
     clock = FrozenClock()
