@@ -10,6 +10,7 @@ from api.services import Services
 from shared.domain.agents import Agent
 from shared.domain.errors import UnreadableSecret
 from shared.domain.ids import AgentId, ThreadId
+from shared.sql.definitions.agents import AgentDetails
 
 
 async def agent_answers(
@@ -19,7 +20,13 @@ async def agent_answers(
 
     Secrets are shown when `include` asks for them; with their values if the caller may see those, else by name.
     """
-    wanted = include or ()
+    return await _answers(services, await services.agents.details(agents), include, caller)
+
+
+async def _answers(
+    services: Services, some: Sequence[AgentDetails], include: Sequence[str] | None, caller: Caller | None
+) -> list[dict[str, Any]]:
+    wanted, agents = include or (), [details.agent for details in some]
     waiting = await _waiting(services, agents) if PENDING_APPROVAL in wanted else {}
     with_values = caller is not None and may_see_secrets(caller)
     if with_values and SECRETS in wanted:
@@ -31,7 +38,7 @@ async def agent_answers(
             secrets=shown_secrets(services, details.agent, with_values=with_values) if SECRETS in wanted else (),
             pending_approval=waiting.get(ThreadId(details.agent.id)),
         )
-        for details in await services.agents.details(agents)
+        for details in some
     ]
 
 
@@ -46,10 +53,19 @@ async def agent_answer(
 async def changed_agent_answer(
     services: Services, agent: Agent, include: Sequence[str] | None, caller: Caller
 ) -> dict[str, Any]:
-    """The wire's state of an agent that was just made or changed. The wire always shows its secrets then; the values
-    are there if `include` asks for them."""
+    """The wire's state of an agent that was just changed, as `new_agent_answer`."""
+    [details] = await services.agents.details([agent])
+    return await new_agent_answer(services, details, include, caller)
+
+
+async def new_agent_answer(
+    services: Services, details: AgentDetails, include: Sequence[str] | None, caller: Caller
+) -> dict[str, Any]:
+    """The wire's state of an agent that was just made. The wire always shows its secrets then; the values are there if
+    `include` asks for them."""
     with_values = SECRETS in (include or ())
-    return await agent_answer(services, agent, [SECRETS, *(include or ())], caller if with_values else None)
+    [answer] = await _answers(services, [details], [SECRETS, *(include or ())], caller if with_values else None)
+    return answer
 
 
 async def _record_who_is_shown(services: Services, agents: Sequence[Agent]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 
 from api.access.callers import may_see_secrets
-from api.agent_answers import agent_answer, agent_answers, changed_agent_answer
+from api.agent_answers import agent_answer, agent_answers, changed_agent_answer, new_agent_answer
 from api.dependencies import AgentIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep, Texts
 from api.direct_route import DirectRoute
 from api.letta.agent_state import SECRETS
@@ -57,13 +57,13 @@ async def create_agent(
     await services.base_tools.fill(project_id)
     named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
     names = await services.tools.names(project_id, [*named_tools, *(body.tool_ids or ())])
-    agent = await services.agents.create(
+    created = await services.agents.create(
         new_agent(body, project_id, services.ids, now, named_tools, names),
         system_message_id=services.ids.message(),
         new_blocks=[new_block(block, project_id, services.ids, now) for block in body.filled_blocks()],
         first_messages=first_messages(body.initial_message_sequence or (), services.ids, now),
     )
-    return await changed_agent_answer(services, agent, include, caller)
+    return await new_agent_answer(services, created, include, caller)
 
 
 @router.get("")

@@ -5,7 +5,9 @@ values in the order of their places, lists one place for each of their values, t
 that are asked by name and by column.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -69,6 +71,26 @@ class Compiled(NamedTuple):
         for index, convert in self.converted:
             values[index] = convert(values[index])
         return values
+
+
+_PLACE = re.compile(r"\$(\d+)")
+"""Where Postgres puts a value; our statements have no text of their own with one in it."""
+
+
+def as_one(several: tuple[Compiled, ...]) -> Compiled:
+    """Writes as one statement of Postgres, with their values one after the other; it gives what the last one gives."""
+    text = _text_of(tuple((one.text, len(one.parameters)) for one in several))
+    return several[-1]._replace(text=text, parameters=[])
+
+
+@lru_cache(maxsize=200)
+def _text_of(several: tuple[tuple[str, int], ...]) -> str:
+    texts, places = list[str](), 0
+    for text, count in several:
+        texts.append(_PLACE.sub(lambda found, behind=places: f"${int(found[1]) + behind}", text))
+        places += count
+    *before, last = texts
+    return f"WITH {', '.join(f'write_{n} AS ({text})' for n, text in enumerate(before))} {last}"
 
 
 class CompiledStatements:

@@ -5,20 +5,35 @@ execution (a context, a cursor, a greenlet for every wait; on SQLite four hand-o
 times as long as the driver. So a statement that comes a second time, the same object, is compiled once and from then on
 goes to asyncpg or aiosqlite directly; what they answer is put into SQLAlchemy's rows. Statements that are made for one
 use go SQLAlchemy's way, and so do all while somebody listens to its events.
+
+Most of what a statement costs both sides is its way there and back. So writes whose answers nobody needs can wait for
+each other (`defer`): Postgres gets them as one statement.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy.engine import CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
-from shared.sql.compiled import Answer, Compiled, CompiledStatements
+from shared.sql.compiled import Answer, Compiled, CompiledStatements, as_one
 
 Result = TypeVar("Result")
+Columns = TypeVarTuple("Columns")
+
+
+WRITES_AT_ONCE = 16
+"""So many writes are one statement. The driver does not keep statements of more than 15 KiB."""
+
+
+class _Write(NamedTuple):
+    statement: sa.Executable
+    given: Mapping[str, Any]
 
 
 class Connection(AsyncConnection):
@@ -27,6 +42,7 @@ class Connection(AsyncConnection):
     def __init__(self, engine: AsyncEngine, statements: CompiledStatements) -> None:
         super().__init__(engine)
         self._statements = statements
+        self._deferred: list[_Write] = []
         self._driver: Any = None
         self._driver_errors = _driver_errors(engine.dialect)
 
@@ -44,16 +60,52 @@ class Connection(AsyncConnection):
         self._driver = cast("Any", self.sync_connection).connection.driver_connection
         return self
 
+    @overload
+    async def execute(
+        self, statement: TypedReturnsRows[*Columns], parameters: Any = None, *, execution_options: Any = None
+    ) -> CursorResult[*Columns]: ...
+
+    @overload
     async def execute(
         self, statement: sa.Executable, parameters: Any = None, *, execution_options: Any = None
-    ) -> CursorResult[Any]:
-        """As `AsyncConnection.execute`. The result has its rows and `rowcount`, and nothing else of a cursor's."""
+    ) -> CursorResult[*tuple[Any, ...]]: ...
+
+    async def execute(
+        self, statement: sa.Executable, parameters: Any = None, *, execution_options: Any = None
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """As `AsyncConnection.execute`, after the writes that were deferred. The result has its rows and `rowcount`,
+        and nothing else of a cursor's."""
+        if self._deferred:
+            await self.flush()
         given = _only(parameters)
         if given is not None and not execution_options and not self._is_listened_to():
             compiled = self._statements.get(statement, given)
             if compiled is not None:
-                return cast("CursorResult[Any]", await self._execute(compiled, given))
+                return cast("CursorResult[Any]", await self._execute(compiled, compiled.values(given)))
         return await super().execute(statement, parameters, execution_options=execution_options)
+
+    def defer(self, statement: sa.Executable, *parameters: Mapping[str, Any]) -> None:
+        """A write for each of these parameters, to be executed before the next statement, or at the end of the
+        transaction; what it raises is raised there. Writes that wait together may not depend on each other, be it by a
+        policy of their tables, nor write the same row: Postgres executes them at once."""
+        self._deferred += [_Write(statement, one) for one in parameters]
+
+    async def execute_with_deferred(
+        self, statement: sa.Executable, parameters: Mapping[str, Any]
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """A write whose answer is needed, together with those that were deferred."""
+        writes, self._deferred = [*self._deferred, _Write(statement, parameters)], []
+        at_once = 1 if self._is_sqlite or self._is_listened_to() else WRITES_AT_ONCE
+        parts = [writes[start : start + at_once] for start in range(0, len(writes), at_once)]
+        for part in parts[:-1]:
+            await self._execute_together(part)
+        return await self._execute_together(parts[-1])
+
+    async def flush(self) -> None:
+        """Executes the writes that were deferred."""
+        if self._deferred:
+            last = self._deferred.pop()
+            await self.execute_with_deferred(*last)
 
     async def tell(self, command: str) -> None:
         """Executes a command that has no parameters and gives nothing back."""
@@ -62,6 +114,7 @@ class Connection(AsyncConnection):
     async def undo(self, command: str) -> None:
         """Ends the transaction with this command, if one was begun. A connection that is still in it then, because it
         does not answer or because the caller was cancelled once more, is cut off: the server undoes it."""
+        self._deferred.clear()
         try:
             await self.tell(command)
         except (SQLAlchemyError, OSError):
@@ -78,8 +131,20 @@ class Connection(AsyncConnection):
     def _is_listened_to(self) -> bool:
         return bool(cast("Any", self.sync_engine.dispatch).before_cursor_execute)
 
-    async def _execute(self, compiled: Compiled, given: Mapping[str, Any]) -> Answer:
-        driver, text, values = self._driver, compiled.text, compiled.values(given)
+    async def _execute_together(self, writes: Sequence[_Write]) -> CursorResult[*tuple[Any, ...]]:
+        """What the last one gives."""
+        *before, last = writes
+        if before:
+            forms = [form for write in writes if (form := self._statements.get(*write)) is not None]
+            if len(forms) == len(writes):
+                values = [form.values(write.given) for form, write in zip(forms, writes, strict=True)]
+                return cast("CursorResult[Any]", await self._execute(as_one(tuple(forms)), [*chain(*values)]))
+        for write in before:
+            await self.execute(*write)
+        return await self.execute(*last)
+
+    async def _execute(self, compiled: Compiled, values: Sequence[Any]) -> Answer:
+        driver, text = self._driver, compiled.text
         if compiled.gives_rows:
             asked = driver.execute_fetchall(text, values) if self._is_sqlite else driver.fetch(text, *values)
             rows: list[Any] = await self._driver_does(asked)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from shared.crash_points import CrashPoint, reach
@@ -146,7 +146,7 @@ class Database:
             return False
 
     @asynccontextmanager
-    async def read(self) -> AsyncGenerator[AsyncConnection]:
+    async def read(self) -> AsyncGenerator[Connection]:
         """A connection for reading: each statement sees what is committed when it starts."""
         project = self.whose()
         async with database_answers(), Connection(self._engine, self._statements) as connection:
@@ -156,7 +156,7 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def write(self, crash_point: CrashPoint | None = None) -> AsyncGenerator[AsyncConnection]:
+    async def write(self, crash_point: CrashPoint | None = None) -> AsyncGenerator[Connection]:
         """A transaction. Commits at the end of the block, rolls back when it raises."""
         project = self.whose()
         turn = self.one_writer if self.is_sqlite else nullcontext()
@@ -167,6 +167,7 @@ class Database:
                     # Not for the session: a rollback would take that back, unnoticed.
                     await connection.execute(_FOR_THE_TRANSACTION, {"project": project})
                 yield connection
+                await connection.flush()
                 reach(crash_point, "before")
                 await connection.tell("COMMIT")
             except BaseException:
@@ -175,7 +176,7 @@ class Database:
             reach(crash_point, "after")
 
     @asynccontextmanager
-    async def migrating(self) -> AsyncGenerator[AsyncConnection]:
+    async def migrating(self) -> AsyncGenerator[Connection]:
         """A transaction for changing the schema; on Postgres only one process at a time has it."""
         async with self.write() as connection:
             # Alembic asks SQLAlchemy whether it is in a transaction, and would begin and commit its own.

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import ProjectId
+from shared.sql.connection import Connection
 from shared.sql.tables import deleted_rows
 
 
@@ -22,7 +22,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def rows_of_page(
-    connection: AsyncConnection,
+    connection: Connection,
     table: sa.Table,
     project_id: ProjectId,
     page: Page,
@@ -74,7 +74,7 @@ def nulls_last(key: sa.ColumnElement[Any], *, ascending: bool) -> sa.ColumnEleme
 _BIGGEST = 2**63 - 1
 
 
-async def remember_place(connection: AsyncConnection, table: sa.Table, row_id: str) -> None:
+async def remember_place(connection: Connection, table: sa.Table, row_id: str) -> None:
     """Keeps the place of a row that is about to be deleted, for those who are in the middle of the list.
 
     A client that deletes what it lists asks for what follows a row that is gone. A list that began again from its first
@@ -106,7 +106,7 @@ def is_owned_by(column: sa.Column[str], value: str | sa.Column[str], *, is_sqlit
 
 
 async def _place_of(
-    connection: AsyncConnection,
+    connection: Connection,
     table: sa.Table,
     keys: Sequence[sa.ColumnElement[Any]],
     project_id: ProjectId,
@@ -126,7 +126,7 @@ async def _place_of(
 
 
 async def count_rows(
-    connection: AsyncConnection, table: sa.Table, project_id: ProjectId, *conditions: sa.ColumnElement[bool]
+    connection: Connection, table: sa.Table, project_id: ProjectId, *conditions: sa.ColumnElement[bool]
 ) -> int:
     """How many rows of the project meet the conditions."""
     query = sa.select(sa.func.count()).select_from(table).where(table.c.project_id == project_id, *conditions)

@@ -37,7 +37,7 @@ def store(database: Database) -> AgentEditor:
 
 
 async def create(store: AgentEditor, agent: Agent) -> Agent:
-    return await store.create(agent, system_message_id=IdMaker().message())
+    return (await store.create(agent, system_message_id=IdMaker().message())).agent
 
 
 async def system_text(database: Database, agent: Agent) -> str:
@@ -67,9 +67,11 @@ async def test_what_is_stored_is_what_is_read(database: Database, store: AgentEd
 
 async def test_a_history_begins_with_the_system_message(database: Database, store: AgentEditor) -> None:
     message_id = IdMaker().message()
-    agent = await store.create(
-        some_agent(), system_message_id=message_id, new_blocks=[some_block(description="About the user", limit=500)]
-    )
+    agent = (
+        await store.create(
+            some_agent(), system_message_id=message_id, new_blocks=[some_block(description="About the user", limit=500)]
+        )
+    ).agent
 
     [details] = await store.details([agent])
     assert details.message_ids == [message_id]
@@ -213,9 +215,11 @@ async def test_an_approval_override_is_the_last_word(database: Database, store: 
 async def test_details_of_many_agents(database: Database, store: AgentEditor) -> None:
     tool = await ToolStore(database).upsert(some_tool())
     plain = await create(store, some_agent())
-    rich = await store.create(
-        some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message(), new_blocks=[some_block("human")]
-    )
+    rich = (
+        await store.create(
+            some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message(), new_blocks=[some_block("human")]
+        )
+    ).agent
 
     first, second = await store.details([rich, plain])
 
@@ -238,9 +242,11 @@ async def test_a_message_with_two_parts_has_two_ids(database: Database, store: A
 
 async def test_deleting_an_agent_leaves_nothing(database: Database, store: AgentEditor) -> None:
     tool = await ToolStore(database).upsert(some_tool())
-    agent = await store.create(
-        some_agent(tool_ids=[tool.id], tags=["a"]), system_message_id=IdMaker().message(), new_blocks=[some_block()]
-    )
+    agent = (
+        await store.create(
+            some_agent(tool_ids=[tool.id], tags=["a"]), system_message_id=IdMaker().message(), new_blocks=[some_block()]
+        )
+    ).agent
     await _fill_every_table_of_runs(database, agent)
 
     await store.delete(PROJECT, agent.id)
@@ -252,7 +258,7 @@ async def test_deleting_an_agent_leaves_nothing(database: Database, store: Agent
 async def _append(database: Database, agent: Agent, message: NewMessage) -> None:
     async with database.write() as connection:
         thread_id = ThreadId(agent.id)
-        await insert_into_thread(
+        insert_into_thread(
             connection, [message], agent_id=agent.id, thread_id=thread_id, conversation_id=None, run_id=None, turn=1,
             after=0,
         )  # fmt: skip

@@ -71,7 +71,9 @@ async def test_a_name_is_there_once(tools: ToolStore) -> None:
 async def test_tool_lists(database: Database, tools: ToolStore) -> None:
     one, two = await tools.upsert(some_tool("one_tool")), await tools.upsert(some_tool("two_tool"))
     await tools.upsert(some_tool("one_tool", project_id=OTHER_PROJECT))
-    agent = await AgentEditor(database).create(some_agent(tool_ids=[two.id]), system_message_id=IdMaker().message())
+    agent = (
+        await AgentEditor(database).create(some_agent(tool_ids=[two.id]), system_message_id=IdMaker().message())
+    ).agent
 
     async def found(wanted: ToolFilter) -> list[str]:
         return [tool.name for tool in await tools.list(PROJECT, wanted, Page(ascending=True))]
@@ -97,7 +99,7 @@ async def test_tool_lists(database: Database, tools: ToolStore) -> None:
 async def test_a_deleted_tool_leaves_its_agents(database: Database, tools: ToolStore) -> None:
     tool = await tools.upsert(some_tool())
     agents = AgentEditor(database)
-    agent = await agents.create(some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message())
+    agent = (await agents.create(some_agent(tool_ids=[tool.id]), system_message_id=IdMaker().message())).agent
 
     await tools.delete(PROJECT, tool.id)
 
@@ -113,7 +115,9 @@ async def test_block_lists(database: Database) -> None:
     blocks = BlockStore(database)
     human = await blocks.create(some_block("human", description="The user's tastes"))
     persona = await blocks.create(some_block("persona", value="Dry wit"))
-    agent = await AgentEditor(database).create(some_agent(block_ids=[human.id]), system_message_id=IdMaker().message())
+    agent = (
+        await AgentEditor(database).create(some_agent(block_ids=[human.id]), system_message_id=IdMaker().message())
+    ).agent
 
     async def found(wanted: BlockFilter) -> list[str]:
         return [block.label for block in await blocks.list(PROJECT, wanted, Page(ascending=True))]
@@ -153,7 +157,7 @@ def some_conversation(agent_id: AgentId, **fields: object) -> Conversation:
 
 async def test_conversations_have_histories_of_their_own(database: Database) -> None:
     conversations, messages = ConversationStore(database), MessageStore(database)
-    agent = await AgentEditor(database).create(some_agent(), system_message_id=IdMaker().message())
+    agent = (await AgentEditor(database).create(some_agent(), system_message_id=IdMaker().message())).agent
     message = NewMessage(id=IdMaker().message(), created_at=NOW, body=UserMessage("hello"))
     system_id = IdMaker().message()
     one = await conversations.create(
@@ -173,8 +177,8 @@ async def test_conversations_have_histories_of_their_own(database: Database) -> 
 async def test_conversation_lists(database: Database) -> None:
     conversations = ConversationStore(database)
     agents = AgentEditor(database)
-    agent = await agents.create(some_agent(), system_message_id=IdMaker().message())
-    other = await agents.create(some_agent(), system_message_id=IdMaker().message())
+    agent = (await agents.create(some_agent(), system_message_id=IdMaker().message())).agent
+    other = (await agents.create(some_agent(), system_message_id=IdMaker().message())).agent
     tea = await conversations.create(
         some_conversation(agent.id, summary="All about tea"), system_message_id=IdMaker().message()
     )

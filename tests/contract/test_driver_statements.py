@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from shared.domain.errors import Unavailable
 from shared.sql.compiled import CompiledStatements
+from shared.sql.connection import WRITES_AT_ONCE
 from shared.sql.engine import Database
 from shared.sql.run_tables import run_inputs, runs
 from shared.sql.tables import blocks
@@ -30,6 +31,7 @@ RENAME_SOME = (
     .where(blocks.c.id.in_(sa.bindparam("ids", expanding=True)), blocks.c.label.in_(["human", "x"]))
     .values(label=sa.bindparam("new_label"))
 )
+REMOVE = sa.delete(blocks)
 NAMELESS = (
     sa.select(blocks.c.id, runs.c.id, sa.func.count(), sa.literal(True))
     .select_from(blocks.outerjoin(runs, sa.false()))
@@ -199,3 +201,65 @@ async def test_a_connection_that_is_lost_in_a_transaction_is_a_database_away(pos
     assert await times(database, ALL) == [[], [], []]
     await database.aclose()
     await other.aclose()
+
+
+async def test_writes_that_wait_for_each_other_are_stored_once_and_in_order(database: Database) -> None:
+    """More of them than make one statement, and each kind for the first time as well as later."""
+    for again in range(3):
+        names = [f"block-{again}-{number:02}" for number in range(WRITES_AT_ONCE * 2 + 1)]
+        async with database.write() as connection:
+            connection.defer(INSERT, *(BLOCK | {"id": name} for name in names))
+            connection.defer(RENAME, {"of_block": f"block-{again - 1}-00", "new_label": "seen"})
+            answer = await connection.execute_with_deferred(NUMBERED, BLOCK | {"id": f"last-{again}"})
+            assert answer.one().created_at == NOW
+        [found] = await times(database, ALL, 1)
+        assert [row["id"] for row in found if row["id"].startswith(f"block-{again}-")] == names
+        assert len({row["number"] for row in found}) == len(found) == (len(names) + 1) * (again + 1)
+    [found] = await times(database, ALL, 1)
+    assert [row["id"] for row in found if row["label"] == "seen"] == ["block-0-00", "block-1-00"]
+
+
+async def test_a_statement_sees_what_was_deferred_before_it(database: Database) -> None:
+    for again in range(3):
+        async with database.write() as connection:
+            connection.defer(INSERT, BLOCK | {"id": f"a-{again}"}, BLOCK | {"id": f"b-{again}"})
+            assert len((await connection.execute(ALL)).all()) == 2 * again + 2
+
+
+async def test_a_deferred_write_that_is_refused_takes_the_others_with_it(database: Database) -> None:
+    await stored(database, "block-1")
+    for _ in range(3):
+        with pytest.raises(IntegrityError):
+            async with database.write() as connection:
+                connection.defer(INSERT, BLOCK | {"id": "block-2"}, BLOCK)
+        async with database.write() as connection:  # the same connection has forgotten them
+            await connection.execute(ALL)
+    assert len((await times(database, ALL, 1))[0]) == 1
+
+
+async def test_deferred_writes_are_forgotten_with_their_transaction(database: Database) -> None:
+    with pytest.raises(KeyError):
+        async with database.write() as connection:
+            connection.defer(INSERT, BLOCK)
+            raise KeyError
+    assert await times(database, ALL, 1) == [[]]
+
+
+async def test_postgres_gets_deferred_writes_as_one_statement(postgres_url: str) -> None:
+    database = Database(postgres_url, connections=1)
+    texts = list[str]()
+
+    def note(query: Any) -> None:
+        texts.append(query.query)
+
+    for _ in range(3):  # from the second time on they are compiled
+        texts.clear()
+        async with database.write() as connection:
+            driver = cast("Any", connection.sync_connection).connection.driver_connection
+            with driver.query_logger(note):
+                connection.defer(INSERT, BLOCK, BLOCK | {"id": "block-2"})
+                await connection.execute_with_deferred(RENAMES, {"of_block": "block-3", "new_label": "persona"})
+                connection.defer(REMOVE, {})
+                await connection.flush()
+    assert [text.split()[0] for text in texts] == ["WITH", "DELETE"]
+    await database.aclose()

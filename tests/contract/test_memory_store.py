@@ -97,7 +97,7 @@ async def test_a_label_that_another_agent_has_already_is_refused_and_changes_not
 ) -> None:
     editor, blocks = AgentEditor(stores.database), BlockStore(stores.database)
     theirs = await blocks.create(some_block("persona"))
-    other = await editor.create(some_agent(block_ids=[block.id, theirs.id]), system_message_id=IDS.message())
+    other = (await editor.create(some_agent(block_ids=[block.id, theirs.id]), system_message_id=IDS.message())).agent
     run = await stores.claimed()
 
     def rename(found: Sequence[Block]) -> EditedMemory:

@@ -43,7 +43,7 @@ def keys(*texts: str) -> SecretKeys:
 
 async def create(database: Database, secret_keys: SecretKeys, **fields: object) -> Agent:
     agent = some_agent(**{"tool_environment": SECRETS, **fields})
-    return await AgentEditor(database, secret_keys).create(agent, system_message_id=IdMaker().message())
+    return (await AgentEditor(database, secret_keys).create(agent, system_message_id=IdMaker().message())).agent
 
 
 async def stored(database: Database, agent_id: AgentId) -> str:

@@ -55,9 +55,10 @@ async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:
         "SELECT runs.status,",
         "SELECT EXISTS",
         "SELECT messages.id,",
+        # Deferred, and so on Postgres one statement.
         "INSERT INTO",
-        "UPDATE runs",
         "INSERT INTO",
         "INSERT INTO",
         "UPDATE agents",
+        "UPDATE runs",
     ]

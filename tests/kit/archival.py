@@ -52,7 +52,7 @@ class Archival:
     async def agent(self, *, project_id: ProjectId = PROJECT, **fields: Any) -> Agent:
         """A stored agent."""
         agent = some_agent(project_id=project_id, **fields)
-        return await self.agents.create(agent, system_message_id=IDS.message())
+        return (await self.agents.create(agent, system_message_id=IDS.message())).agent
 
     async def archive(self, *, project_id: ProjectId = PROJECT, **fields: Any) -> Archive:
         """A stored archive."""

@@ -60,7 +60,7 @@ class RunFinisher:
             publisher.send_end(outcome.tail)
             publisher.observation.left_as("parked")
             log.info("run_parked")
-            await self._finish_stream(publisher)
+            await self._finish_stream(publisher, has_flag=False)
             return
         try:
             await self._end(publisher, _settlement(context, outcome, self.clock))
@@ -123,7 +123,7 @@ class RunFinisher:
             # The type alone: messages and details may hold what users and models wrote.
             error=None if end.error is None else end.error.error_type,
         )
-        await self._finish_stream(publisher)
+        await self._finish_stream(publisher, has_flag=settled.run.cancel is not None)
         if settled.next is not None:
             await self._dispatch(settled.next)
 
@@ -133,8 +133,9 @@ class RunFinisher:
                 lambda _: self.settlements.settle(publisher.run, settlement), for_s=self.patience_s, clock=self.clock
             )
 
-    async def _finish_stream(self, publisher: Publisher) -> None:
-        await publisher.wait_sent(FLUSH_S)
+    async def _finish_stream(self, publisher: Publisher, *, has_flag: bool) -> None:
+        if await publisher.wait_sent(FLUSH_S) and not has_flag:
+            return  # with its last entry, the stream was given its lifetime
         try:
             await self.event_log.expire(publisher.run.id)
         except Unavailable as error:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.api_keys import ApiKey, Scopes, Secret
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import KeyId, ProjectId
 from shared.sql.access.audit import record
 from shared.sql.access_tables import api_key_secrets, api_keys
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.tables import agents, from_json, to_json
@@ -150,7 +150,7 @@ class ApiKeyStore:
             )
 
 
-async def _refuse_unknown_agents(connection: AsyncConnection, key: ApiKey) -> None:
+async def _refuse_unknown_agents(connection: Connection, key: ApiKey) -> None:
     wanted = Scopes.parse(key.scopes).agents
     if not wanted:
         return
@@ -162,9 +162,7 @@ async def _refuse_unknown_agents(connection: AsyncConnection, key: ApiKey) -> No
         raise NotFound(f"Agents with ID {', '.join(sorted(missing))} not found")
 
 
-async def _load(
-    connection: AsyncConnection, project_id: ProjectId | None, key_id: KeyId, *, lock: bool = False
-) -> ApiKey:
+async def _load(connection: Connection, project_id: ProjectId | None, key_id: KeyId, *, lock: bool = False) -> ApiKey:
     query = sa.select(api_keys).where(api_keys.c.id == key_id)
     if project_id is not None:
         query = query.where(api_keys.c.project_id == project_id)

@@ -15,10 +15,10 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import AuditEventId, IdMaker, KeyId, ProjectId
 from shared.sql.access_tables import audit_events
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 
@@ -78,7 +78,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def record(
-    connection: AsyncConnection, project_id: ProjectId, action: str, *object_ids: str, outcome: str = "done"
+    connection: Connection, project_id: ProjectId, action: str, *object_ids: str, outcome: str = "done"
 ) -> None:
     """Records an act of the caller who asks, in the transaction of `connection`: one event per object. Nothing, when no
     caller asks."""

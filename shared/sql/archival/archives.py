@@ -8,13 +8,13 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.archival import AUTOMATIC_DESCRIPTION, Archive
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, ProjectId
 from shared.sql.access.audit import record
 from shared.sql.archival.passage_rows import delete_passages
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.tables import agent_archives, agents, archives, document_of, from_json, passages
@@ -107,7 +107,7 @@ def archive_ids_of(project_id: ProjectId, agent_id: AgentId) -> sa.Select[*tuple
 
 
 async def load_archive(
-    connection: AsyncConnection, project_id: ProjectId, archive_id: ArchiveId, *, lock: str | None = None
+    connection: Connection, project_id: ProjectId, archive_id: ArchiveId, *, lock: str | None = None
 ) -> Archive:
     """One archive of this project. Raises `NotFound`. With `lock`, nobody deletes it until the transaction ends; with
     "update", nobody stores a passage in it either."""
@@ -121,7 +121,7 @@ async def load_archive(
 
 
 async def agent_row(
-    connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId, *, lock: bool = False
+    connection: Connection, project_id: ProjectId, agent_id: AgentId, *, lock: bool = False
 ) -> RowMapping:
     """Name and document of one agent of this project. Raises `NotFound`. With `lock`, one transaction at a time."""
     is_meant = sa.and_(agents.c.id == agent_id, agents.c.project_id == project_id)
@@ -134,7 +134,7 @@ async def agent_row(
 
 
 async def archive_for_insert(
-    connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId, new_id: ArchiveId, now: datetime
+    connection: Connection, project_id: ProjectId, agent_id: AgentId, new_id: ArchiveId, now: datetime
 ) -> Archive:
     """The archive that the agent's passages go to: the first that it was attached to, else a new one of its own, which
     gets this id and the agent's embedding model. Raises `NotFound` for an agent that the project does not have."""
@@ -150,7 +150,7 @@ async def archive_for_insert(
 
 
 async def _create_own(
-    connection: AsyncConnection,
+    connection: Connection,
     project_id: ProjectId,
     agent_id: AgentId,
     agent: RowMapping,
@@ -177,7 +177,7 @@ class _AgentDocument(msgspec.Struct):
     embedding: str | None = None
 
 
-async def forget_agent(connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId) -> None:
+async def forget_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> None:
     """Takes an agent that is about to be deleted from its archives. The one that was made for it alone goes with it,
     unless another agent has it."""
     own = archive_ids_of(project_id, agent_id).where(agent_archives.c.is_own)
@@ -187,7 +187,7 @@ async def forget_agent(connection: AsyncConnection, project_id: ProjectId, agent
     await connection.execute(sa.delete(agent_archives).where(agent_archives.c.agent_id == agent_id))
 
 
-async def _delete_archives(connection: AsyncConnection, ids: Sequence[str]) -> None:
+async def _delete_archives(connection: Connection, ids: Sequence[str]) -> None:
     if ids:
         # First the archive: who is about to store a passage in it waits for this transaction, and then finds none.
         await connection.execute(sa.delete(archives).where(archives.c.id.in_(ids)))
@@ -195,7 +195,7 @@ async def _delete_archives(connection: AsyncConnection, ids: Sequence[str]) -> N
         await delete_passages(connection, passages.c.archive_id.in_(ids))
 
 
-async def _link(connection: AsyncConnection, agent_id: AgentId, archive_id: ArchiveId, *, is_own: bool) -> None:
+async def _link(connection: Connection, agent_id: AgentId, archive_id: ArchiveId, *, is_own: bool) -> None:
     await connection.execute(sa.insert(agent_archives).values(agent_id=agent_id, archive_id=archive_id, is_own=is_own))
 
 

@@ -8,13 +8,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.archival import Archive, NewPassage, Passage
 from shared.domain.errors import Conflict
 from shared.domain.ids import ArchiveId, PassageId, ProjectId
 from shared.domain.model_providers import can_embed
 from shared.sql.archival.word_index import forget_words, index_words
+from shared.sql.connection import Connection
 from shared.sql.tables import archives, document_of, from_json, passage_tags, passage_vectors, passages
 
 STORER_EMBEDS_FOR = timedelta(minutes=1)
@@ -59,7 +59,7 @@ def passage_of(row: RowMapping) -> Passage:
 
 
 async def insert_passages(
-    connection: AsyncConnection,
+    connection: Connection,
     project_id: ProjectId,
     archive: Archive,
     new: Sequence[NewPassage],
@@ -93,7 +93,7 @@ async def insert_passages(
 
 
 async def _stored(
-    connection: AsyncConnection, project_id: ProjectId, archive_id: ArchiveId, ids: Sequence[PassageId]
+    connection: Connection, project_id: ProjectId, archive_id: ArchiveId, ids: Sequence[PassageId]
 ) -> list[Passage]:
     found = await connection.execute(
         _SHOWN.where(passages.c.id.in_(ids), passages.c.project_id == project_id, passages.c.archive_id == archive_id)
@@ -105,7 +105,7 @@ async def _stored(
     return [stored[passage_id] for passage_id in ids]
 
 
-async def delete_passages(connection: AsyncConnection, condition: sa.ColumnElement[bool]) -> int:
+async def delete_passages(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
     """Deletes the passages that meet the condition, with their tags, words and vectors; how many there were."""
     numbers = sa.select(passages.c.number).where(condition).scalar_subquery()
     await forget_words(connection, numbers)

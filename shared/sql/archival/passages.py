@@ -5,13 +5,13 @@ from datetime import datetime
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.archival import Archive, NewPassage, Passage
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
 from shared.sql.archival.archives import agent_row, archive_for_insert, archive_ids_of, load_archive
 from shared.sql.archival.passage_rows import delete_passages, insert_passages, passage_of, shown_passages
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import contains
 from shared.sql.tables import passages
@@ -37,7 +37,7 @@ class StoredPassages(msgspec.Struct, frozen=True):
 
 
 async def insert_for_agent(
-    connection: AsyncConnection,
+    connection: Connection,
     project_id: ProjectId,
     agent_id: AgentId,
     passage: NewPassage,
@@ -127,7 +127,7 @@ def _is_agents(project_id: ProjectId, agent_id: AgentId) -> sa.ColumnElement[boo
     return sa.and_(passages.c.project_id == project_id, passages.c.archive_id.in_(archive_ids_of(project_id, agent_id)))
 
 
-async def _place_of(connection: AsyncConnection, project_id: ProjectId, passage_id: str) -> sa.Tuple | None:
+async def _place_of(connection: Connection, project_id: ProjectId, passage_id: str) -> sa.Tuple | None:
     query = sa.select(passages.c.created_at, passages.c.number)
     found = await connection.execute(query.where(passages.c.id == passage_id, passages.c.project_id == project_id))
     row = found.one_or_none()
@@ -136,8 +136,6 @@ async def _place_of(connection: AsyncConnection, project_id: ProjectId, passage_
     return sa.tuple_(sa.literal(row.created_at, passages.c.created_at.type), sa.literal(row.number))
 
 
-async def _delete(
-    connection: AsyncConnection, passage_id: PassageId, is_there: sa.ColumnElement[bool], where: str
-) -> None:
+async def _delete(connection: Connection, passage_id: PassageId, is_there: sa.ColumnElement[bool], where: str) -> None:
     if not await delete_passages(connection, sa.and_(passages.c.id == passage_id, is_there)):
         raise NotFound(f"Passage with ID {passage_id} {where} not found")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import UserDefinedType
 
 from shared.domain.archival import Passage, PassageQuery
@@ -14,6 +13,7 @@ from shared.domain.vectors import MOST_MULTIPLIED, Vector, nearest, nearest_by_s
 from shared.sql.archival.archives import agent_row, archive_ids_of, load_archive
 from shared.sql.archival.passage_rows import passage_of, shown_passages
 from shared.sql.archival.word_index import word_ranking
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.tables import archives, passage_tags, passage_vectors, passages
 
@@ -145,7 +145,7 @@ def _conditions(project_id: ProjectId, query: PassageQuery) -> list[sa.ColumnEle
     return conditions
 
 
-async def _has_pgvector(connection: AsyncConnection) -> bool:
+async def _has_pgvector(connection: Connection) -> bool:
     if connection.dialect.name == "sqlite":
         return False
     return (await connection.execute(sa.text("SELECT to_regtype('vector') IS NOT NULL"))).scalar_one()

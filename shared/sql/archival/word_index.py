@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.words import phrases_of, words_of
+from shared.sql.connection import Connection
 from shared.sql.tables import passage_words
 
 MOST_PHRASES = 32
@@ -36,7 +36,7 @@ class WordRank(msgspec.Struct, frozen=True):
     order: sa.ColumnElement[Any]
 
 
-async def index_words(connection: AsyncConnection, texts: Iterable[tuple[int, str]]) -> None:
+async def index_words(connection: Connection, texts: Iterable[tuple[int, str]]) -> None:
     """Adds passages to the index, by their numbers."""
     if connection.dialect.name == "sqlite":
         rows = [{"rowid": number, "words": f" {' '.join(words_of(text))} "} for number, text in texts]
@@ -48,7 +48,7 @@ async def index_words(connection: AsyncConnection, texts: Iterable[tuple[int, st
     await connection.execute(insert, [{"passage": number, "lexemes": _lexemes(text)} for number, text in texts])
 
 
-async def forget_words(connection: AsyncConnection, numbers: sa.ScalarSelect[Any]) -> None:
+async def forget_words(connection: Connection, numbers: sa.ScalarSelect[Any]) -> None:
     """Takes the passages that the query names out of the index."""
     if connection.dialect.name == "sqlite":
         await connection.execute(sa.delete(_ON_SQLITE).where(_ON_SQLITE.c.rowid.in_(numbers)))
@@ -56,7 +56,7 @@ async def forget_words(connection: AsyncConnection, numbers: sa.ScalarSelect[Any
         await connection.execute(sa.delete(passage_words).where(passage_words.c.number.in_(numbers)))
 
 
-async def word_ranking(connection: AsyncConnection, query: str) -> WordRank | None:
+async def word_ranking(connection: Connection, query: str) -> WordRank | None:
     """The ranking by the words of the query; None when it has none."""
     phrases = phrases_of(query)[:MOST_PHRASES]
     if not phrases:
@@ -66,7 +66,7 @@ async def word_ranking(connection: AsyncConnection, query: str) -> WordRank | No
     return _with_fts5(phrases) if await _has_fts5(connection) else _word_by_word(phrases)
 
 
-async def _has_fts5(connection: AsyncConnection) -> bool:
+async def _has_fts5(connection: Connection) -> bool:
     made_by = "SELECT sql LIKE '%fts5%' FROM sqlite_master WHERE name = 'passage_words'"
     return bool((await connection.execute(sa.text(made_by))).scalar_one())
 

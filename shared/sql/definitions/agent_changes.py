@@ -6,7 +6,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Agent, Block, render_system, with_approval_override, with_default_approvals
 from shared.domain.conversations import Conversation
@@ -17,7 +16,9 @@ from shared.domain.tool_rules import refuse_foreign_rules
 from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record
 from shared.sql.archival.archives import forget_agent
+from shared.sql.connection import Connection
 from shared.sql.definitions.agents import (
+    AgentDetails,
     AgentStore,
     agents_of,
     load_agent,
@@ -32,6 +33,7 @@ from shared.sql.definitions.links import (
     set_links,
 )
 from shared.sql.engine import Database
+from shared.sql.history.context_ids import ids_of
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
 from shared.sql.paging import remember_place
 from shared.sql.runs.listing import delete_histories
@@ -63,15 +65,16 @@ class AgentEditor(AgentStore):
         system_message_id: MessageId,
         new_blocks: Sequence[Block] = (),
         first_messages: Sequence[NewMessage] = (),
-    ) -> Agent:
+    ) -> AgentDetails:
         """Stores an agent, blocks that are made with it, its system message and the history's first messages; the agent
-        as it was stored.
+        as it was stored, with what it has.
 
         Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
         `InvalidRequest` for a rule about a tool that the agent does not have.
         """
         async with self._database.write() as connection:
-            await lock_definitions(connection, agent.project_id)
+            if agent.tool_ids or agent.block_ids:  # what nobody else can see yet is nobody's to change
+                await lock_definitions(connection, agent.project_id)
             if new_blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in new_blocks])
             agent = replace(agent, block_ids=[*agent.block_ids, *(block.id for block in new_blocks)])
@@ -81,8 +84,9 @@ class AgentEditor(AgentStore):
             agent = with_default_approvals(agent, tools)
             await connection.execute(_INSERT_AGENT, agent_values(agent, self._secret_keys))
             await link_new_agent(connection, agent)
-            await begin_history(connection, agent, attached, system_message_id, first_messages)
-            return agent
+            begin_history(connection, agent, attached, system_message_id, first_messages)
+        ids = [system_message_id, *ids_of(first_messages)]
+        return AgentDetails(agent, [*{tool.id: tool for tool in tools}.values()], attached, ids)
 
     async def update(
         self, project_id: ProjectId, agent_id: AgentId, change: Callable[[Agent], Agent], now: datetime
@@ -190,14 +194,14 @@ def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:
 _INSERT_AGENT = sa.insert(agents)
 
 
-async def link_new_agent(connection: AsyncConnection, agent: Agent) -> None:
+async def link_new_agent(connection: Connection, agent: Agent) -> None:
     """Stores the tools, blocks and tags of an agent that has none of them yet."""
     await add_links(connection, agent_tools, "tool_id", agent.id, agent.tool_ids)
     await add_links(connection, agent_blocks, "block_id", agent.id, agent.block_ids)
     await add_links(connection, agent_tags, "tag", agent.id, agent.tags)
 
 
-async def link_agent(connection: AsyncConnection, agent: Agent) -> None:
+async def link_agent(connection: Connection, agent: Agent) -> None:
     """Makes the stored tools, blocks and tags those of `agent`."""
     await set_links(connection, agent_tools, "tool_id", agent.id, agent.tool_ids)
     await set_links(connection, agent_blocks, "block_id", agent.id, agent.block_ids)
@@ -205,8 +209,8 @@ async def link_agent(connection: AsyncConnection, agent: Agent) -> None:
     await add_links(connection, agent_tags, "tag", agent.id, agent.tags)
 
 
-async def begin_history(
-    connection: AsyncConnection,
+def begin_history(
+    connection: Connection,
     agent: Agent,
     blocks: Sequence[Block],
     message_id: MessageId,
@@ -218,7 +222,7 @@ async def begin_history(
     created_at = agent.created_at if conversation is None else conversation.created_at
     body = system_message(agent, blocks, conversation_id)
     message = NewMessage(id=message_id, created_at=created_at, body=body)
-    await insert_into_thread(
+    insert_into_thread(
         connection,
         [message, *first_messages],
         agent_id=agent.id,
@@ -230,7 +234,7 @@ async def begin_history(
     )
 
 
-async def render_again(connection: AsyncConnection, changed: Iterable[Agent]) -> None:
+async def render_again(connection: Connection, changed: Iterable[Agent]) -> None:
     """Brings the stored system messages to what the agents and their blocks say now. Raises `Conflict` (labels)."""
     by_id = {agent.id: agent for agent in changed}
     blocks = await blocks_of_agents(connection, by_id.keys())
@@ -246,14 +250,14 @@ async def render_again(connection: AsyncConnection, changed: Iterable[Agent]) ->
         )
 
 
-async def render_agents_of(connection: AsyncConnection, block_id: BlockId) -> None:
+async def render_agents_of(connection: Connection, block_id: BlockId) -> None:
     """`render_agents` for every agent that has this block."""
     linked = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == block_id)
     found = await connection.execute(linked)
     await render_agents(connection, list(found.scalars()))
 
 
-async def render_agents(connection: AsyncConnection, agent_ids: Sequence[AgentId]) -> None:
+async def render_agents(connection: Connection, agent_ids: Sequence[AgentId]) -> None:
     """`render_again` for agents that are known by their ids."""
     found = await connection.execute(sa.select(agents).where(agents.c.id.in_(agent_ids)))
     await render_again(connection, await agents_of(connection, list(found.mappings())))

@@ -8,12 +8,12 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId, ToolId
 from shared.domain.tools import Tool
+from shared.sql.connection import Connection
 from shared.sql.definitions.last_runs import LastRun, last_run_keys, last_runs
 from shared.sql.definitions.links import (
     blocks_of_agents,
@@ -26,7 +26,7 @@ from shared.sql.run_tables import runs
 from shared.sql.tables import agent_archives, agent_blocks, agent_tags, agent_tools, agents, from_json
 
 
-async def agents_of(connection: AsyncConnection, rows: Sequence[RowMapping]) -> list[Agent]:
+async def agents_of(connection: Connection, rows: Sequence[RowMapping]) -> list[Agent]:
     """The agents of rows of `agents`, with their links and tags."""
     if not rows:
         return []
@@ -57,7 +57,7 @@ _LINKS = sa.union_all(
 ).order_by("place", "value")
 
 
-async def _links_of(connection: AsyncConnection, ids: Sequence[str]) -> defaultdict[tuple[str, str], list[str]]:
+async def _links_of(connection: Connection, ids: Sequence[str]) -> defaultdict[tuple[str, str], list[str]]:
     """Ids of tools and blocks in the order in which they were attached, and tags by name; by kind and agent."""
     found = await connection.execute(_LINKS, {"ids": list(ids)})
     links: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -75,15 +75,13 @@ _AGENT_TO_EQUIP = _AGENT.add_columns(
 )
 
 
-async def load_agent(connection: AsyncConnection, project_id: ProjectId, agent_id: AgentId) -> Agent:
+async def load_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> Agent:
     """One agent of this project. Raises `NotFound`."""
     [agent] = await agents_of(connection, [await _row_of(connection, _AGENT, project_id, agent_id)])
     return agent
 
 
-async def _row_of(
-    connection: AsyncConnection, query: sa.Executable, project_id: ProjectId, agent_id: AgentId
-) -> RowMapping:
+async def _row_of(connection: Connection, query: sa.Executable, project_id: ProjectId, agent_id: AgentId) -> RowMapping:
     found = await connection.execute(query, {"agent_id": agent_id, "of_project": project_id})
     row = found.mappings().one_or_none()
     if row is None:

@@ -2,7 +2,6 @@
 
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import with_default_approvals
 from shared.domain.base_tools import is_base_tool
@@ -11,6 +10,7 @@ from shared.domain.ids import ProjectId
 from shared.domain.tools import Tool
 from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import agent_values, begin_history, link_agent
 from shared.sql.definitions.links import block_values, load_blocks, lock_definitions, tool_of, tool_values
 from shared.sql.engine import Database
@@ -43,13 +43,13 @@ class BroughtAgentStore:
             return Arrival(replaced, kept, sorted(wanted.difference(present)))
 
 
-async def _tools_by_name(connection: AsyncConnection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
+async def _tools_by_name(connection: Connection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
     found = await connection.execute(sa.select(tools).where(tools.c.project_id == project_id, tools.c.name.in_(names)))
     return {row["name"]: tool_of(row) for row in found.mappings()}
 
 
 async def _store_tools(
-    connection: AsyncConnection, brought: BroughtAgents, present: dict[str, Tool]
+    connection: Connection, brought: BroughtAgents, present: dict[str, Tool]
 ) -> tuple[list[str], list[str]]:
     """Brings `present` to what the project has now; the names of the tools that were replaced, and of those that were
     kept although they differ."""
@@ -79,7 +79,7 @@ def _is_same(before: Tool, brought: BroughtTool) -> bool:
 
 
 async def _store_agent(
-    connection: AsyncConnection, brought: BroughtAgent, present: dict[str, Tool], secret_keys: SecretKeys
+    connection: Connection, brought: BroughtAgent, present: dict[str, Tool], secret_keys: SecretKeys
 ) -> None:
     given = [present[name] for name in dict.fromkeys(brought.tool_names) if name in present]
     rules = without_missing(brought.agent.tool_rules, [tool.name for tool in given])
@@ -88,5 +88,5 @@ async def _store_agent(
     attached = await load_blocks(connection, agent.project_id, agent.block_ids)
     await connection.execute(sa.insert(agents).values(agent_values(agent, secret_keys)))
     await link_agent(connection, agent)
-    await begin_history(connection, agent, attached, brought.system_message_id, [])
+    begin_history(connection, agent, attached, brought.system_message_id, [])
     await insert_brought_history(connection, agent.id, brought.history)

@@ -8,13 +8,13 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
 from shared.domain.messages import MessageBody, NewMessage, SystemMessage
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import begin_history, system_message
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.last_runs import LastRunOrder, last_run_keys
@@ -71,9 +71,9 @@ class ConversationStore:
             agent = await load_agent(connection, conversation.project_id, conversation.agent_id)
             blocks = (await blocks_of_agents(connection, [agent.id]))[agent.id]
             await connection.execute(sa.insert(conversations).values(_values(conversation)))
-            await begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
+            begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
             for turn, copied in (copies or {}).items():
-                await insert_into_thread(
+                insert_into_thread(
                     connection,
                     copied,
                     agent_id=conversation.agent_id,
@@ -101,7 +101,7 @@ class ConversationStore:
             )
             first = (await connection.execute(sa.select(messages.c.body).where(place))).scalar_one_or_none()
             if first is None:
-                await begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
+                begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
             elif isinstance(msgspec.json.decode(first, type=MessageBody), SystemMessage):
                 text = to_json(system_message(agent, blocks, conversation_id))
                 await connection.execute(sa.update(messages).where(place).values(body=text))
@@ -177,7 +177,7 @@ class ConversationStore:
         return field_of_document(conversations, name, is_sqlite=self._database.is_sqlite)
 
 
-async def _last_requests(connection: AsyncConnection, ids: Sequence[ConversationId]) -> dict[str, datetime]:
+async def _last_requests(connection: Connection, ids: Sequence[ConversationId]) -> dict[str, datetime]:
     found = await connection.execute(
         sa.select(runs.c.thread_id, sa.func.max(runs.c.created_at, type_=runs.c.created_at.type).label("at"))
         .where(runs.c.thread_id.in_(ids))
@@ -187,7 +187,7 @@ async def _last_requests(connection: AsyncConnection, ids: Sequence[Conversation
 
 
 async def _load(
-    connection: AsyncConnection, project_id: ProjectId, conversation_id: ConversationId, *, lock: bool = False
+    connection: Connection, project_id: ProjectId, conversation_id: ConversationId, *, lock: bool = False
 ) -> Conversation:
     query = sa.select(conversations).where(
         conversations.c.id == conversation_id, conversations.c.project_id == project_id

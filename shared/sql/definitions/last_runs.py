@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import AgentId
+from shared.sql.connection import Connection
 from shared.sql.paging import is_owned_by, nulls_last
 from shared.sql.run_tables import runs
 from shared.sql.tables import agents
@@ -23,7 +23,7 @@ class LastRun(NamedTuple):
     completed_at: datetime
 
 
-async def last_runs(connection: AsyncConnection, agent_ids: Collection[AgentId]) -> dict[str, LastRun]:
+async def last_runs(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, LastRun]:
     """The last run of each agent that has one."""
     query = _last_runs(is_sqlite=connection.dialect.name == "sqlite")
     found = await connection.execute(query, {"agent_ids": list(agent_ids)})
@@ -41,7 +41,7 @@ def _last_runs(*, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
 
 
 def last_run_keys(
-    connection: AsyncConnection, order: LastRunOrder, owner: sa.Column[str], rows: sa.Table, *, ascending: bool
+    connection: Connection, order: LastRunOrder, owner: sa.Column[str], rows: sa.Table, *, ascending: bool
 ) -> list[sa.ColumnElement[Any]]:
     """The keys that order `rows` by their last run: a column of runs names them. Rows without a run come last."""
     by = runs.c.completed_at if order == "last_run_completion" else runs.c.created_at

@@ -7,13 +7,13 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.agents import Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId
 from shared.domain.packages import ToolPackages
 from shared.domain.tools import Tool, ToolLimits
+from shared.sql.connection import Connection
 from shared.sql.tables import agent_blocks, agent_tools, blocks, document_of, from_json, tools
 
 OPENINGS = ("network", "scratch")
@@ -29,7 +29,7 @@ _LOCK = sa.select(
 )
 
 
-async def lock_definitions(connection: AsyncConnection, project_id: ProjectId) -> None:
+async def lock_definitions(connection: Connection, project_id: ProjectId) -> None:
     """One change of a project's agents, tools and blocks at a time, until the transaction ends.
 
     An agent's stored instructions are made of its own text and of its blocks': of two changes at once, each would see
@@ -82,20 +82,20 @@ def _values(noun: Tool | Block, name: str, column: str) -> dict[str, Any]:
     }
 
 
-async def load_tools(connection: AsyncConnection, project_id: ProjectId, ids: Sequence[str]) -> list[Tool]:
+async def load_tools(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Tool]:
     """The project's tools with these ids, in this order. Raises `NotFound` naming those that are missing."""
     rows = await _load(connection, tools, project_id, ids, "Tool")
     return [tool_of(row) for row in rows]
 
 
-async def load_blocks(connection: AsyncConnection, project_id: ProjectId, ids: Sequence[str]) -> list[Block]:
+async def load_blocks(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Block]:
     """The project's blocks with these ids, in this order. Raises `NotFound` naming those that are missing."""
     rows = await _load(connection, blocks, project_id, ids, "Block")
     return [block_of(row) for row in rows]
 
 
 async def _load(
-    connection: AsyncConnection, table: sa.Table, project_id: ProjectId, ids: Sequence[str], noun: str
+    connection: Connection, table: sa.Table, project_id: ProjectId, ids: Sequence[str], noun: str
 ) -> list[RowMapping]:
     if not ids:
         return []
@@ -107,7 +107,7 @@ async def _load(
     return [rows[row_id] for row_id in ids]
 
 
-async def tools_of_agents(connection: AsyncConnection, agent_ids: Collection[AgentId]) -> dict[str, list[Tool]]:
+async def tools_of_agents(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, list[Tool]]:
     """Each agent's tools, in the order in which they were attached."""
     grouped: dict[str, list[Tool]] = {agent_id: [] for agent_id in agent_ids}
     for owner, row in await _linked(connection, tools, agent_tools, agent_tools.c.tool_id, agent_ids):
@@ -115,7 +115,7 @@ async def tools_of_agents(connection: AsyncConnection, agent_ids: Collection[Age
     return grouped
 
 
-async def blocks_of_agents(connection: AsyncConnection, agent_ids: Collection[AgentId]) -> dict[str, list[Block]]:
+async def blocks_of_agents(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, list[Block]]:
     """Each agent's blocks, in the order in which they were attached."""
     grouped: dict[str, list[Block]] = {agent_id: [] for agent_id in agent_ids}
     for owner, row in await _linked(connection, blocks, agent_blocks, agent_blocks.c.block_id, agent_ids):
@@ -124,7 +124,7 @@ async def blocks_of_agents(connection: AsyncConnection, agent_ids: Collection[Ag
 
 
 async def _linked(
-    connection: AsyncConnection,
+    connection: Connection,
     table: sa.Table,
     links: sa.Table,
     target: sa.Column[Any],
@@ -147,7 +147,7 @@ def _linked_rows(table: sa.Table, links: sa.Table, target: sa.Column[Any]) -> sa
 
 
 async def set_links(
-    connection: AsyncConnection, links: sa.Table, target: str, agent_id: AgentId, wanted: Sequence[str]
+    connection: Connection, links: sa.Table, target: str, agent_id: AgentId, wanted: Sequence[str]
 ) -> None:
     """Makes `wanted` the agent's links, in this order. Links that stay keep their place."""
     found = await connection.execute(sa.select(links.c[target]).where(links.c.agent_id == agent_id))
@@ -159,7 +159,7 @@ async def set_links(
 
 
 async def add_links(
-    connection: AsyncConnection, links: sa.Table, target: str, agent_id: AgentId, new: Sequence[str]
+    connection: Connection, links: sa.Table, target: str, agent_id: AgentId, new: Sequence[str]
 ) -> None:
     """Links the agent with what it has no link to yet, in this order."""
     rows = [{"agent_id": agent_id, target: row_id} for row_id in dict.fromkeys(new)]

@@ -11,7 +11,6 @@ from datetime import datetime
 
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.agents import Block
@@ -22,6 +21,7 @@ from shared.domain.memory import EditedBlock, EditedMemory, FinishedEdit, Refuse
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.sql.archival.passages import insert_for_agent
+from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import render_agents, render_agents_of
 from shared.sql.definitions.links import block_values, blocks_of_agents, lock_definitions
 from shared.sql.engine import Database
@@ -89,7 +89,7 @@ class MemoryStore:
             return result
 
 
-async def _store(connection: AsyncConnection, agent_id: AgentId, edited: EditedMemory, now: datetime) -> None:
+async def _store(connection: Connection, agent_id: AgentId, edited: EditedMemory, now: datetime) -> None:
     """Stores what an edit came to, and the instructions of every agent that it changes. Raises `Conflict` (labels)."""
     if edited.detached:
         is_link = sa.and_(agent_blocks.c.agent_id == agent_id, agent_blocks.c.block_id.in_(edited.detached))

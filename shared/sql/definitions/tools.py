@@ -6,13 +6,13 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.base_tools import is_base_tool, why_missing
 from shared.domain.errors import Conflict, UnknownTools
 from shared.domain.ids import AgentId, ProjectId, ToolId
 from shared.domain.tools import BASE_TYPES, Tool
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
 from shared.sql.engine import Database
@@ -175,13 +175,13 @@ class ToolStore:
             await record(connection, project_id, "tool.deleted", tool_id)
 
 
-async def _record_change(connection: AsyncConnection, before: Tool, changed: Tool) -> None:
+async def _record_change(connection: Connection, before: Tool, changed: Tool) -> None:
     """Records it, if there is one: scripts send their tools each time they start."""
     if replace(changed, updated_at=before.updated_at) != before:
         await record(connection, changed.project_id, "tool.changed", changed.id)
 
 
-async def _refuse_taken_name(connection: AsyncConnection, tool: Tool) -> None:
+async def _refuse_taken_name(connection: Connection, tool: Tool) -> None:
     found = await connection.execute(
         sa.select(tools.c.id).where(tools.c.project_id == tool.project_id, tools.c.name == tool.name)
     )

@@ -2,11 +2,11 @@
 transaction."""
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.compaction import Compaction
 from shared.domain.ids import RunId
 from shared.domain.runs import Run
+from shared.sql.connection import Connection
 from shared.sql.history.messages import FIRST_TURN, insert_into_thread
 from shared.sql.tables import messages
 
@@ -20,7 +20,7 @@ def compacted_by(run_id: RunId) -> str:
     return f"compacted by {run_id}"
 
 
-async def has_compacted_its_own(connection: AsyncConnection, run_id: RunId) -> bool:
+async def has_compacted_its_own(connection: Connection, run_id: RunId) -> bool:
     """Whether a summary of the run stands for steps of the run itself."""
     found = await connection.execute(
         sa.select(messages.c.id)
@@ -31,7 +31,7 @@ async def has_compacted_its_own(connection: AsyncConnection, run_id: RunId) -> b
     return found.one_or_none() is not None
 
 
-async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: Compaction) -> None:
+async def replace_by_summary(connection: Connection, run: Run, compaction: Compaction) -> None:
     """Takes messages out of the context and puts a summary before those that stay. A repetition changes nothing."""
     known = await connection.execute(sa.select(messages.c.id).where(messages.c.id == compaction.summary.id))
     if known.one_or_none() is not None:
@@ -50,7 +50,7 @@ async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: 
             messages.c.thread_id == run.thread_id, messages.c.turn == FIRST_TURN
         )
     )
-    await insert_into_thread(
+    insert_into_thread(
         connection,
         [compaction.summary],
         agent_id=run.agent_id,
@@ -62,7 +62,7 @@ async def replace_by_summary(connection: AsyncConnection, run: Run, compaction: 
     )
 
 
-async def take_out_of_context(connection: AsyncConnection, run_id: RunId) -> None:
+async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
     """The messages of the run's turn leave the context and every list; the rows stay. Its summaries stay, too: they
     stand for other turns."""
     await connection.execute(
@@ -72,7 +72,7 @@ async def take_out_of_context(connection: AsyncConnection, run_id: RunId) -> Non
     )
 
 
-async def roll_back(connection: AsyncConnection, run: Run) -> None:
+async def roll_back(connection: Connection, run: Run) -> None:
     """The history is as it was before the run: its messages leave the context and every list, its summaries too, and
     what those stood for comes back."""
     await connection.execute(

@@ -1,13 +1,13 @@
 """The ids of the messages in a context. They are derived from the rows: a list that was stored beside them could
 disagree."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import MessageId
-from shared.domain.messages import AssistantMessage
+from shared.domain.messages import AssistantMessage, NewMessage
+from shared.sql.connection import Connection
 from shared.sql.tables import from_json, messages
 
 _IDS = (
@@ -22,16 +22,30 @@ _IDS = (
 )
 
 
-async def ids_in_context(connection: AsyncConnection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
+async def ids_in_context(connection: Connection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
     """The ids per thread, in the order of the messages on the wire, which shows some rows as two messages."""
     found = await connection.execute(_IDS, {"thread_ids": list(thread_ids)})
     ids: dict[str, list[MessageId]] = {}
     for thread_id, message_id, sibling_id, body in found:
-        shown = [message_id] if sibling_id is None else [message_id, sibling_id]
-        if body is not None and _begins_with_sibling(from_json(body, AssistantMessage)):
-            shown.reverse()
-        ids.setdefault(thread_id, []).extend(shown)
+        assistant = None if body is None else from_json(body, AssistantMessage)
+        ids.setdefault(thread_id, []).extend(_shown(message_id, sibling_id, assistant))
     return ids
+
+
+def ids_of(new: Sequence[NewMessage]) -> list[MessageId]:
+    """The same, of messages that nobody has stored yet."""
+    ids = list[MessageId]()
+    for message in new:
+        assistant = message.body if isinstance(message.body, AssistantMessage) else None
+        ids += _shown(message.id, assistant and assistant.sibling_id, assistant)
+    return ids
+
+
+def _shown(message_id: MessageId, sibling_id: MessageId | None, body: AssistantMessage | None) -> list[MessageId]:
+    if sibling_id is None:
+        return [message_id]
+    begins_with_sibling = body is not None and _begins_with_sibling(body)
+    return [sibling_id, message_id] if begins_with_sibling else [message_id, sibling_id]
 
 
 def _begins_with_sibling(body: AssistantMessage) -> bool:

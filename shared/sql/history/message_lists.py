@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import Message
 from shared.domain.word_search import Role, has_words, kind_of_role, plain_parts
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, message_of
 from shared.sql.paging import contains
@@ -146,7 +146,7 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
     return _of_owner(query.join(first, begins), messages, of), [first.c.created_at, messages.c.thread_id, *place]
 
 
-async def _narrowed(connection: AsyncConnection, of: MessageFilter) -> MessageFilter:
+async def _narrowed(connection: Connection, of: MessageFilter) -> MessageFilter:
     """The same list, as that of one thread where it is one: such a page costs the same however long the history is.
 
     To order several histories, all of the agent's messages are looked at.
@@ -170,7 +170,7 @@ def _is_of_role(role: Role) -> sa.ColumnElement[bool]:
 
 
 async def _place_of(
-    connection: AsyncConnection, query: Query, keys: Keys, message_id: MessageId
+    connection: Connection, query: Query, keys: Keys, message_id: MessageId
 ) -> sa.ColumnElement[Any] | None:
     is_it = sa.or_(messages.c.id == message_id, messages.c.sibling_id == message_id)
     row = (await connection.execute(query.with_only_columns(*keys).where(is_it))).one_or_none()
@@ -182,7 +182,7 @@ def _tuple_of(keys: Keys, values: Sequence[Any]) -> sa.ColumnElement[Any]:
 
 
 async def _collect(
-    connection: AsyncConnection,
+    connection: Connection,
     query: Query,
     keys: Keys,
     limit: int,

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.brought_agents import PlacedMessage
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Run
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread, oldest_in_progress
 from shared.sql.run_tables import runs
@@ -47,14 +47,14 @@ _PLACES = sa.select(messages.c.id, messages.c.position).where(
 )
 
 
-async def insert_messages(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Appends messages to the run's turn. Those that the turn already has are left as they are."""
+async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
+    """Appends messages to the run's turn, deferred. Those that the turn already has are left as they are."""
     if not new or run.turn is None:
         return
     places = await connection.execute(_PLACES, {"of_thread": run.thread_id, "of_turn": run.turn})
     known = {row.id: row.position for row in places}
     fresh = [message for message in new if message.id not in known]
-    await _insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
+    _insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
 
 
 _TURN = (
@@ -64,25 +64,23 @@ _TURN = (
 )
 
 
-async def add_to_turn(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> list[Message]:
+async def add_to_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> list[Message]:
     """As `insert_messages`, for a run that has a turn; all messages of the turn that are in the context, in order."""
     found = await connection.execute(_TURN, {"of_thread": run.thread_id, "of_turn": run.turn})
     rows = found.mappings().all()
     known = {row["id"] for row in rows}
     fresh = [message for message in new if message.id not in known]
-    added = await _insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
+    added = _insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
     return [message_of(row) for row in [*(row for row in rows if row["in_context"]), *added]]
 
 
-async def insert_into_new_turn(connection: AsyncConnection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Begins the run's turn, which nobody has begun before, with these messages."""
-    await _insert_of_run(connection, run, new, after=0)
+def insert_into_new_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
+    """Begins the run's turn, which nobody has begun before, with these messages; deferred."""
+    _insert_of_run(connection, run, new, after=0)
 
 
-async def _insert_of_run(
-    connection: AsyncConnection, run: Run, new: Sequence[NewMessage], *, after: int
-) -> list[dict[str, Any]]:
-    return await insert_into_thread(
+def _insert_of_run(connection: Connection, run: Run, new: Sequence[NewMessage], *, after: int) -> list[dict[str, Any]]:
+    return insert_into_thread(
         connection,
         new,
         agent_id=run.agent_id,
@@ -94,8 +92,8 @@ async def _insert_of_run(
     )
 
 
-async def insert_into_thread(
-    connection: AsyncConnection,
+def insert_into_thread(
+    connection: Connection,
     new: Sequence[NewMessage],
     *,
     agent_id: AgentId,
@@ -105,7 +103,8 @@ async def insert_into_thread(
     turn: int,
     after: int,
 ) -> list[dict[str, Any]]:
-    """Appends messages to a turn of a thread; their rows. `after` is the last position that is taken there."""
+    """Appends messages to a turn of a thread, deferred; their rows. `after` is the last position that is taken
+    there."""
     if not new:
         return []
     thread = {"agent_id": agent_id, "thread_id": thread_id, "conversation_id": conversation_id, "run_id": run_id}
@@ -113,7 +112,7 @@ async def insert_into_thread(
         thread | {"turn": turn, "position": position, "in_context": True} | _values(message)
         for position, message in enumerate(new, start=after + 1)
     ]
-    await connection.execute(_INSERT_MESSAGES, rows)
+    connection.defer(_INSERT_MESSAGES, *rows)
     return rows
 
 
@@ -130,9 +129,7 @@ def _values(message: NewMessage) -> dict[str, Any]:
     }
 
 
-async def insert_brought_history(
-    connection: AsyncConnection, agent_id: AgentId, history: Sequence[PlacedMessage]
-) -> None:
+async def insert_brought_history(connection: Connection, agent_id: AgentId, history: Sequence[PlacedMessage]) -> None:
     """Fills the default history of an agent that has its system message and nothing else. What is out of the context
     counts as compacted."""
     if not history:
@@ -151,7 +148,7 @@ async def insert_brought_history(
 _IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
 
 
-async def clear_context(connection: AsyncConnection, thread_id: ThreadId) -> None:
+async def clear_context(connection: Connection, thread_id: ThreadId) -> None:
     """Takes everything but the system message out of a thread's context."""
     await connection.execute(
         sa.update(messages)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import Fence, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.messages import ApprovalResponse, NewMessage
 from shared.domain.runs import Dispatch, Run
+from shared.sql.connection import Connection
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.tables import messages
 
@@ -34,7 +34,7 @@ def lock_of(thread_id: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
 _LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))
 
 
-async def lock_thread(connection: AsyncConnection, thread_id: ThreadId) -> None:
+async def lock_thread(connection: Connection, thread_id: ThreadId) -> None:
     """Lets one submission or end of this thread happen at a time, until the transaction ends. On SQLite the write lock
     does it already."""
     if connection.dialect.name == "postgresql":
@@ -57,7 +57,7 @@ def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
 
 
 async def oldest_in_progress(
-    connection: AsyncConnection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
+    connection: Connection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
 ) -> InProgress | None:
     """The thread's oldest run that has not ended, and meets the conditions: it is running, queued or parked."""
     found = await connection.execute(_OLDEST.where(*conditions) if conditions else _OLDEST, {"of_thread": thread_id})
@@ -88,7 +88,7 @@ def turn_after_all() -> sa.ScalarSelect[int]:
 _NEXT_TURN = sa.select(turn_after_all())
 
 
-async def next_turn(connection: AsyncConnection, thread_id: ThreadId) -> int:
+async def next_turn(connection: Connection, thread_id: ThreadId) -> int:
     """The next free place in a thread's history."""
     return (await connection.execute(_NEXT_TURN, {"of_thread": thread_id})).scalar_one()
 
@@ -105,7 +105,7 @@ def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
     return given[:1] if is_continuation else given
 
 
-async def next_dispatches(connection: AsyncConnection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:
+async def next_dispatches(connection: Connection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:
     """Gives runs that have not ended their next dispatch. `seen` has each with the number of its dispatch and the fence
     that the caller has seen. A run that was dispatched or claimed since is left as it is."""
     is_as_seen = sa.tuple_(runs.c.id, runs.c.dispatch, runs.c.fence).in_(seen)
@@ -133,7 +133,7 @@ def has_next_in_queue() -> sa.ColumnElement[bool]:
     return sa.exists(_NEXT_IN_QUEUE)
 
 
-async def next_in_queue(connection: AsyncConnection, thread_id: ThreadId) -> Dispatch | None:
+async def next_in_queue(connection: Connection, thread_id: ThreadId) -> Dispatch | None:
     """The next run in the thread's queue, with a new dispatch. For a caller that has just ended the run before it."""
     found = await connection.execute(_NEXT_IN_QUEUE, {"of_thread": thread_id})
     row = found.one_or_none()

@@ -5,7 +5,6 @@ from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.approvals import Approval
 from shared.domain.errors import NotFound, PendingApproval
@@ -13,6 +12,7 @@ from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
@@ -26,7 +26,7 @@ def approval_of(row: RowMapping) -> Approval:
     return Approval(**values, decision=decision)
 
 
-async def insert_approvals(connection: AsyncConnection, asked: Sequence[Approval]) -> None:
+async def insert_approvals(connection: Connection, asked: Sequence[Approval]) -> None:
     """Stores requests in the order of their calls."""
     rows = [
         {
@@ -41,7 +41,7 @@ async def insert_approvals(connection: AsyncConnection, asked: Sequence[Approval
 
 
 async def waiting_on(
-    connection: AsyncConnection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
+    connection: Connection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
 ) -> list[Approval]:
     """The thread's undecided requests that meet the conditions, in the order of their calls."""
     found = await connection.execute(
@@ -58,7 +58,7 @@ async def waiting_on(
     return [approval_of(row) for row in found.mappings()]
 
 
-async def refuse_if_waiting(connection: AsyncConnection, thread_id: ThreadId) -> None:
+async def refuse_if_waiting(connection: Connection, thread_id: ThreadId) -> None:
     """Raises `PendingApproval` when a person must decide before the thread can go on."""
     waiting = await waiting_on(connection, thread_id)
     if waiting:
@@ -71,7 +71,7 @@ async def refuse_if_waiting(connection: AsyncConnection, thread_id: ThreadId) ->
         )
 
 
-async def requests_of(connection: AsyncConnection, run_id: RunId) -> list[Approval]:
+async def requests_of(connection: Connection, run_id: RunId) -> list[Approval]:
     """A run's requests, decided or not, in the order of their calls."""
     found = await connection.execute(
         sa.select(approvals).where(approvals.c.run_id == run_id).order_by(approvals.c.number)

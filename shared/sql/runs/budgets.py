@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.budgets import NOTHING, Account, Amount, Reservation, amount_of, day_of, next_day
 from shared.domain.errors import BudgetExceeded
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.runs import Run, Usage
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import budget_totals, runs
 from shared.sql.runs.rows import LockedRun, lock_owned, update_owned
@@ -57,7 +57,7 @@ class BudgetStore:
                 await _ensure_row(connection, account, day, run.project_id)
                 await _set_aside(connection, account, day, amount, now)
             reservation = Reservation(day, [account.name for account in accounts], amount)
-            await update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
+            update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
 
     async def totals(self, day: str, project_id: ProjectId | None = None) -> list[AccountTotal]:
         """The accounts that were used on a day, of one project or of all; by their names."""
@@ -96,7 +96,7 @@ class BudgetStore:
             return (await connection.execute(query)).scalar_one()
 
 
-async def count_usage(connection: AsyncConnection, run_id: RunId, locked: LockedRun, usage: Usage) -> None:
+async def count_usage(connection: Connection, run_id: RunId, locked: LockedRun, usage: Usage) -> None:
     """Counts what the run has used since its usage was written last, and frees what was set aside. The caller has
     locked the run's row, and writes this usage to it."""
     if locked.reservation is None:
@@ -106,7 +106,7 @@ async def count_usage(connection: AsyncConnection, run_id: RunId, locked: Locked
     await connection.execute(sa.update(runs).where(runs.c.id == run_id).values(reservation=None))
 
 
-async def _change(connection: AsyncConnection, reservation: Reservation, *, used: Amount) -> None:
+async def _change(connection: Connection, reservation: Reservation, *, used: Amount) -> None:
     freed, totals = reservation.amount, budget_totals.c
     for name in sorted(reservation.accounts):
         await connection.execute(
@@ -121,7 +121,7 @@ async def _change(connection: AsyncConnection, reservation: Reservation, *, used
         )
 
 
-async def _ensure_row(connection: AsyncConnection, account: Account, day: str, project_id: ProjectId) -> None:
+async def _ensure_row(connection: Connection, account: Account, day: str, project_id: ProjectId) -> None:
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     nothing = dict.fromkeys(("used_tokens", "used_nano_usd", "reserved_tokens", "reserved_nano_usd"), 0)
     await connection.execute(
@@ -131,7 +131,7 @@ async def _ensure_row(connection: AsyncConnection, account: Account, day: str, p
     )
 
 
-async def _set_aside(connection: AsyncConnection, account: Account, day: str, amount: Amount, now: datetime) -> None:
+async def _set_aside(connection: Connection, account: Account, day: str, amount: Amount, now: datetime) -> None:
     totals = budget_totals.c
     is_there = (totals.account == account.name, totals.day == day)
     limit = account.limit

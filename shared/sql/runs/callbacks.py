@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.operations import OpenCallback
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import callbacks, runs
@@ -120,7 +120,7 @@ class CallbackStore:
             return (await _with_outcomes(connection, rows))[0]
 
 
-async def _with_outcomes(connection: AsyncConnection, rows: Sequence[RowMapping]) -> list[OpenCallback]:
+async def _with_outcomes(connection: Connection, rows: Sequence[RowMapping]) -> list[OpenCallback]:
     """The callbacks of these rows, each with what came of its last attempt, which is kept with the run."""
     ids = [row["run_id"] for row in rows]
     columns = (runs.c.id, runs.c.callback_status_code, runs.c.callback_error, runs.c.completed_at, runs.c.created_at)

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint, crash_point
 from shared.domain.compaction import Compaction
@@ -22,6 +21,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn
 from shared.domain.runs import Run, Step, Usage
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.compactions import replace_by_summary
@@ -72,7 +72,7 @@ class CheckpointStore:
             await store_step(connection, run, checkpoint)
             await insert_intents(connection, run.id, starting, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
-            await update_owned(connection, run.id, checkpoint.now, checkpoint.columns(run.id, last_seq))
+            update_owned(connection, run.id, checkpoint.now, checkpoint.columns(run.id, last_seq))
 
     async def compact(self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime) -> None:
         """Stores a compaction in the middle of a run, with the events that show it. A repetition changes nothing.
@@ -84,7 +84,7 @@ class CheckpointStore:
             await replace_by_summary(connection, run, compaction)
             await count_usage(connection, run.id, locked, usage)
             values = {"usage": to_json(usage), "last_seq": last_seq, "checkpoint_seq": last_seq}
-            await update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, values)
 
     async def record_intents(self, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
         """Stores that the tools of these calls are about to be started."""
@@ -101,7 +101,7 @@ class CheckpointStore:
         # Only here is it seen what SQL has already, and said why it takes nothing.
         async with self._database.write(CrashPoint.SPILL) as connection:
             last_seq = await store_tail(connection, run, tail)
-            await update_owned(connection, run.id, now, {"last_seq": last_seq})
+            update_owned(connection, run.id, now, {"last_seq": last_seq})
 
     async def adopt(self, run: Run, entries: Entries, now: datetime) -> None:
         """Stores the events that earlier owners of the run have shown and SQL lacks, before the new owner shows
@@ -110,9 +110,9 @@ class CheckpointStore:
             locked = await lock_owned(connection, run.id, run.fence)
             new = [(seq, entry) for seq, entry in entries if seq > locked.last_seq]
             for tail in consecutive(new):
-                await insert_events(connection, run.id, tail)
+                insert_events(connection, run.id, tail)
             if new:
-                await update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
+                update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
 
     async def hand_over(self, run: Run, tail: LogTail, now: datetime, *, waits_until: datetime | None = None) -> None:
         """Stores the events of an unfinished step for the worker that continues it, if it is to wait so long. The
@@ -120,7 +120,7 @@ class CheckpointStore:
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             values = {"last_seq": last_seq, "attempts_without_progress": 0, "waits_until": waits_until}
-            await update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, values)
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:
         """Stores events and gives the run's owner a new fence, because the numbers of the present one are nearly used
@@ -133,7 +133,7 @@ class CheckpointStore:
             last_seq = await store_tail(connection, renewed if was_taken else run, tail)
             reserved_seq = renewed.fence * NUMBERS_PER_FENCE
             values = {"last_seq": last_seq, "fence": renewed.fence, "reserved_seq": reserved_seq}
-            await update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, values)
             return renewed
 
     async def has_fence(self, run: Run) -> bool:
@@ -166,7 +166,7 @@ def _add_events(run: Run, tail: LogTail, now: datetime, connection: sqlite3.Conn
     return is_ours
 
 
-async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Seq:
+async def store_tail(connection: Connection, run: Run, tail: LogTail) -> Seq:
     """Locks the run and stores the entries that SQL lacks; the last number that SQL has then.
 
     Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
@@ -174,19 +174,19 @@ async def store_tail(connection: AsyncConnection, run: Run, tail: LogTail) -> Se
     return (await _lock_and_store(connection, run, tail))[1]
 
 
-async def _lock_and_store(connection: AsyncConnection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
+async def _lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
     locked = await lock_owned(connection, run.id, run.fence)
-    await insert_events(connection, run.id, tail.behind(locked.last_seq))
+    insert_events(connection, run.id, tail.behind(locked.last_seq))
     # An owner without entries has shown nothing: the log ends where it did.
     return locked, max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
-async def store_step(connection: AsyncConnection, run: Run, checkpoint: Checkpoint) -> None:
+async def store_step(connection: Connection, run: Run, checkpoint: Checkpoint) -> None:
     """Stores what a checkpoint has beside its events. The run's row is locked."""
-    await insert_messages(connection, run, checkpoint.messages)
     await forget_intents(connection, run.id, _called_in(checkpoint.messages))
+    await insert_messages(connection, run, checkpoint.messages)
     if checkpoint.step is not None:
-        await upsert_step(connection, run, checkpoint.step)
+        upsert_step(connection, run, checkpoint.step)
 
 
 def _called_in(messages: Sequence[NewMessage]) -> list[str]:

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.domain.ids import Fence, RunId
@@ -17,6 +16,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
+from shared.sql.connection import Connection
 from shared.sql.history.messages import clear_context, insert_into_new_turn, insert_messages
 from shared.sql.history.thread_queue import input_to_place, is_next_in_queue, lock_of, turn_after_all
 from shared.sql.run_tables import runs
@@ -43,7 +43,7 @@ _WAITING = (
 _WAITING_AND_LOCKED = _WAITING.add_columns(lock_of(runs.c.thread_id))
 
 
-async def waiting_run(connection: AsyncConnection, run_id: RunId) -> tuple[Run, list[NewMessage]]:
+async def waiting_run(connection: Connection, run_id: RunId) -> tuple[Run, list[NewMessage]]:
     """A run that is to be claimed, with its input if nobody has claimed it before. Another process that ends or claims
     a run of its thread waits from here on. Raises `NotFound`."""
     query = _WAITING_AND_LOCKED if connection.dialect.name == "postgresql" else _WAITING
@@ -62,7 +62,7 @@ def _claim(*columns: str, continues: bool) -> ReturningUpdate[Any]:
 
 
 async def claim_run(
-    connection: AsyncConnection, waiting: Run, given: list[NewMessage], dispatch: int, owner: str, now: datetime
+    connection: Connection, waiting: Run, given: list[NewMessage], dispatch: int, owner: str, now: datetime
 ) -> Run:
     """Claims a run that `waiting_run` gave, with its input. Raises `LifecycleError` when the run is not to be claimed
     now, or not by this dispatch."""
@@ -92,9 +92,7 @@ async def claim_run(
     return claimed
 
 
-async def _begin(
-    connection: AsyncConnection, run: Run, given: list[NewMessage], now: datetime, *, is_first: bool
-) -> None:
+async def _begin(connection: Connection, run: Run, given: list[NewMessage], now: datetime, *, is_first: bool) -> None:
     """Puts the input of a run into the history. `is_first`: it is the first run of its turn."""
     placed = input_to_place(run, given)
     if not is_first:
@@ -104,4 +102,4 @@ async def _begin(
         await clear_context(connection, run.thread_id)
     # Messages that were left for the next run go to one that answers.
     left_over = await take_left_over(connection, run, now) if run.answers_messages else []
-    await insert_into_new_turn(connection, run, [*left_over, *placed])
+    insert_into_new_turn(connection, run, [*left_over, *placed])

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import EXPIRY, Approval
@@ -18,6 +17,7 @@ from shared.domain.messages import ApprovalResponse, Decision, NewMessage
 from shared.domain.runs import Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread
 from shared.sql.run_tables import approvals, has_one_of, runs
@@ -107,9 +107,7 @@ class DecisionStore:
         )
 
 
-async def _decide_waiting(
-    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], decided_by: str
-) -> AskedBy:
+async def _decide_waiting(connection: Connection, run: Run, given: Sequence[NewMessage], decided_by: str) -> AskedBy:
     """Stores the decisions that `given` begins with, each once. All calls that still wait must be decided together."""
     response = given[0].body if given else None
     if not isinstance(response, ApprovalResponse):
@@ -131,7 +129,7 @@ async def _decide_waiting(
 
 
 async def _start_continuation(
-    connection: AsyncConnection,
+    connection: Connection,
     run: Run,
     given: Sequence[NewMessage],
     asked_by: AskedBy,
@@ -171,7 +169,7 @@ def _refuse_other_decision(decided: Approval, decision: Decision) -> None:
     )
 
 
-async def _refuse_if_cancelled(connection: AsyncConnection, thread_id: ThreadId) -> None:
+async def _refuse_if_cancelled(connection: Connection, thread_id: ThreadId) -> None:
     """Locks the thread's parked run. Raises `NoPendingApproval` when a cancel of it is recorded: the cancel came
     first."""
     parked = await connection.execute(
@@ -184,7 +182,7 @@ async def _refuse_if_cancelled(connection: AsyncConnection, thread_id: ThreadId)
 
 
 async def _store_decision(
-    connection: AsyncConnection,
+    connection: Connection,
     approval: Approval,
     decision: Decision,
     *,
@@ -206,9 +204,7 @@ async def _store_decision(
     await record(connection, approval.project_id, f"approval.{done}", approval.id)
 
 
-async def _decided_before(
-    connection: AsyncConnection, thread_id: ThreadId, decisions: Mapping[str, Decision]
-) -> AskedBy:
+async def _decided_before(connection: Connection, thread_id: ThreadId, decisions: Mapping[str, Decision]) -> AskedBy:
     found = await connection.execute(
         sa.select(approvals, runs.c.status, runs.c.fence)
         .join(runs, runs.c.id == approvals.c.continued_by)
@@ -227,7 +223,7 @@ async def _decided_before(
     return AskedBy(last[0]["run_id"], last[0]["fence"], continued_by=last[0]["continued_by"])
 
 
-async def _get(connection: AsyncConnection, approval_id: ApprovalId) -> Approval:
+async def _get(connection: Connection, approval_id: ApprovalId) -> Approval:
     found = await connection.execute(sa.select(approvals).where(approvals.c.id == approval_id))
     row = found.mappings().one_or_none()
     if row is None:
@@ -235,7 +231,7 @@ async def _get(connection: AsyncConnection, approval_id: ApprovalId) -> Approval
     return approval_of(row)
 
 
-async def _lock_parked(connection: AsyncConnection, run_id: RunId) -> Run:
+async def _lock_parked(connection: Connection, run_id: RunId) -> Run:
     """Locks the run that asked, so that no cancel of it is recorded meanwhile."""
     found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run_id).with_for_update())
     row = found.mappings().one_or_none()

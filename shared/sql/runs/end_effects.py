@@ -4,11 +4,11 @@ and the approvals that it waited for."""
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.run_tables import approvals, callbacks
 from shared.sql.tables import agents, to_json
 
@@ -19,11 +19,14 @@ _STOPPED = (
 )
 
 
-async def tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: datetime) -> None:
-    """Stores how the agent's newest run stopped, and puts the run's callback into the outbox, if it asked for one and
-    the outbox has none."""
+def tell_agent(connection: Connection, run: Run, stop_reason: str | None) -> None:
+    """Stores how the agent's newest run stopped; deferred."""
     if run.answers_messages:
-        await connection.execute(_STOPPED, {"of_agent": run.agent_id, "stop_reason": run.stop_reason})
+        connection.defer(_STOPPED, {"of_agent": run.agent_id, "stop_reason": stop_reason})
+
+
+async def call_back(connection: Connection, run: Run, now: datetime) -> None:
+    """Puts the run's callback into the outbox, if it asked for one and the outbox has none."""
     if run.callback_url is None:
         return
     known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))
@@ -35,9 +38,7 @@ async def tell_agent_and_receiver(connection: AsyncConnection, run: Run, now: da
         )
 
 
-async def deny_what_waits(
-    connection: AsyncConnection, run: Run, *, reason: str, cause: str | None, now: datetime
-) -> None:
+async def deny_what_waits(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
     """Denies every call of the run that waits for a person. `cause`: why the run ends."""
     denial = Decision(tool_call_id="", approve=False, reason=reason)
     is_waiting = (approvals.c.run_id == run.id, approvals.c.decided_at.is_(None))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import RunId, Seq
 from shared.domain.log_writer import Entries, LogTail, consecutive
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
 
@@ -26,11 +26,9 @@ WORTH_MERGING = 8
 """The end of a run puts its small blocks together when it has so many of them."""
 
 
-async def insert_events(connection: AsyncConnection, run_id: RunId, tail: LogTail) -> None:
-    """Stores entries. The caller has locked the run's row, and has left out what SQL has."""
-    rows = blocks_of(run_id, tail)
-    if rows:
-        await connection.execute(_INSERT_BLOCKS, rows)
+def insert_events(connection: Connection, run_id: RunId, tail: LogTail) -> None:
+    """Stores entries, deferred. The caller has locked the run's row, and has left out what SQL has."""
+    connection.defer(_INSERT_BLOCKS, *blocks_of(run_id, tail))
 
 
 def blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
@@ -61,7 +59,7 @@ def count_small_blocks() -> sa.ScalarSelect[int]:
     return sa.select(sa.func.count()).select_from(event_blocks).where(is_small).scalar_subquery()
 
 
-async def merge_small_blocks(connection: AsyncConnection, run_id: RunId, known: int) -> None:
+async def merge_small_blocks(connection: Connection, run_id: RunId, known: int) -> None:
     """Puts the small blocks of an ended run together, if it has `known` of them and that is many: each costs a row, and
     compresses badly."""
     if known < WORTH_MERGING:
@@ -73,7 +71,7 @@ async def merge_small_blocks(connection: AsyncConnection, run_id: RunId, known: 
     entries = [entry for row in found for entry in _unpacked(row.first_seq, row.data)]
     await connection.execute(sa.delete(event_blocks).where(is_small))
     for tail in consecutive(entries):
-        await insert_events(connection, run_id, tail)
+        insert_events(connection, run_id, tail)
 
 
 _BLOCKS = (
@@ -95,7 +93,7 @@ _BLOCKS_AROUND = _BLOCKS.where(
 _BLOCKS_BEHIND = _BLOCKS.where(event_blocks.c.first_seq > sa.bindparam("seq"))
 
 
-async def read_events(connection: AsyncConnection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
+async def read_events(connection: Connection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
     """The first `limit` entries after a cursor, or all of them, in order; empty when SQL has none."""
     entries: Entries = []
     wanted, seq = _BLOCKS_AROUND, after + 1

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import ProjectId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.operations import MINUTE, CallbackFigures, Minute, RunFigures, minutes_until, percentiles
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import callbacks, has_one_of, runs
 from shared.sql.runs.callbacks import IS_OPEN
@@ -91,7 +91,7 @@ class DeploymentCounts(NamedTuple):
     callbacks_waiting: int
 
 
-async def _active(connection: AsyncConnection, project_id: ProjectId) -> Counter[str]:
+async def _active(connection: Connection, project_id: ProjectId) -> Counter[str]:
     counted = await connection.execute(
         sa.select(runs.c.status, sa.func.count())
         .where(runs.c.project_id == project_id, has_one_of(runs, ACTIVE))
@@ -100,7 +100,7 @@ async def _active(connection: AsyncConnection, project_id: ProjectId) -> Counter
     return Counter({row[0]: row[1] for row in counted})
 
 
-async def _submitted(connection: AsyncConnection, project_id: ProjectId, since: datetime) -> Counter[int]:
+async def _submitted(connection: Connection, project_id: ProjectId, since: datetime) -> Counter[int]:
     minute = _minute(runs.c.created_at)
     counted = await connection.execute(
         sa.select(minute, sa.func.count())
@@ -110,7 +110,7 @@ async def _submitted(connection: AsyncConnection, project_id: ProjectId, since: 
     return Counter({row[0]: row[1] for row in counted})
 
 
-async def _ended(connection: AsyncConnection, project_id: ProjectId, since: datetime) -> Counter[tuple[int, str]]:
+async def _ended(connection: Connection, project_id: ProjectId, since: datetime) -> Counter[tuple[int, str]]:
     minute = _minute(runs.c.completed_at)
     counted = await connection.execute(
         sa.select(minute, runs.c.status, sa.func.count())
@@ -120,7 +120,7 @@ async def _ended(connection: AsyncConnection, project_id: ProjectId, since: date
     return Counter({(begin, status): count for begin, status, count in counted})
 
 
-async def _waits(connection: AsyncConnection, project_id: ProjectId, begins: Sequence[datetime]) -> tuple[Waits, Waits]:
+async def _waits(connection: Connection, project_id: ProjectId, begins: Sequence[datetime]) -> tuple[Waits, Waits]:
     """How long runs have waited for a worker, and for the model's first token, by the minute of their submission."""
     queue_waits, first_tokens = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
     samples = [_sample(project_id, begin) for begin in begins]

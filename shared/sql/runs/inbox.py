@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Conflict
@@ -15,6 +14,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import injected_messages, runs
@@ -96,10 +96,10 @@ class InboxStore:
                 .values(delivered_at=now)
             )
             await insert_messages(connection, run, waiting.messages)
-            await update_owned(connection, run.id, now, {"last_seq": last_seq})
+            update_owned(connection, run.id, now, {"last_seq": last_seq})
 
 
-async def _is_stored(connection: AsyncConnection, messages: Sequence[NewMessage]) -> bool:
+async def _is_stored(connection: Connection, messages: Sequence[NewMessage]) -> bool:
     ids = [message.id for message in messages]
     known = sa.select(injected_messages.c.number).where(injected_messages.c.message_id.in_(ids)).limit(1)
     return (await connection.execute(known)).first() is not None
@@ -141,7 +141,7 @@ _TAKE_LEFT_OVER = (
 )
 
 
-async def take_left_over(connection: AsyncConnection, run: Run, now: datetime) -> list[NewMessage]:
+async def take_left_over(connection: Connection, run: Run, now: datetime) -> list[NewMessage]:
     """Messages that earlier runs of the thread were given and ended without, and that their senders want the next run
     to have."""
     taken = await connection.execute(_TAKE_LEFT_OVER, {"of_thread": run.thread_id, "now": now})

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, Fence, ProjectId, RunId, ThreadId
@@ -15,6 +14,7 @@ from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.runs import Run
 from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, is_owned_by, remember_place, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
@@ -247,7 +247,7 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
 
 
 async def _times(
-    connection: AsyncConnection, project_id: ProjectId, wanted: RunFilter
+    connection: Connection, project_id: ProjectId, wanted: RunFilter
 ) -> list[sa.ColumnElement[bool]] | None:
     """The moments between which the runs were submitted, and the numbers between which these can be. Lists go by
     number, and must not walk over a million runs to come to a moment. None: no run was submitted then."""
@@ -280,7 +280,7 @@ def _moved(moment: datetime, by: timedelta) -> datetime:
         return moment
 
 
-async def delete_histories(connection: AsyncConnection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
+async def delete_histories(connection: Connection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
     """Deletes the runs and messages of an agent (in all its histories) or of one thread.
 
     A worker that still executes one of the runs learns it from its next fenced write, which finds no row.

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.domain.budgets import Reservation
@@ -26,6 +25,7 @@ from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
 from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Usage
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.sql.connection import Connection
 from shared.sql.history.thread_queue import lock_of
 from shared.sql.run_tables import run_inputs, runs
 from shared.sql.runs.submission_keys import store_keys
@@ -83,7 +83,7 @@ def not_found(run_id: str) -> NotFound:
 _RUN = sa.select(*RUN_COLUMNS).where(runs.c.id == sa.bindparam("run_id"))
 
 
-async def get_run(connection: AsyncConnection, run_id: RunId) -> Run:
+async def get_run(connection: Connection, run_id: RunId) -> Run:
     """One run of any project. Raises `NotFound`."""
     found = await connection.execute(_RUN, {"run_id": run_id})
     row = found.mappings().one_or_none()
@@ -100,7 +100,7 @@ RUNS_WITH_INPUTS = sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, i
 _INPUT = sa.select(GIVEN).select_from(RUNS_WITH_INPUTS).where(runs.c.id == sa.bindparam("run_id"))
 
 
-async def input_of(connection: AsyncConnection, run_id: RunId) -> list[NewMessage]:
+async def input_of(connection: Connection, run_id: RunId) -> list[NewMessage]:
     """The messages of the run's submission."""
     found = await connection.execute(_INPUT, {"run_id": run_id})
     return from_json(found.scalar_one_or_none() or "[]", list[NewMessage])
@@ -111,7 +111,7 @@ _INSERT_INPUT = sa.insert(run_inputs)
 
 
 async def insert_run(
-    connection: AsyncConnection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
+    connection: Connection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
 ) -> Run:
     """Stores a new run with its input, and the keys by which a repeated submission is recognised; the run as stored."""
     stored = to_json(list(given))
@@ -187,7 +187,7 @@ def _applied(trigger: RunTrigger, *columns: str) -> ReturningUpdate[Any]:
 
 
 async def apply(
-    connection: AsyncConnection,
+    connection: Connection,
     run_id: RunId,
     trigger: RunTrigger,
     *,
@@ -195,13 +195,14 @@ async def apply(
     now: datetime,
     values: dict[str, Any] | None = None,
 ) -> Run:
-    """Applies a trigger to a run with this fence; the run as it is then. `values` are further columns to set.
+    """Applies a trigger to a run with this fence, together with what was deferred; the run as it is then. `values` are
+    further columns to set.
 
     Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move, `NotFound`
     when it is gone. Nothing is changed then.
     """
     written = {"updated_at": now, **(values or {})}
-    moved = await connection.execute(_applied(trigger, *written), parameters_of(run_id, fence, written))
+    moved = await connection.execute_with_deferred(_applied(trigger, *written), parameters_of(run_id, fence, written))
     row = moved.mappings().one_or_none()
     if row is None:
         raise refusal(await lock_run(connection, run_id), run_id, trigger, fence)
@@ -223,12 +224,12 @@ _LOCK_RUN = sa.select(*_LOCKED).where(runs.c.id == sa.bindparam("run_id")).with_
 _LOCK_RUN_AND_THREAD = _LOCK_RUN.add_columns(lock_of(runs.c.thread_id))
 
 
-async def lock_run(connection: AsyncConnection, run_id: RunId) -> LockedRun:
+async def lock_run(connection: Connection, run_id: RunId) -> LockedRun:
     """Locks a run's row until the transaction ends. Raises `NotFound`."""
     return await _locked(connection, _LOCK_RUN, run_id)
 
 
-async def lock_run_and_thread(connection: AsyncConnection, run_id: RunId) -> LockedRun:
+async def lock_run_and_thread(connection: Connection, run_id: RunId) -> LockedRun:
     """Locks the run's thread, and then its row: in this order, as every transaction that takes both. What it gives is
     the row as it is when both are locked. Raises `NotFound`."""
     # Postgres computes the columns of what it has found, and with them the lock of the thread, before it locks the row.
@@ -236,7 +237,7 @@ async def lock_run_and_thread(connection: AsyncConnection, run_id: RunId) -> Loc
     return await _locked(connection, both, run_id)
 
 
-async def _locked(connection: AsyncConnection, query: sa.Executable, run_id: RunId) -> LockedRun:
+async def _locked(connection: Connection, query: sa.Executable, run_id: RunId) -> LockedRun:
     row = (await connection.execute(query, {"run_id": run_id})).one_or_none()
     if row is None:
         raise not_found(run_id)
@@ -246,7 +247,7 @@ async def _locked(connection: AsyncConnection, query: sa.Executable, run_id: Run
     return LockedRun(status_of(row.status), row.fence, row.owner, row.last_seq, mode, usage, reserved)
 
 
-async def lock_owned(connection: AsyncConnection, run_id: RunId, fence: Fence) -> LockedRun:
+async def lock_owned(connection: Connection, run_id: RunId, fence: Fence) -> LockedRun:
     """Locks the row of a running run whose worker has this fence.
 
     Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
@@ -269,11 +270,11 @@ def _written(*columns: str) -> sa.Update:
     return sa.update(runs).where(runs.c.id == sa.bindparam("of_run")).values(_new(columns))
 
 
-async def update_owned(connection: AsyncConnection, run_id: RunId, now: datetime, values: dict[str, Any]) -> None:
-    """Writes columns of a run whose row the caller has locked."""
+def update_owned(connection: Connection, run_id: RunId, now: datetime, values: dict[str, Any]) -> None:
+    """Writes columns of a run whose row the caller has locked; deferred."""
     written = {"updated_at": now, **values}
     new = {f"new_{name}": value for name, value in written.items()}
-    await connection.execute(_written(*written), {"of_run": run_id, **new})
+    connection.defer(_written(*written), {"of_run": run_id, **new})
 
 
 def status_of(text: str) -> RunStatus:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone, NotFound
@@ -18,6 +17,7 @@ from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import CancelRequest, Dispatch, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import input_to_place, lock_thread, next_dispatches, oldest_in_progress
 from shared.sql.run_tables import has_one_of, runs
@@ -175,7 +175,7 @@ class RunStore:
             locked = await lock_owned(connection, run.id, run.fence)
             fence = Fence(locked.fence + 1)
             values = {"fence": fence, "owner": owner, "reserved_seq": fence * NUMBERS_PER_FENCE}
-            await update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, values)
             return msgspec.structs.replace(current, fence=fence, owner=owner)
 
     async def request_cancel(self, run: Run, request: CancelRequest) -> Run:
@@ -220,7 +220,7 @@ class RunStore:
         """Records when the run's owner began to stop it. Raises `StaleFence`."""
         async with self._database.write() as connection:
             await lock_owned(connection, run_id, fence)
-            await update_owned(connection, run_id, now, {"cancel_acknowledged_at": now})
+            update_owned(connection, run_id, now, {"cancel_acknowledged_at": now})
 
     async def dispatch_again(self, quiet: Sequence[QuietRun]) -> list[Dispatch]:
         """Gives runs a new dispatch, so that older ones can no longer claim them. A run that was dispatched or claimed
@@ -230,7 +230,7 @@ class RunStore:
             return await next_dispatches(connection, seen)
 
 
-async def submitted_before(connection: AsyncConnection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:
+async def submitted_before(connection: Connection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:
     """The run of the same keys, or the run itself."""
     if again:
         found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run.id))
@@ -241,7 +241,7 @@ async def submitted_before(connection: AsyncConnection, run: Run, keys: Submissi
 
 
 async def _run_of_keys(
-    connection: AsyncConnection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
+    connection: Connection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
 ) -> Run | None:
     run_id = await run_of_keys(connection, project_id, thread_id, keys)
     return None if run_id is None else await get_run(connection, run_id)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.clock import unix_ms
 from shared.crash_points import CrashPoint
@@ -27,6 +26,7 @@ from shared.domain.messages import AssistantMessage, NewMessage, ToolReturn, Too
 from shared.domain.runs import Dispatch, Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
 from shared.domain.submission_keys import NO_KEYS
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.compactions import (
     has_compacted_its_own,
@@ -45,7 +45,7 @@ from shared.sql.history.thread_queue import (
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.checkpoints import Checkpoint, store_step
-from shared.sql.runs.end_effects import deny_what_waits, tell_agent_and_receiver
+from shared.sql.runs.end_effects import call_back, deny_what_waits, tell_agent
 from shared.sql.runs.event_blocks import count_small_blocks, insert_events, merge_small_blocks, read_events
 from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import (
@@ -164,19 +164,16 @@ class SettlementStore:
                 "stop_reason": PARKED.stop_reason,
                 "completed_at": checkpoint.now,
             }
-            parked = await apply(
-                connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values
-            )
-            await insert_events(connection, run.id, tail.behind(locked.last_seq))
             await store_step(connection, run, checkpoint)
+            insert_events(connection, run.id, tail.behind(locked.last_seq))
+            tell_agent(connection, run, PARKED.stop_reason)
+            await apply(connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values)
             await insert_approvals(connection, asked)
-            await tell_agent_and_receiver(connection, parked, checkpoint.now)
+            await call_back(connection, run, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
-    async def _settle(
-        self, connection: AsyncConnection, run: Run, locked: LockedRun, settlement: Settlement
-    ) -> Settled:
+    async def _settle(self, connection: Connection, run: Run, locked: LockedRun, settlement: Settlement) -> Settled:
         end, now = settlement.end, settlement.now
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
         if run.options.tool_name is None:
@@ -200,19 +197,18 @@ class SettlementStore:
             "waits_until": None,
             **first_token(run.id, settlement.step),
         }
-        settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
-        await insert_events(connection, run.id, tail.behind(locked.last_seq))
+        insert_events(connection, run.id, tail.behind(locked.last_seq))
         if settlement.step is not None:
-            await upsert_step(connection, run, settlement.step)
+            upsert_step(connection, run, settlement.step)
+        tell_agent(connection, run, end.stop_reason)
+        settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         if run.status is RunStatus.AWAITING_APPROVAL:
             await deny_what_waits(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)
-        await tell_agent_and_receiver(connection, settled, now)
+        await call_back(connection, run, now)
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
 
-    async def _close_conversation(
-        self, connection: AsyncConnection, run: Run, settlement: Settlement
-    ) -> list[NewMessage]:
+    async def _close_conversation(self, connection: Connection, run: Run, settlement: Settlement) -> list[NewMessage]:
         """Stores the messages that the run adds; gives back those that had to be added so that the conversation is
         valid."""
         # All of the input of a run that was claimed is in the history, unless it came with a decision.
@@ -249,7 +245,7 @@ class SettlementStore:
         return closing
 
 
-async def _settled_before(connection: AsyncConnection, run: Run, first: Seq) -> Settled:
+async def _settled_before(connection: Connection, run: Run, first: Seq) -> Settled:
     """What the first commit of this end did; its answer was lost. The next run may be dispatched twice."""
     settled = await get_run(connection, run.id)
     was_parked = run.status is RunStatus.AWAITING_APPROVAL
@@ -257,7 +253,7 @@ async def _settled_before(connection: AsyncConnection, run: Run, first: Seq) -> 
     return Settled(settled, tail, await next_in_queue(connection, run.thread_id))
 
 
-async def _stored_from(connection: AsyncConnection, run: Run, first: Seq) -> LogTail:
+async def _stored_from(connection: Connection, run: Run, first: Seq) -> LogTail:
     """The entries in SQL from the first number of the run's last owner on."""
     return LogTail(first, [entry for _, entry in await read_events(connection, run.id, Seq(first - 1))])
 

@@ -11,11 +11,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ProjectId, RunId, StepId
 from shared.domain.runs import Feedback, Run, Step
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, field_of_document, rows_of_page
 from shared.sql.run_tables import steps
@@ -52,9 +52,9 @@ def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
 _UPSERT_STEP = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
 
 
-async def upsert_step(connection: AsyncConnection, run: Run, step: Step) -> None:
-    """Stores a step, or its new state."""
-    await connection.execute(
+def upsert_step(connection: Connection, run: Run, step: Step) -> None:
+    """Stores a step, or its new state; deferred."""
+    connection.defer(
         _UPSERT_STEP[connection.dialect.name],
         {
             "id": step.id,

@@ -2,16 +2,16 @@
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import NameTaken
 from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.submission_keys import SubmissionKeys, shown_name
+from shared.sql.connection import Connection
 from shared.sql.run_tables import runs, submission_keys
 
 
 async def run_of_keys(
-    connection: AsyncConnection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
+    connection: Connection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
 ) -> RunId | None:
     """The run of an earlier submission of the project that this one repeats; None for a new one.
 
@@ -42,7 +42,7 @@ async def run_of_keys(
     return next((row.run_id for row in rows if row.sent_at >= body.sent_since), None)
 
 
-async def store_keys(connection: AsyncConnection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
+async def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
     """Stores the keys of a new submission. Of equal bodies, the one that was sent last is found."""
     of_run = {"thread_id": thread_id, "run_id": run_id}
     if keys.names:

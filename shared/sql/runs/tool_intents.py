@@ -6,17 +6,23 @@ from datetime import datetime
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import RunId
 from shared.domain.memory import EditedBlock, FinishedEdit
 from shared.domain.messages import ToolCall, ToolReturn
+from shared.sql.connection import Connection
 from shared.sql.run_tables import tool_intents
 from shared.sql.tables import from_json, to_json
 
+_INSERT_INTENT = sa.insert(tool_intents)
+_FORGET_INTENTS = sa.delete(tool_intents).where(
+    tool_intents.c.run_id == sa.bindparam("of_run"),
+    tool_intents.c.tool_call_id.in_(sa.bindparam("call_ids", expanding=True)),
+)
 
-async def insert_intents(connection: AsyncConnection, run_id: RunId, calls: Sequence[ToolCall], now: datetime) -> None:
-    """Stores that the tools of these calls are about to start. The run's row is locked."""
+
+async def insert_intents(connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime) -> None:
+    """Stores that the tools of these calls are about to start; deferred. The run's row is locked."""
     rows = {
         call.id: {
             "run_id": run_id, "tool_call_id": call.id, "tool_name": call.name, "state": "started", "started_at": now
@@ -25,15 +31,14 @@ async def insert_intents(connection: AsyncConnection, run_id: RunId, calls: Sequ
     }  # fmt: skip
     await forget_intents(connection, run_id, rows)
     if rows:
-        await connection.execute(sa.insert(tool_intents), list(rows.values()))
+        connection.defer(_INSERT_INTENT, *rows.values())
 
 
-async def forget_intents(connection: AsyncConnection, run_id: RunId, call_ids: Collection[str]) -> None:
+async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
     """Deletes what is known of calls with these ids: some servers number the calls of every answer anew, so an earlier
     answer may have had a call of the same id."""
     if call_ids:
-        same = sa.and_(tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id.in_(call_ids))
-        await connection.execute(sa.delete(tool_intents).where(same))
+        await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
 
 
 class _StoredResult(ToolReturn, frozen=True):
@@ -42,7 +47,7 @@ class _StoredResult(ToolReturn, frozen=True):
     edited: Sequence[EditedBlock] = ()
 
 
-async def finish_intent(connection: AsyncConnection, run_id: RunId, finished: FinishedEdit, now: datetime) -> None:
+async def finish_intent(connection: Connection, run_id: RunId, finished: FinishedEdit, now: datetime) -> None:
     """Stores the result of a call, with the transaction that has its effect."""
     result = finished.result
     await forget_intents(connection, run_id, [result.tool_call_id])
@@ -58,7 +63,7 @@ async def finish_intent(connection: AsyncConnection, run_id: RunId, finished: Fi
     )
 
 
-async def finished_edit(connection: AsyncConnection, run_id: RunId, call_id: str) -> FinishedEdit | None:
+async def finished_edit(connection: Connection, run_id: RunId, call_id: str) -> FinishedEdit | None:
     """What a call has come to; None for a call that was not finished with its effect."""
     found = await connection.execute(
         sa.select(tool_intents.c.result).where(
@@ -71,7 +76,7 @@ async def finished_edit(connection: AsyncConnection, run_id: RunId, call_id: str
     return FinishedEdit(from_json(text, ToolReturn), from_json(text, _StoredResult).edited)
 
 
-async def intents_of(connection: AsyncConnection, run_id: RunId) -> dict[str, ToolReturn | None]:
+async def intents_of(connection: Connection, run_id: RunId) -> dict[str, ToolReturn | None]:
     """The ids of the run's calls whose tools were about to start, with the results that are stored."""
     found = await connection.execute(
         sa.select(tool_intents.c.tool_call_id, tool_intents.c.result).where(tool_intents.c.run_id == run_id)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.ids import IdMaker, RunId
 from shared.domain.memory import FinishedEdit
@@ -12,6 +11,7 @@ from shared.domain.messages import NewMessage, ToolReturn, ToolReturns
 from shared.domain.runs import Run
 from shared.domain.settling import RunEnd, unfinished_return
 from shared.domain.tool_runs import asked_call
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import runs, tool_intents
 from shared.sql.runs.rows import input_of
@@ -37,7 +37,7 @@ class ToolRunStore:
 
 
 async def close_tool_run(
-    connection: AsyncConnection,
+    connection: Connection,
     run_id: RunId,
     known: Mapping[str, ToolReturn],
     end: RunEnd,
