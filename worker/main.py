@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from uuid import uuid4
@@ -26,7 +26,6 @@ from shared.redis.keys import parse_job_id
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import InFlightLimits, RunQueue
 from shared.redis.tool_presence import ToolPresence
-from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns
 from shared.sql.archival.passages import PassageStore
 from shared.sql.archival.search import PassageSearchStore
@@ -36,10 +35,8 @@ from shared.sql.definitions.memory import MemoryStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore
-from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
@@ -71,10 +68,13 @@ HAND_OVER_S = 10.0
 
 
 @asynccontextmanager
-async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGenerator[QueueWorker]:
+async def working(
+    process: ProcessContext, *, alone: bool = False, on_warm: Callable[[], None] = lambda: None
+) -> AsyncGenerator[QueueWorker]:
     """A worker that takes runs for as long as the block lasts; at its end they are handed over.
 
-    `alone`: no other process shares this Redis, so runs that are in flight at the start are taken up at once.
+    `alone`: no other process shares this Redis, so runs that are in flight at the start are taken up at once. `on_warm`
+    is called when what models need is imported.
     """
     settings = process.settings
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
@@ -112,12 +112,12 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         # What is started here logs the worker's name. The API of `holdfast dev` is started behind it, without.
         with bound_contextvars(worker=name):
             enter = stack.enter_async_context
-            await enter(background(models.warm(), name="import model clients"))
+            await enter(background(models.warm(then=on_warm), name="import model clients"))
             await enter(active_runs.listening())
             await enter(_showing_tools(process, tools))
             await enter(_showing(process, name, queue_worker, tools))
             await enter(tools.packages.tidied())
-            await enter(upkeep(process, sweeper, _approvals(process, services, unowned), embeddings))
+            await enter(upkeep(process, sweeper, unowned, embeddings))
             await enter(background(queue_worker.serve(), name="queue worker"))
             await enter(health_port(process, queue_worker, sockets))
             log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)
@@ -286,15 +286,4 @@ def _sweeper(process: ProcessContext, services: RunServices, unowned: UnownedRun
         clock=process.clock,
         quiet_s=max(2.0, process.settings.lease_s),
         patience_s=process.settings.lease_s / 2,
-    )
-
-
-def _approvals(process: ProcessContext, services: RunServices, unowned: UnownedRuns) -> ApprovalService:
-    return ApprovalService(
-        approvals=ApprovalStore(process.database),
-        decisions=DecisionStore(process.database, process.ids),
-        runs=services.runs,
-        unowned=unowned,
-        queue=RunQueue(process.redis),
-        clock=process.clock,
     )

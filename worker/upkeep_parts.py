@@ -7,14 +7,18 @@ from datetime import timedelta
 from shared.archival.embedding_client import EmbeddingClient
 from shared.archival.embedding_upkeep import EmbeddingUpkeep
 from shared.process.context import ProcessContext
-from shared.redis.queue import IntervalLock
+from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.runs.record_retention import RecordRetention
 from shared.runs.retention import Retention
+from shared.runs.unowned import UnownedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.vectors import VectorStore
+from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
+from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.retention import RetentionStore
+from shared.sql.runs.run_store import RunStore
 from worker.upkeep.sweeper import Sweeper
 
 PRUNE_EVERY_S = 60.0
@@ -22,9 +26,10 @@ PRUNE_EVERY_S = 60.0
 
 @asynccontextmanager
 async def upkeep(
-    process: ProcessContext, sweeper: Sweeper, approvals: ApprovalService, embeddings: EmbeddingClient
+    process: ProcessContext, sweeper: Sweeper, unowned: UnownedRuns, embeddings: EmbeddingClient
 ) -> AsyncGenerator[None]:
     """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
+    approvals = _approvals(process, unowned)
     intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
     embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
 
@@ -43,6 +48,17 @@ async def upkeep(
         for name, prune in _prunings(process):
             await stack.enter_async_context(intervals.repeating(prune, every_s=PRUNE_EVERY_S, name=name))
         yield
+
+
+def _approvals(process: ProcessContext, unowned: UnownedRuns) -> ApprovalService:
+    return ApprovalService(
+        approvals=ApprovalStore(process.database),
+        decisions=DecisionStore(process.database, process.ids),
+        runs=RunStore(process.database),
+        unowned=unowned,
+        queue=RunQueue(process.redis),
+        clock=process.clock,
+    )
 
 
 def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:

@@ -3,6 +3,7 @@
 The only module that imports both the API and the worker, because `dev` runs both.
 """
 
+import gc
 from functools import partial
 from socket import socket
 from typing import Annotated
@@ -118,7 +119,7 @@ async def _run_dev(settings: Settings, *, host: str, port: int) -> None:
             async with named_file(file):
                 await migrate(database)
             _refuse_if_open(host, has_keys=bool(configured) or await ApiKeyStore(database).has_any())
-            async with working(process, alone=True), serving(process) as app:
+            async with working(process, alone=True, on_warm=gc.freeze), serving(process) as app:
                 await _serve(app, settings, f"http://{host}:{port}", sockets, WHAT_NEXT)
 
 
@@ -138,7 +139,9 @@ async def _run_api(settings: Settings, *, host: str, port: int) -> None:
 
 async def _run_worker(settings: Settings) -> None:
     stop = told_to_end()
-    async with production_process(settings, wait_s=WORKER_WAIT_S) as process, working(process):
+    # What a worker has imported lives as long as it. Each full collection would look through all of it, and hold up
+    # every run meanwhile.
+    async with production_process(settings, wait_s=WORKER_WAIT_S) as process, working(process, on_warm=gc.freeze):
         said = f"holdfast worker: up to {settings.max_runs} runs at once"
         announce(settings, "worker_takes_runs", said, max_runs=settings.max_runs)
         await stop.wait()

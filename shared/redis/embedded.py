@@ -1,22 +1,33 @@
 """A Redis inside this process, for `holdfast dev` and tests: nothing in it outlives the process.
 
-Its Lua costs ten times what the commands of a script cost, and each event of each run is appended by a script. So here
-`append.lua` is said in Python, too. Both give the same commands and are held to the same tests.
+Its Lua takes several times as long as the commands of a script: each call compiles the script, each command looks for
+new global variables, and Lua's garbage is collected at the end. Here a script is compiled once and stays a function.
+`append.lua`, which each event of each run goes through, is said in Python, too. All are held to the same tests as on a
+real Redis.
 """
 
+import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from fakeredis import FakeServer
 from fakeredis.aioredis import AsyncFakeSocket, FakeRedis
+from lupa import lua51
 from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
 
 from shared.redis.connection import Redis, text_of_script
 
-Call = Callable[..., Any]
-"""Gives a command to Redis, as `redis.call` in Lua."""
+LIFETIME_MAY_DIFFER_S = 1.0
+"""The lifetime of a log is not renewed for less."""
+
+_FUNCTION = b"return function(redis, cjson, KEYS, ARGV)\n%b\nend"
+
+Work = Callable[["_Commands", Sequence[bytes], Sequence[bytes]], Any]
+"""What a script does with its keys and arguments."""
 
 
 def connect_embedded(server: FakeServer | None = None) -> Redis:
@@ -28,22 +39,21 @@ class _EmbeddedRedis(Redis):
     def __init__(self, server: FakeServer) -> None:
         super().__init__(cast("Any", FakeRedis(server=server)).connection_pool)
         self._server = server
+        self._lua = _Lua()
 
     def register_script(self, script: Any) -> Any:
-        """The script, or what stands for it here."""
-        if script == text_of_script("append"):
-            return _PythonScript(self, script, self._server, _append)
-        return super().register_script(script)
+        """A script that is executed here."""
+        return _EmbeddedScript(self, script, self._server, self._lua)
 
 
-class _PythonScript(AsyncScript):
-    """A script of which each call is a function's: `work(call, keys, args)`. Nobody else has the server meanwhile."""
+class _EmbeddedScript(AsyncScript):
+    """A script that is executed without the way to the server. Nobody else has the server meanwhile."""
 
-    def __init__(self, client: Redis, script: str, server: FakeServer, work: Callable[..., Any]) -> None:
+    def __init__(self, client: Redis, script: str, server: FakeServer, lua: "_Lua") -> None:
         super().__init__(cast("Any", client), script)
         self._server = server
-        self._work = work
         self._commands: _Commands | None = None
+        self._work = _append if script == text_of_script("append") else lua.compiled(script)
 
     async def __call__(
         self, keys: Sequence[Any] | None = None, args: Iterable[Any] | None = None, client: Any = None
@@ -53,14 +63,24 @@ class _PythonScript(AsyncScript):
             return cast("Any", await super().__call__(keys, args, client))  # logs are on another server
         if self._commands is None:
             self._commands = _Commands(self._server, 0, client_class=Redis)
+        if self._work is not _append:
+            await asyncio.sleep(0)  # others' turn, as while a server answers
         given = [_as_bytes(key) for key in keys or ()], [_as_bytes(arg) for arg in args or ()]
         with self._server.lock:
-            self._server.dbs[0].time = time.time()  # by which it tells what has expired
-            return self._work(self._commands.call, *given)
+            self._commands.look_at_clock()
+            return self._work(self._commands, *given)
 
 
 class _Commands(AsyncFakeSocket):
     """Commands without the way to the server, for who has its lock. As fakeredis gives a script's."""
+
+    @property
+    def _stored(self) -> Any:
+        return cast("Any", self._db)
+
+    def look_at_clock(self) -> None:
+        """To be called first: what has expired is told by this time."""
+        self._stored.time = time.time()
 
     def call(self, command: str, *args: bytes) -> Any:
         """What the command answers. Raises `ResponseError`."""
@@ -69,27 +89,78 @@ class _Commands(AsyncFakeSocket):
             raise ResponseError(str(answer))
         return answer
 
+    def call_of_lua(self, lua: Any, command: bytes, *args: Any) -> Any:
+        """The same as `redis.call` in a script."""
+        given = [arg if isinstance(arg, bytes) else b"%.17g" % arg for arg in args]
+        return self._convert_redis_result(lua, self.call(command.decode().lower(), *given))
 
-def _append(call: Call, keys: Sequence[bytes], args: Sequence[bytes]) -> list[Any]:
+    def told_by_lua(self, answer: Any) -> Any:
+        """What a script answers, as a client gets it."""
+        return self._convert_lua_result(answer, nested=False)
+
+    def value(self, key: bytes) -> Any:
+        """What is stored there, as fakeredis has it; None if nothing is."""
+        item: Any = self._stored.get(key)
+        return None if item is None else item.value
+
+    def renew(self, key: bytes, lifetime_ms: bytes) -> None:
+        """As PEXPIRE, unless that would change little: it is called for each event."""
+        item: Any = self._stored.get(key)
+        ends_at: float = self._stored.time + int(lifetime_ms) / 1000
+        if item is not None and (item.expireat is None or abs(item.expireat - ends_at) > LIFETIME_MAY_DIFFER_S):
+            self.call("pexpire", key, lifetime_ms)
+
+
+class _Lua:
+    """A Lua with as much around it as our scripts need."""
+
+    def __init__(self) -> None:
+        self._runtime: Any = cast("Any", lua51).LuaRuntime(encoding=None)
+        self._cjson = self._runtime.table_from({b"decode": self._decode})
+
+    def compiled(self, script: str) -> Work:
+        """A script as a function."""
+        function, table = self._runtime.execute(_FUNCTION % script.encode()), self._runtime.table_from
+
+        def work(commands: _Commands, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
+            redis = table({b"call": partial(commands.call_of_lua, self._runtime)})
+            try:
+                return commands.told_by_lua(function(redis, self._cjson, table(keys), table(args)))
+            except lua51.LuaError as error:
+                raise ResponseError(str(error)) from error
+
+        return work
+
+    def _decode(self, text: bytes) -> Any:
+        """As `cjson.decode`, of an object whose values are texts and numbers. Raises `ValueError`, for `pcall`."""
+        found: Any = json.loads(text)
+        if not isinstance(found, dict):
+            return found
+        values = cast("dict[str, Any]", found).items()
+        as_lua = {name.encode(): value.encode() if isinstance(value, str) else value for name, value in values}
+        return self._runtime.table_from(as_lua)
+
+
+def _append(commands: _Commands, keys: Sequence[bytes], args: Sequence[bytes]) -> list[Any]:
     """As `append.lua`, which says what it is given and what it answers."""
     events, fence = keys
     caller, first_seq, needs, lifetime, publish, channel, *entries = args
-    holder: bytes | None = call("get", fence)
+    holder: bytes | None = commands.value(fence)
     if holder is not None and holder != caller and _fence_of(holder) >= _fence_of(caller):
         return [b"taken", 0]
-    newest = call("xrevrange", events, b"+", b"-", b"COUNT", b"1")
-    last = int(newest[0][0].partition(b"-")[0]) if newest else 0
+    stream = commands.value(events)
+    last = int(stream.last_item_key().partition(b"-")[0]) if stream is not None else 0
     if holder != caller or last < int(needs):
         return [b"lost", last]
 
     first = max(int(first_seq), last + 1)
     new = entries[first - int(first_seq) :]
     for last, entry in enumerate(new, start=first):
-        call("xadd", events, b"%d-0" % last, b"e", entry)
-    call("pexpire", events, lifetime)
-    call("pexpire", fence, lifetime)
+        commands.call("xadd", events, b"%d-0" % last, b"e", entry)
+    commands.renew(events, lifetime)
+    commands.renew(fence, lifetime)
     if new:
-        call(publish.decode().lower(), channel, b"%d " % first + b"\n".join(new))
+        commands.call(publish.decode().lower(), channel, b"%d " % first + b"\n".join(new))
     return [b"ok", last]
 
 

@@ -22,8 +22,9 @@ SERVER_CLOCKS = (
     "fakeredis._helpers.time",
     "fakeredis.commands_mixins.server_mixin.time",
     "fakeredis.model._stream.time",
+    "shared.redis.embedded.time",
 )
-"""Where the embedded server asks for the time: each is the module `time`."""
+"""Where the embedded server and its scripts ask for the time: each is the module `time`."""
 
 
 class FrozenClock:

@@ -169,8 +169,9 @@ class Models:
             async for event in events:
                 yield event
 
-    async def warm(self, handles: Iterable[str] | None = None) -> None:
-        """Import what these handles need; without any, what every provider with a key in the environment needs.
+    async def warm(self, handles: Iterable[str] | None = None, *, then: Callable[[], None] = lambda: None) -> None:
+        """Import what these handles need; without any, what every provider with a key in the environment needs. `then`
+        is called behind that.
 
         A handle that leads nowhere is left for the call that uses it to complain about.
         """
@@ -179,6 +180,7 @@ class Models:
                 await self._model(handle)
             except ModelError:
                 continue
+        then()
 
     def known_handles(self) -> list[str]:
         """The well-known models of every provider that is set up; other names of the same providers work as well."""
