@@ -4,7 +4,8 @@ SQLAlchemy makes the statements, compiles them and keeps the pool of connections
 execution (a context, a cursor, a greenlet for every wait; on SQLite four hand-overs to the driver's thread) takes three
 times as long as the driver. So a statement that comes a second time, the same object, is compiled once and from then on
 goes to asyncpg or aiosqlite directly; what they answer is put into SQLAlchemy's rows. Statements that are made for one
-use go SQLAlchemy's way, and so do all while somebody listens to its events.
+use go SQLAlchemy's way, and so do all while somebody listens to its events. On SQLite, what is quick goes past the
+driver's thread as well.
 
 Most of what a statement costs both sides is its way there and back. So writes whose answers nobody needs can wait for
 each other (`defer`): Postgres gets them as one statement.
@@ -26,6 +27,12 @@ from shared.sql.compiled import Answer, Compiled, CompiledStatements, as_one
 Result = TypeVar("Result")
 Columns = TypeVarTuple("Columns")
 
+
+QUICK_STEPS = 20_000
+"""Instructions of SQLite's machine that a query may take on the event loop: about a millisecond."""
+
+_WRITES_OF_FEW_ROWS = ("INSERT", "UPDATE")
+"""They are executed on the event loop, too. A DELETE may be of very many rows."""
 
 WRITES_AT_ONCE = 16
 """So many writes are one statement. The driver does not keep statements of more than 15 KiB."""
@@ -145,14 +152,25 @@ class Connection(AsyncConnection):
 
     async def _execute(self, compiled: Compiled, values: Sequence[Any]) -> Answer:
         driver, text = self._driver, compiled.text
-        if compiled.gives_rows:
-            asked = driver.execute_fetchall(text, values) if self._is_sqlite else driver.fetch(text, *values)
-            rows: list[Any] = await self._driver_does(asked)
-            return compiled.answer(rows, len(rows))
         if self._is_sqlite:
-            cursor = await self._driver_does(driver.execute(text, values))
-            return compiled.answer((), cursor.rowcount)
+            return await self._driver_does(self._execute_on_sqlite(compiled, values))
+        if compiled.gives_rows:
+            rows: list[Any] = await self._driver_does(driver.fetch(text, *values))
+            return compiled.answer(rows, len(rows))
         return compiled.answer((), _changed(await self._driver_does(driver.execute(text, *values))))
+
+    async def _execute_on_sqlite(self, compiled: Compiled, values: Sequence[Any]) -> Answer:
+        text, gives_rows, own = compiled.text, compiled.gives_rows, _without_thread(self._driver)
+        if text.startswith(_WRITES_OF_FEW_ROWS):
+            written = own.execute(text, values)
+            rows = written.fetchall()
+            return compiled.answer(rows, len(rows) if gives_rows else written.rowcount)
+        if text.startswith("SELECT") and (found := _read_quickly(own, text, values)) is not None:
+            return compiled.answer(found, len(found))
+        if gives_rows:
+            rows = cast("list[Any]", await self._driver.execute_fetchall(text, values))
+            return compiled.answer(rows, len(rows))
+        return compiled.answer((), (await self._driver.execute(text, values)).rowcount)
 
     async def _driver_does(self, work: Awaitable[Result]) -> Result:
         try:
@@ -163,6 +181,29 @@ class Connection(AsyncConnection):
             is_lost = self._driver.is_closed()
             kind = _kind_of(getattr(error, "sqlstate", None))
             raise kind(None, None, error, hide_parameters=True, connection_invalidated=is_lost) from error
+
+
+def _without_thread(driver: Any) -> sqlite3.Connection:
+    """SQLite's connection, for what waits neither for a lock nor for the disk: in WAL mode, all but the beginning and
+    the end of a transaction. The way to the driver's thread and back takes longer than such a statement."""
+    return driver._conn  # noqa: SLF001 - the driver's own methods all go to its thread
+
+
+def _read_quickly(connection: sqlite3.Connection, text: str, values: Sequence[Any]) -> list[Any] | None:
+    """What a query gives; None when it takes long, and is to be asked on the driver's thread."""
+    connection.set_progress_handler(_give_up, QUICK_STEPS)
+    try:
+        return connection.execute(text, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_INTERRUPT":
+            raise
+        return None
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+def _give_up() -> bool:
+    return True
 
 
 def _driver_errors(dialect: Dialect) -> tuple[type[Exception], ...]:

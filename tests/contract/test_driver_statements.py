@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from shared.concurrency import background
 from shared.domain.errors import Unavailable
 from shared.sql.compiled import CompiledStatements
 from shared.sql.connection import WRITES_AT_ONCE
@@ -41,6 +42,9 @@ NAMELESS = (
 """Two columns of one name, and two without any."""
 RENAMED = sa.select(blocks.c.id, runs.c.dispatch).select_from(blocks.outerjoin(runs, sa.false()))
 """The database calls the second column by another name than we do."""
+
+_FIRST, _SECOND, _THIRD = (blocks.alias(name) for name in "abc")
+COUNT_TRIPLES = sa.select(sa.func.count()).select_from(_FIRST.join(_SECOND, sa.true()).join(_THIRD, sa.true()))
 
 
 @pytest.fixture
@@ -263,3 +267,28 @@ async def test_postgres_gets_deferred_writes_as_one_statement(postgres_url: str)
                 await connection.flush()
     assert [text.split()[0] for text in texts] == ["WITH", "DELETE"]
     await database.aclose()
+
+
+async def test_only_what_is_quick_is_asked_on_the_event_loop(sqlite_url: str) -> None:
+    """SQLite's statements go past the driver's thread, and one that took long would hold up every stream."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with open_database(sqlite_url) as database, background(count_turns(), name="turns"):
+        names = [f"block-{number}" for number in range(60)]
+        async with database.write() as connection:
+            for name in names:
+                await connection.execute(INSERT, BLOCK | {"id": name})
+            await connection.execute(ALL)
+            await connection.execute(COUNT_TRIPLES)
+            before = turns
+            assert len((await connection.execute(ALL)).all()) == 60
+            assert turns == before
+            assert (await connection.execute(COUNT_TRIPLES)).scalar_one() == 60**3
+            assert turns > before
+        assert len((await times(database, ALL, 1))[0]) == 60, "what was written before is kept"
