@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from fakeredis import FakeServer
 from fakeredis.aioredis import AsyncFakeSocket, FakeRedis
+from fakeredis.model import StreamEntryKey
 from lupa import lua51
 from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
@@ -103,6 +104,15 @@ class _Commands(AsyncFakeSocket):
         item: Any = self._stored.get(key)
         return None if item is None else item.value
 
+    def add(self, stream: bytes, number: int, entry: bytes) -> None:
+        """As XADD of `<number>-0`, which reads its arguments anew for each event. Nobody watches a log, or waits
+        for its entries, but by what is published."""
+        stored, entry_id = self.value(stream), StreamEntryKey(number, 0)
+        if stored is None or stored.next_id(entry_id) is None:
+            self.call("xadd", stream, entry_id.encode(), b"e", entry)
+        else:
+            stored.add((b"e", entry), entry_id)
+
     def renew(self, key: bytes, lifetime_ms: bytes) -> None:
         """As PEXPIRE, unless that would change little: it is called for each event."""
         item: Any = self._stored.get(key)
@@ -156,7 +166,7 @@ def _append(commands: _Commands, keys: Sequence[bytes], args: Sequence[bytes]) -
     first = max(int(first_seq), last + 1)
     new = entries[first - int(first_seq) :]
     for last, entry in enumerate(new, start=first):
-        commands.call("xadd", events, b"%d-0" % last, b"e", entry)
+        commands.add(events, last, entry)
     commands.renew(events, lifetime)
     commands.renew(fence, lifetime)
     if new:
