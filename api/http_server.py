@@ -8,6 +8,7 @@ import asyncio
 import functools
 import gc
 import signal
+from contextlib import suppress
 from socket import socket
 from types import FrameType
 from typing import Any, cast
@@ -37,6 +38,9 @@ after 60 s (nginx, AWS ALB). uvicorn's own limit is 5 s."""
 
 STREAMS_END_S = 5
 """Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
+
+DATE_S = 1.0
+"""Seconds after which the date that answers tell is made anew."""
 
 HEAD_TOO_LONG = "431 Request Header Fields Too Large"
 
@@ -269,12 +273,19 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
         super().__init__(config)
-        self._tell_streams = ending.set
+        self._ending = ending
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._tell_streams)  # a signal comes between two steps of the loop
         super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._ending.set)  # a signal comes between two steps of the loop
+
+    async def main_loop(self) -> None:
+        """Serves until it is told to end. uvicorn's own looks ten times a second, also when there is nothing to do."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DATE_S):
+                    await self._ending.wait()
 
 
 def _heard_already(_number: int, _frame: object) -> None:

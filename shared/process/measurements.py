@@ -9,7 +9,7 @@ from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.telemetry.metrics import Metrics
 
-LOOK_S = 0.25
+LOOK_S = 0.5
 """Seconds between two looks at the event loop. One costs some 50 microseconds."""
 
 
