@@ -49,7 +49,8 @@ def configure_logging(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared_steps, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        # What is below the level costs a call of nothing; a line would be made, and then thrown away.
+        wrapper_class=structlog.make_filtering_bound_logger(settings.log_level.lower()),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
