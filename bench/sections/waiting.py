@@ -15,6 +15,8 @@ AT_ONCE = (1, 10, 50, 100, 200)
 COUNTED_AT = 10
 """The number of them at which the processor time of a token is told."""
 TOKENS_PER_S, SECONDS = 30, 3
+STARTS_PER_S = 25
+"""Runs that begin in a second, or more. Each streams until the last one has begun, and for `SECONDS` behind that."""
 TOOL_CALLS = 20
 
 
@@ -42,18 +44,18 @@ async def token_delay(deployment: Deployment) -> list[Figure]:
 
 
 async def _delay_at(deployment: Deployment, runs: int) -> list[Figure]:
-    """The figures for one number of runs."""
-    async with streaming(deployment, runs, SECONDS * TOKENS_PER_S) as streams:
-        # All runs begin at once, which is not what is measured here.
+    """The figures for one number of runs, while all of them stream: they begin at once, and end at once, too."""
+    tokens = (SECONDS + runs // STARTS_PER_S) * TOKENS_PER_S
+    async with streaming(deployment, runs, tokens) as streams:
         begun = [len(stream.delays) for stream in streams]
         times, began = ProcessorTimes(deployment), time.monotonic()
         await asyncio.sleep(SECONDS - 1)
         used, seconds = times.used(), time.monotonic() - began
-        received = sum(len(stream.delays) - first for stream, first in zip(streams, begun, strict=True))
+        delays = [delay for stream, first in zip(streams, begun, strict=True) for delay in stream.delays[first:]]
         await asyncio.gather(*(stream.until("ended_at") for stream in streams))
         for stream in streams:
-            deployment.client.check(stream, SECONDS * TOKENS_PER_S)
-    delays = [delay for stream, first in zip(streams, begun, strict=True) for delay in stream.delays[first:]]
+            deployment.client.check(stream, tokens)
+    received = len(delays)
     title = f"{runs} run{'s' * (runs > 1)} x {TOKENS_PER_S}/s"
     figures = median_and_slowest(f"token delay, {title}", delays)
     if runs == COUNTED_AT and used and received:
