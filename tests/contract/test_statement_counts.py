@@ -38,7 +38,7 @@ async def test_a_claim_reads_the_run_once_and_makes_no_statement_anew(stores: St
     run = await stores.submitted(said("hi"))
     with statements() as asked:
         assert await stores.runs.claim(run.id, run.dispatch, "worker/claim", NOW) is not None
-    assert begun(asked) == ["SELECT runs.number,", "UPDATE runs", "UPDATE injected_messages", "INSERT INTO"]
+    assert begun(asked) == ["SELECT runs.number,", "UPDATE runs", "INSERT INTO"]
 
 
 async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:

@@ -1,7 +1,7 @@
 """The claim of a run, inside a caller's transaction. The first claim puts the run's input into the history.
 
 It stands between a submission and the first token, so it asks as few questions as it can: one that reads the run and
-locks its thread, one that claims it, one that takes what was left for it, and one that writes its input.
+locks its thread, one that claims it, and one that writes its input.
 """
 
 from datetime import datetime
@@ -20,7 +20,7 @@ from shared.sql.connection import Connection
 from shared.sql.history.messages import clear_context, insert_into_new_turn, insert_messages
 from shared.sql.history.thread_queue import input_to_place, is_next_in_queue, lock_of, turn_after_all
 from shared.sql.run_tables import runs
-from shared.sql.runs.inbox import take_left_over
+from shared.sql.runs.inbox import has_left_over, take_left_over
 from shared.sql.runs.rows import (
     GIVEN,
     RUN_COLUMNS,
@@ -58,7 +58,8 @@ def _claim(*columns: str, continues: bool) -> ReturningUpdate[Any]:
     may_be_claimed = (runs.c.dispatch == sa.bindparam("of_dispatch"), is_next_in_queue(continues=continues))
     claimed = move_of(RunTrigger.CLAIM, *columns).where(*may_be_claimed)
     turn = sa.func.coalesce(runs.c.turn, turn_after_all())
-    return claimed.values(turn=turn).returning(*RUN_COLUMNS)
+    # The thread was locked before this statement begins, so it sees what every earlier run of it was left with.
+    return claimed.values(turn=turn).returning(*RUN_COLUMNS, has_left_over().label("has_left_over"))
 
 
 async def claim_run(
@@ -87,19 +88,23 @@ async def claim_run(
     if row is None:
         raise refusal(await lock_run(connection, waiting.id), waiting.id, RunTrigger.CLAIM, waiting.fence)
     claimed = run_of(row)
-    if waiting.fence == 0:
-        await _begin(connection, claimed, given, now, is_first=waiting.turn is None)
+    if waiting.fence > 0:
+        return claimed
+    placed = input_to_place(claimed, given)
+    if waiting.turn is None:
+        await _begin_turn(connection, claimed, placed, now, has_left_over=row["has_left_over"])
+    else:
+        await insert_messages(connection, claimed, placed)
     return claimed
 
 
-async def _begin(connection: Connection, run: Run, given: list[NewMessage], now: datetime, *, is_first: bool) -> None:
-    """Puts the input of a run into the history. `is_first`: it is the first run of its turn."""
-    placed = input_to_place(run, given)
-    if not is_first:
-        await insert_messages(connection, run, placed)
-        return
+async def _begin_turn(
+    connection: Connection, run: Run, placed: list[NewMessage], now: datetime, *, has_left_over: bool
+) -> None:
+    """Puts the input of the first run of a turn into the history."""
     if run.options.clears_context:
         await clear_context(connection, run.thread_id)
     # Messages that were left for the next run go to one that answers.
-    left_over = await take_left_over(connection, run, now) if run.answers_messages else []
+    takes_more = has_left_over and run.answers_messages
+    left_over = await take_left_over(connection, run, now) if takes_more else []
     insert_into_new_turn(connection, run, [*left_over, *placed])
