@@ -56,7 +56,7 @@ async def test_a_run_sees_nothing_of_later_turns(stores: Stores) -> None:
     [first, *_] = await talk(stores, 2)
     assert first.run_id is not None
     run = await stores.runs.look_up(first.run_id)
-    assert texts_of(await stores.messages.context_of_run(run)) == ["q1", "a1"]
+    assert texts_of((await stores.messages.context_of_run(run)).messages) == ["q1", "a1"]
 
 
 async def test_desc_takes_the_newest_and_lists_them_oldest_first(stores: Stores) -> None:

@@ -20,7 +20,7 @@ COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn")
 
 async def compact_thread(context: RunContext, options: CompactionOptions) -> Outcome:
     """Summarises the thread's oldest messages. Raises `ModelError`, and what interrupts a run."""
-    history = await context.first_history()
+    history = (await context.first_history()).messages
     window = window_of(context.model, context.options.context_window)
     gone = messages_to_summarise(history, options, window)
     if not gone:

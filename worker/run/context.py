@@ -15,7 +15,7 @@ from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
 from shared.domain.events import Event
 from shared.domain.log_writer import LogTail
-from shared.domain.messages import Message, NewMessage, ToolCall
+from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.model_catalog import continues_answers
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import RunEnd
@@ -23,6 +23,7 @@ from shared.domain.shown_step import BegunAnswer
 from shared.domain.skills import with_skills
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
+from shared.sql.history.messages import ContextOfRun
 from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
@@ -134,13 +135,13 @@ class RunContext:
             created_at=self.services.clock.now(),
         )
 
-    async def history(self) -> list[Message]:
+    async def history(self) -> ContextOfRun:
         """The conversation as it is stored, up to this run's turn. The agent's memory is read with it: its own tools,
         other agents and people change it while the run goes on."""
         await self.read_memory()
         return await self.first_history()
 
-    async def first_history(self) -> list[Message]:
+    async def first_history(self) -> ContextOfRun:
         """The same for who has read the memory just now, with the agent."""
         messages = self.services.messages
         return await self.retry_while_unavailable(lambda: messages.context_of_run(self.run))

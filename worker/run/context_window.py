@@ -134,7 +134,7 @@ class ContextWindow:
         gone = leaving(shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room)
         if gone:
             await self._compact(shown, gone, room, size, trigger)
-            history = await context.history()
+            history = (await context.history()).messages
         self._longest_text = longest_that_fits(history, room, self._longest_text)
         return history, clipped(history, self._longest_text)
 

@@ -29,7 +29,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
     worker died, or with a question. Raises `ModelError`, and what interrupts a run.
     """
     progress = context.progress
-    history = await context.first_history()
+    history, has_input = await context.first_history()
     open_ = open_calls(history)
     if open_ is not None:
         with context.observation.step(max(progress.step_count, 1), goes_on=True):
@@ -37,12 +37,14 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         context.stop_if_asked()
         if _ends_turn(context, [call.name for call in open_.calls]):
             return _completed(_by_rule(context))
-    elif found := await _end_in(context, history):
+    elif found := _end_in(context, history, has_input=has_input):
         return found
     is_fresh, window = open_ is None, ContextWindow(context)
     while progress.step_count < context.run.options.max_steps:
-        if await _deliver_input(context) or not is_fresh:
-            history = await context.history()
+        if not is_fresh:
+            history, has_input = await context.history()
+        if has_input and await _deliver_input(context):
+            history = (await context.history()).messages
         is_fresh = False
         with context.observation.step(progress.step_count + 1) as observed:
             answer, end = await _step(context, window, history)
@@ -123,13 +125,13 @@ def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is
     return Outcome(end=end, messages=messages or [], is_answer=is_answer)
 
 
-async def _end_in(context: RunContext, history: Sequence[Message]) -> Outcome | None:
+def _end_in(context: RunContext, history: Sequence[Message], *, has_input: bool) -> Outcome | None:
     """The end that the run had come to when its last worker died: it was stored, but for the settlement."""
     last = history[-1] if history else None
     if last is None or last.run_id != context.run.id:
         return None
     match last.body:
-        case AssistantMessage() if not await _has_more_input(context):
+        case AssistantMessage() if not has_input:
             return _completed("end_turn", is_answer=True)
         case ToolReturns(returns=returns) if _ends_turn(context, [result.tool_name for result in returns]):
             return _completed(_by_rule(context))

@@ -2,7 +2,7 @@
 lists them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import lock_thread, oldest_in_progress
-from shared.sql.run_tables import runs
+from shared.sql.run_tables import injected_messages, runs
 from shared.sql.tables import agents, messages, to_json
 
 
@@ -168,7 +168,26 @@ _CONTEXT = (
     .where(is_of(sa.bindparam("of_project", type_=sa.Text)))
     .order_by(messages.c.turn, messages.c.position)
 )
-_CONTEXT_OF_RUN = _CONTEXT.where(messages.c.turn <= sa.bindparam("of_turn"))
+
+
+def has_undelivered() -> sa.ColumnElement[bool]:
+    """Whether a message waits for its delivery to the run that the parameter `run_id` names."""
+    of_run = injected_messages.c.run_id == sa.bindparam("run_id", type_=sa.Text)
+    return sa.exists().where(of_run, injected_messages.c.delivered_at.is_(None))
+
+
+_CONTEXT_OF_RUN = _CONTEXT.where(messages.c.turn <= sa.bindparam("of_turn")).add_columns(
+    has_undelivered().label("has_input")
+)
+
+
+class ContextOfRun(NamedTuple):
+    """What a run has to answer."""
+
+    messages: Sequence[Message]
+    """Those in the context of its thread, in order, without the turns behind its own."""
+    has_input: bool
+    """Whether messages wait for their delivery to the run. Where there are no messages, nobody has looked."""
 
 
 class MessageStore:
@@ -183,12 +202,13 @@ class MessageStore:
             found = await connection.execute(_CONTEXT, {"of_thread": thread_id, "of_project": project_id})
             return [message_of(row) for row in found.mappings()]
 
-    async def context_of_run(self, run: Run) -> list[Message]:
-        """The messages in the context of the run's thread, in order, without the turns behind the run's."""
-        of_run = {"of_thread": run.thread_id, "of_project": run.project_id, "of_turn": run.turn or 0}
+    async def context_of_run(self, run: Run) -> ContextOfRun:
+        """What the run has to answer."""
+        of_thread = {"of_thread": run.thread_id, "of_project": run.project_id}
         async with self._database.read() as connection:
-            found = await connection.execute(_CONTEXT_OF_RUN, of_run)
-            return [message_of(row) for row in found.mappings()]
+            found = await connection.execute(_CONTEXT_OF_RUN, of_thread | {"of_turn": run.turn or 0, "run_id": run.id})
+            rows = found.mappings().all()
+        return ContextOfRun([message_of(row) for row in rows], rows[0]["has_input"] if rows else True)
 
     async def is_empty(self, project_id: ProjectId, thread_id: ThreadId) -> bool:
         """Whether the context of one of the project's threads has nothing but its system message, and nothing is on its

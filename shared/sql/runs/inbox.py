@@ -16,7 +16,7 @@ from shared.domain.runs import Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.messages import insert_messages
+from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
 from shared.sql.runs.rows import lock_run, update_owned
@@ -103,12 +103,6 @@ async def _is_stored(connection: Connection, messages: Sequence[NewMessage]) -> 
     ids = [message.id for message in messages]
     known = sa.select(injected_messages.c.number).where(injected_messages.c.message_id.in_(ids)).limit(1)
     return (await connection.execute(known)).first() is not None
-
-
-def has_undelivered() -> sa.ColumnElement[bool]:
-    """Whether a message waits for its delivery to the run that the parameter `run_id` names."""
-    of_run = injected_messages.c.run_id == sa.bindparam("run_id", type_=sa.Text)
-    return sa.exists().where(of_run, injected_messages.c.delivered_at.is_(None))
 
 
 _HAS_UNDELIVERED = sa.select(has_undelivered())

@@ -34,7 +34,7 @@ from shared.sql.history.compactions import (
     roll_back,
     take_out_of_context,
 )
-from shared.sql.history.messages import add_to_turn, insert_messages
+from shared.sql.history.messages import add_to_turn, has_undelivered, insert_messages
 from shared.sql.history.thread_queue import (
     has_next_in_queue,
     input_to_place,
@@ -47,7 +47,6 @@ from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.checkpoints import Checkpoint, store_step
 from shared.sql.runs.end_effects import call_back, deny_what_waits, tell_agent
 from shared.sql.runs.event_blocks import count_small_blocks, insert_events, merge_small_blocks, read_events
-from shared.sql.runs.inbox import has_undelivered
 from shared.sql.runs.rows import (
     LockedRun,
     apply,
