@@ -54,7 +54,6 @@ async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:
     assert begun(asked) == [
         "SELECT runs.status,",
         "SELECT EXISTS",
-        "SELECT messages.id,",
         # Deferred, and so on Postgres one statement.
         "INSERT INTO",
         "INSERT INTO",

@@ -54,32 +54,16 @@ async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMes
     places = await connection.execute(_PLACES, {"of_thread": run.thread_id, "of_turn": run.turn})
     known = {row.id: row.position for row in places}
     fresh = [message for message in new if message.id not in known]
-    _insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
-
-
-_TURN = (
-    sa.select(messages)
-    .where(messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn"))
-    .order_by(messages.c.position)
-)
-
-
-async def add_to_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> list[Message]:
-    """As `insert_messages`, for a run that has a turn; all messages of the turn that are in the context, in order."""
-    found = await connection.execute(_TURN, {"of_thread": run.thread_id, "of_turn": run.turn})
-    rows = found.mappings().all()
-    known = {row["id"] for row in rows}
-    fresh = [message for message in new if message.id not in known]
-    added = _insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
-    return [message_of(row) for row in [*(row for row in rows if row["in_context"]), *added]]
+    insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
 
 
 def insert_into_new_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
     """Begins the run's turn, which nobody has begun before, with these messages; deferred."""
-    _insert_of_run(connection, run, new, after=0)
+    insert_of_run(connection, run, new, after=0)
 
 
-def _insert_of_run(connection: Connection, run: Run, new: Sequence[NewMessage], *, after: int) -> list[dict[str, Any]]:
+def insert_of_run(connection: Connection, run: Run, new: Sequence[NewMessage], *, after: int) -> list[dict[str, Any]]:
+    """`insert_into_thread` for the turn of a run."""
     return insert_into_thread(
         connection,
         new,

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
-import sqlalchemy as sa
+from sqlalchemy import RowMapping
 
 from shared.clock import unix_ms
 from shared.crash_points import CrashPoint
@@ -34,7 +34,7 @@ from shared.sql.history.compactions import (
     roll_back,
     take_out_of_context,
 )
-from shared.sql.history.messages import add_to_turn, has_undelivered, insert_messages
+from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.history.thread_queue import (
     has_next_in_queue,
     input_to_place,
@@ -42,6 +42,7 @@ from shared.sql.history.thread_queue import (
     next_in_queue,
     next_turn,
 )
+from shared.sql.history.turns import add_to_turn, in_turn, messages_of_turn, with_turn
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.checkpoints import Checkpoint, store_step
@@ -94,12 +95,13 @@ class Settled(NamedTuple):
     next: Dispatch | None
 
 
-_SEEN = sa.select(
+_SEEN = with_turn(
     has_undelivered().label("has_more_input"),
     has_next_in_queue().label("has_next"),
     count_small_blocks().label("small_blocks"),
 )
-"""What the end of a run looks at when it has its locks."""
+"""What the end of a run looks at when it has its locks: this statement begins after them, and so sees all that was
+written before."""
 
 
 class SettlementStore:
@@ -120,12 +122,14 @@ class SettlementStore:
                 return await _settled_before(connection, run, settlement.tail.first)
             if locked.fence != run.fence or locked.status is not run.status:
                 raise refusal(locked, run.id, settlement.end.trigger, run.fence)
-            seen = (await connection.execute(_SEEN, {"run_id": run.id, "of_thread": run.thread_id})).one()
-            if settlement.unless_more_input and seen.has_more_input:
+            looked_at = {"run_id": run.id, "of_thread": run.thread_id, "of_turn": run.turn}
+            rows = (await connection.execute(_SEEN, looked_at)).mappings().all()
+            if settlement.unless_more_input and rows[0]["has_more_input"]:
                 raise MoreInput
-            settled = await self._settle(connection, run, locked, settlement)
-            await merge_small_blocks(connection, run.id, seen.small_blocks + 1)
-            return settled._replace(next=await next_in_queue(connection, run.thread_id) if seen.has_next else None)
+            settled = await self._settle(connection, run, locked, settlement, in_turn(rows))
+            await merge_small_blocks(connection, run.id, rows[0]["small_blocks"] + 1)
+            has_next = rows[0]["has_next"]
+            return settled._replace(next=await next_in_queue(connection, run.thread_id) if has_next else None)
 
     async def store_refused(
         self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
@@ -140,7 +144,7 @@ class SettlementStore:
                 return seen
             stored = await insert_run(connection, run, given)
             locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None, stored.usage, None)
-            return (await self._settle(connection, stored, locked, settlement)).run
+            return (await self._settle(connection, stored, locked, settlement, [])).run
 
     async def park(self, run: Run, checkpoint: Checkpoint, asked: Sequence[Approval]) -> LogTail:
         """Stores the answer and its approval requests and parks the run; the entries that end its stream.
@@ -172,11 +176,13 @@ class SettlementStore:
             await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
-    async def _settle(self, connection: Connection, run: Run, locked: LockedRun, settlement: Settlement) -> Settled:
+    async def _settle(
+        self, connection: Connection, run: Run, locked: LockedRun, settlement: Settlement, turn: Sequence[RowMapping]
+    ) -> Settled:
         end, now = settlement.end, settlement.now
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
         if run.options.tool_name is None:
-            added = await self._close_conversation(connection, run, settlement)
+            added = await self._close_conversation(connection, run, settlement, turn)
         else:
             added = [await close_tool_run(connection, run.id, settlement.known_returns, end, self._ids, now)]
         if settlement.compaction is not None:
@@ -207,16 +213,19 @@ class SettlementStore:
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
 
-    async def _close_conversation(self, connection: Connection, run: Run, settlement: Settlement) -> list[NewMessage]:
-        """Stores the messages that the run adds; gives back those that had to be added so that the conversation is
-        valid."""
+    async def _close_conversation(
+        self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]
+    ) -> list[NewMessage]:
+        """Stores the messages that the run adds to its turn; gives back those that had to be added so that the
+        conversation is valid."""
         # All of the input of a run that was claimed is in the history, unless it came with a decision.
         is_placed = run.fence > 0 and run.continues is None
         given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
         if settlement.rollback:
             await roll_back(connection, run)
+            turn = await messages_of_turn(connection, run)
         added = [] if settlement.rollback else [*input_to_place(run, given), *settlement.messages]
-        history = await add_to_turn(connection, run, added)
+        history = add_to_turn(connection, run, turn, added)
         mine = [message.body for message in history if message.run_id == run.id]
         left_nothing = not any(isinstance(body, AssistantMessage | ToolReturns) for body in mine)
         open_ = open_calls(history)
