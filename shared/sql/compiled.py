@@ -60,6 +60,13 @@ class Compiled(NamedTuple):
             values.append(value if convert is None else convert(value))
         return values
 
+    def spelled_out(self, given: Mapping[str, Any]) -> str | None:
+        """The text with the values in it, for Postgres; None when it could mean something else with one of them."""
+        spelled = [_spelled(value) for value in self.values(given)]
+        if None in spelled:
+            return None
+        return _PLACE.sub(lambda found: str(spelled[int(found[1]) - 1]), self.text)
+
     def answer(self, rows: Iterable[Sequence[Any]], changed: int) -> Answer:
         """The driver's rows, as SQLAlchemy would give them."""
         answer = Answer(self.columns, cast("Any", map(self._row, rows) if self.converted else iter(rows)))
@@ -75,6 +82,21 @@ class Compiled(NamedTuple):
 
 _PLACE = re.compile(r"\$(\d+)")
 """Where Postgres puts a value; our statements have no text of their own with one in it."""
+
+
+_HARMLESS = re.compile(r"[A-Za-z0-9._-]*")
+"""A text that means itself between quotes, whatever the server's settings are. All ids that we make are such texts."""
+
+
+def _spelled(value: Any) -> str | None:
+    """The value as it is written in a statement. None for one that is only ever given beside it."""
+    match value:
+        case bool() | int():
+            return str(value).lower()
+        case str() if _HARMLESS.fullmatch(value):
+            return f"'{value}'"
+        case _:
+            return None
 
 
 def as_one(several: tuple[Compiled, ...]) -> Compiled:

@@ -8,7 +8,7 @@ use go SQLAlchemy's way, and so do all while somebody listens to its events. On 
 driver's thread as well.
 
 Most of what a statement costs both sides is its way there and back. So writes whose answers nobody needs can wait for
-each other (`defer`): Postgres gets them as one statement.
+each other (`defer`): Postgres gets them as one statement. And what a transaction locks goes along with its beginning.
 """
 
 import sqlite3
@@ -38,7 +38,9 @@ WRITES_AT_ONCE = 16
 """So many writes are one statement. The driver does not keep statements of more than 15 KiB."""
 
 
-class _Write(NamedTuple):
+class Filled(NamedTuple):
+    """A statement with the values of its parameters."""
+
     statement: sa.Executable
     given: Mapping[str, Any]
 
@@ -49,7 +51,7 @@ class Connection(AsyncConnection):
     def __init__(self, engine: AsyncEngine, statements: CompiledStatements) -> None:
         super().__init__(engine)
         self._statements = statements
-        self._deferred: list[_Write] = []
+        self._deferred: list[Filled] = []
         self._driver: Any = None
         self._driver_errors = _driver_errors(engine.dialect)
 
@@ -95,13 +97,13 @@ class Connection(AsyncConnection):
         """A write for each of these parameters, to be executed before the next statement, or at the end of the
         transaction; what it raises is raised there. Writes that wait together may not depend on each other, be it by a
         policy of their tables, nor write the same row: Postgres executes them at once."""
-        self._deferred += [_Write(statement, one) for one in parameters]
+        self._deferred += [Filled(statement, one) for one in parameters]
 
     async def execute_with_deferred(
         self, statement: sa.Executable, parameters: Mapping[str, Any]
     ) -> CursorResult[*tuple[Any, ...]]:
         """A write whose answer is needed, together with those that were deferred."""
-        writes, self._deferred = [*self._deferred, _Write(statement, parameters)], []
+        writes, self._deferred = [*self._deferred, Filled(statement, parameters)], []
         at_once = 1 if self._is_sqlite or self._is_listened_to() else WRITES_AT_ONCE
         parts = [writes[start : start + at_once] for start in range(0, len(writes), at_once)]
         for part in parts[:-1]:
@@ -113,6 +115,17 @@ class Connection(AsyncConnection):
         if self._deferred:
             last = self._deferred.pop()
             await self.execute_with_deferred(*last)
+
+    async def open_transaction(self, command: str, first: Sequence[Filled]) -> None:
+        """Begins a transaction with this command, and executes statements whose answers nobody needs, in this order:
+        in one message to Postgres, as far as their values can be written into their text."""
+        texts, others = [command], list(first)
+        while others and not self._is_listened_to() and (text := self._spelled_out(others[0])) is not None:
+            texts.append(text)
+            del others[0]
+        await self.tell("; ".join(texts))
+        for statement, given in others:
+            await self.execute(statement, given)
 
     async def tell(self, command: str) -> None:
         """Executes a command that has no parameters and gives nothing back."""
@@ -138,7 +151,11 @@ class Connection(AsyncConnection):
     def _is_listened_to(self) -> bool:
         return bool(cast("Any", self.sync_engine.dispatch).before_cursor_execute)
 
-    async def _execute_together(self, writes: Sequence[_Write]) -> CursorResult[*tuple[Any, ...]]:
+    def _spelled_out(self, filled: Filled) -> str | None:
+        compiled = None if self._is_sqlite else self._statements.get(*filled)
+        return None if compiled is None else compiled.spelled_out(filled.given)
+
+    async def _execute_together(self, writes: Sequence[Filled]) -> CursorResult[*tuple[Any, ...]]:
         """What the last one gives."""
         *before, last = writes
         if before:

@@ -24,7 +24,7 @@ from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 from shared.sql.address import database_url
 from shared.sql.causes import check_file, database_answers
 from shared.sql.compiled import CompiledStatements
-from shared.sql.connection import Connection, is_unusable
+from shared.sql.connection import Connection, Filled, is_unusable
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",
@@ -156,16 +156,18 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def write(self, crash_point: CrashPoint | None = None) -> AsyncGenerator[Connection]:
-        """A transaction. Commits at the end of the block, rolls back when it raises."""
+    async def write(self, crash_point: CrashPoint | None = None, *locks: Filled) -> AsyncGenerator[Connection]:
+        """A transaction. Commits at the end of the block, rolls back when it raises. It begins with these locks; on
+        SQLite the write lock does it already."""
         project = self.whose()
         turn = self.one_writer if self.is_sqlite else nullcontext()
         async with database_answers(), turn, Connection(self._engine, self._statements) as connection:
             try:
-                await connection.tell(self._begin)
+                first = [] if self.is_sqlite else [*locks]
                 if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
                     # Not for the session: a rollback would take that back, unnoticed.
-                    await connection.execute(_FOR_THE_TRANSACTION, {"project": project})
+                    first.insert(0, Filled(_FOR_THE_TRANSACTION, {"project": project}))
+                await connection.open_transaction(self._begin, first)
                 yield connection
                 await connection.flush()
                 reach(crash_point, "before")

@@ -10,10 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from shared.concurrency import background
-from shared.domain.errors import Unavailable
+from shared.domain.errors import InvalidRequest, Unavailable
+from shared.domain.ids import ThreadId
 from shared.sql.compiled import CompiledStatements
-from shared.sql.connection import WRITES_AT_ONCE
+from shared.sql.connection import WRITES_AT_ONCE, Filled
 from shared.sql.engine import Database
+from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import run_inputs, runs
 from shared.sql.tables import blocks
 from tests.kit.runs.definitions import NOW
@@ -145,6 +147,34 @@ async def test_a_statement_for_one_use_is_not_kept(database: Database) -> None:
         assert compiled.get(sa.select(blocks), {}) is None
     gc.collect()
     assert compiled.kept == 0
+
+
+async def test_a_transaction_begins_with_its_locks_whatever_they_are_called(postgres_url: str) -> None:
+    """They are the locks of the release before, which named them beside the statement."""
+    is_free = sa.select(sa.func.pg_try_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("name"), 0)))
+    async with open_database(postgres_url) as database, open_database(postgres_url) as others:
+
+        async def locked(name: str) -> bool:
+            async with others.write() as connection:
+                return not (await connection.execute(is_free, {"name": name})).scalar_one()
+
+        for name in ("agent-1", "it's", "\\'", "$1", "", "; ROLLBACK", "agent-\u00e9") * 3:
+            async with database.write(None, thread_lock(ThreadId(name))) as connection:
+                await connection.execute(INSERT, BLOCK)
+                await connection.execute(REMOVE)
+                assert await locked(name)
+                assert not await locked(f"{name}2")
+            assert not await locked(name)
+
+
+async def test_a_lock_that_fails_leaves_no_transaction(postgres_url: str) -> None:
+    failing = Filled(sa.select(sa.literal(1) // sa.bindparam("by", type_=sa.Integer)), {"by": 0})
+    async with open_database(postgres_url) as database:
+        for name in ("block-1", "block-2", "block-3"):
+            with pytest.raises(InvalidRequest):
+                async with database.write(None, thread_lock(ThreadId("agent-1")), failing):
+                    pass
+            await stored(database, name)
 
 
 async def test_how_many_rows_were_changed_is_told(database: Database) -> None:

@@ -14,10 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from api.access.whose_rows import act_for, project_of_request
 from shared.domain.ids import ProjectId
+from shared.domain.submission_keys import SentBody, SubmissionKeys
 from shared.sql.access_tables import api_keys
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
+from shared.sql.runs.run_store import RunStore
 from shared.sql.tables import UtcMoment, VectorNumbers, agents, passage_words
+from tests.kit.runs.stored_runs import IDS, said, some_run
 from tests.kit.services.databases import open_database, statements
 
 WITHOUT_POLICY = {api_keys.name, "api_key_secrets", "deleted_rows", "passage_words"}
@@ -136,6 +139,19 @@ async def test_a_session_is_told_once_whose_it_is(database: Database) -> None:
         async with alpha.write() as connection:
             await connection.execute(sa.select(runs.c.id))
     assert sum("set_config" in statement for statement in asked) == 1
+
+
+async def test_a_submission_of_a_project_is_stored_with_all_that_hangs_on_its_run(plain_owner_url: str) -> None:
+    """A policy looks for the run of an input and of a key, and one statement does not see what another part of it
+    writes. The third time goes the way of all that follow."""
+    body = SentBody("body:1", NOW)
+    async with open_database(plain_owner_url) as everybodys:
+        for store in (RunStore(of(everybodys, "alpha")), RunStore(everybodys)):
+            for text in ("first", "second", "third"):
+                run, keys = some_run(project_id=ProjectId("alpha")), SubmissionKeys([f"otids:{IDS.run()}"], body=body)
+                assert (await store.submit(run, [said(text)], keys=keys)).is_new
+                assert await store.of_keys(run.project_id, run.thread_id, keys) is not None
+                assert len(await store.input_of(run.id)) == 1
 
 
 async def test_a_process_of_the_release_before_says_nothing_and_sees_all(database: Database) -> None:

@@ -14,7 +14,7 @@ from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMe
 from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.thread_queue import lock_thread, oldest_in_progress
+from shared.sql.history.thread_queue import oldest_in_progress, thread_lock
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.tables import agents, messages, to_json
 
@@ -241,8 +241,7 @@ class MessageStore:
         Raises `NotFound`, and `Conflict` while a run of the thread has not ended: the results that it asked for would
         lack their question.
         """
-        async with self._database.write() as connection:
-            await lock_thread(connection, thread_id)
+        async with self._database.write(None, thread_lock(thread_id)) as connection:
             ours = sa.select(messages.c.id).where(messages.c.thread_id == thread_id, is_of(project_id))
             if (await connection.execute(ours.limit(1))).one_or_none() is None:
                 raise NotFound(f"No history with ID {thread_id} found")

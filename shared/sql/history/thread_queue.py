@@ -13,7 +13,7 @@ from shared.domain.ids import Fence, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.messages import ApprovalResponse, NewMessage
 from shared.domain.runs import Dispatch, Run
-from shared.sql.connection import Connection
+from shared.sql.connection import Connection, Filled
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.tables import messages
 
@@ -26,19 +26,16 @@ class InProgress(NamedTuple):
 
 
 def lock_of(thread_id: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
-    """What lets one submission or end of this thread happen at a time, until the transaction ends: as a column of a
-    query on Postgres. On SQLite the write lock does it already."""
+    """`thread_lock` as a column of a query on Postgres."""
     return sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(thread_id, 0))
 
 
 _LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))
 
 
-async def lock_thread(connection: Connection, thread_id: ThreadId) -> None:
-    """Lets one submission or end of this thread happen at a time, until the transaction ends. On SQLite the write lock
-    does it already."""
-    if connection.dialect.name == "postgresql":
-        await connection.execute(_LOCK_THREAD, {"thread_id": thread_id})
+def thread_lock(thread_id: ThreadId) -> Filled:
+    """What a transaction locks to let one submission or end of this thread happen at a time, until it ends."""
+    return Filled(_LOCK_THREAD, {"thread_id": thread_id})
 
 
 def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
@@ -71,6 +68,20 @@ _OLDEST = (
     .order_by(runs.c.number)
     .limit(1)
 )
+
+
+def oldest_other_in_progress() -> sa.ScalarSelect[Any]:
+    """The id of the oldest run that has not ended of the thread that the parameter `of_thread` names, but for the run
+    that `of_run` names."""
+    other = runs.alias("other")
+    return (
+        sa.select(other.c.id)
+        .where(other.c.thread_id == sa.bindparam("of_thread"), has_one_of(other, ACTIVE))
+        .where(other.c.id != sa.bindparam("of_run"))
+        .order_by(other.c.number)
+        .limit(1)
+        .scalar_subquery()
+    )
 
 
 def turn_after_all() -> sa.ScalarSelect[int]:

@@ -19,11 +19,12 @@ from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.thread_queue import lock_thread
+from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.approvals import approval_of, requests_of, waiting_on
-from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
+from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
+from shared.sql.runs.submissions import insert_run
 from shared.sql.tables import to_json
 
 
@@ -60,8 +61,7 @@ class DecisionStore:
         `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, `NameTaken`, or `Conflict`
         when another caller decided otherwise.
         """
-        async with self._database.write(CrashPoint.DECIDE) as connection:
-            await lock_thread(connection, run.thread_id)
+        async with self._database.write(CrashPoint.DECIDE, thread_lock(run.thread_id)) as connection:
             seen = await submitted_before(connection, run, keys, again=again)
             if seen is not None:
                 return Submitted(seen, is_new=False)
@@ -75,9 +75,8 @@ class DecisionStore:
 
         Raises `Conflict` when it was decided otherwise or its run is being cancelled, `NotFound` when it is gone.
         """
-        async with self._database.write(CrashPoint.DECIDE) as connection:
-            # Another caller that decides calls of the same answer waits here.
-            await lock_thread(connection, asked.thread_id)
+        # Another caller that decides calls of the same answer waits for the thread.
+        async with self._database.write(CrashPoint.DECIDE, thread_lock(asked.thread_id)) as connection:
             known = await _get(connection, asked.id)
             if known.decision is not None:
                 _refuse_other_decision(known, decision)
@@ -152,7 +151,7 @@ async def _start_continuation(
         priority=run.priority or parked.priority,
         options=msgspec.structs.replace(run.options, traceparent=parked.options.traceparent),
     )
-    return await insert_run(connection, continuation, [whole, *given[1:]], keys)
+    return (await insert_run(connection, continuation, [whole, *given[1:]], keys)).run
 
 
 def _refuse_other_decision(decided: Approval, decision: Decision) -> None:

@@ -71,7 +71,7 @@ class InboxStore:
                 for message in messages
             ]
             await connection.execute(sa.insert(injected_messages), rows)
-            await store_keys(connection, run.thread_id, run.id, keys)
+            store_keys(connection, run.thread_id, run.id, keys)
             return True
 
     async def has_waiting(self, run_id: RunId) -> bool:

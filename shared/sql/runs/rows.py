@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -24,12 +23,10 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
 from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Usage
-from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.connection import Connection
 from shared.sql.history.thread_queue import lock_of
 from shared.sql.run_tables import run_inputs, runs
-from shared.sql.runs.submission_keys import store_keys
-from shared.sql.tables import from_json, to_json
+from shared.sql.tables import from_json
 
 RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input and column is not runs.c.reservation]
 """The columns that are read of a run; not `input`, which holds megabytes in some runs of an earlier release."""
@@ -104,53 +101,6 @@ async def input_of(connection: Connection, run_id: RunId) -> list[NewMessage]:
     """The messages of the run's submission."""
     found = await connection.execute(_INPUT, {"run_id": run_id})
     return from_json(found.scalar_one_or_none() or "[]", list[NewMessage])
-
-
-_INSERT_RUN = sa.insert(runs).returning(runs.c.number)
-_INSERT_INPUT = sa.insert(run_inputs)
-
-
-async def insert_run(
-    connection: Connection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
-) -> Run:
-    """Stores a new run with its input, and the keys by which a repeated submission is recognised; the run as stored."""
-    stored = to_json(list(given))
-    inserted = await connection.execute(
-        _INSERT_RUN,
-        {
-            "id": run.id,
-            "project_id": run.project_id,
-            "agent_id": run.agent_id,
-            "thread_id": run.thread_id,
-            "conversation_id": run.conversation_id,
-            "status": run.status,
-            "background": run.options.background,
-            "options": to_json(run.options),
-            # A worker of the release before looks here, and without decisions it would start what was denied. Workers
-            # are replaced before the API, so the only run that a new process stores and an old worker may claim is a
-            # continuation, by the expiry of an approval.
-            "input": "[]" if run.continues is None else stored,
-            "continues": run.continues,
-            "turn": run.turn,
-            "dispatch": run.dispatch,
-            "priority": run.priority,
-            "fence": run.fence,
-            "attempts_without_progress": 0,
-            "usage": to_json(run.usage),
-            "step_count": 0,
-            "last_seq": run.last_seq,
-            "checkpoint_seq": run.checkpoint_seq,
-            "reserved_seq": run.last_seq,
-            "callback_url": run.callback_url,
-            "created_at": run.created_at,
-            "updated_at": run.created_at,
-        },
-    )
-    number: int = inserted.scalar_one()
-    if given:
-        await connection.execute(_INSERT_INPUT, {"run_id": run.id, "input": stored})
-    await store_keys(connection, run.keys_thread_id, run.id, keys)
-    return msgspec.structs.replace(run, number=number)
 
 
 @lru_cache(maxsize=100)

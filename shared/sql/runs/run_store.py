@@ -19,7 +19,7 @@ from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.thread_queue import input_to_place, lock_thread, next_dispatches, oldest_in_progress
+from shared.sql.history.thread_queue import input_to_place, next_dispatches, thread_lock
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.approvals import refuse_if_waiting
 from shared.sql.runs.claims import claim_run, waiting_run
@@ -29,7 +29,6 @@ from shared.sql.runs.rows import (
     cancel_mode_of,
     get_run,
     input_of,
-    insert_run,
     lock_owned,
     not_found,
     run_of,
@@ -37,6 +36,7 @@ from shared.sql.runs.rows import (
     update_owned,
 )
 from shared.sql.runs.submission_keys import run_of_keys
+from shared.sql.runs.submissions import insert_run
 
 LOGS_AT_ONCE = 1000
 
@@ -78,17 +78,16 @@ class RunStore:
         when a person must decide first, `Busy` when `refuse_if_busy` and a run is active, `NameTaken` when something
         else was sent under one of the names.
         """
-        async with self._database.write(CrashPoint.SUBMIT) as connection:
-            await lock_thread(connection, run.keys_thread_id)
+        async with self._database.write(CrashPoint.SUBMIT, thread_lock(run.keys_thread_id)) as connection:
             seen = await submitted_before(connection, run, keys, again=again)
             if seen is not None:
                 return Submitted(seen, is_new=False)
-            active = await oldest_in_progress(connection, run.thread_id)
-            if active is not None:
+            inserted = await insert_run(connection, run, given, keys)
+            if inserted.behind is not None:
                 await refuse_if_waiting(connection, run.thread_id)
-            if active is not None and refuse_if_busy:
-                raise Busy(run_id=active.run_id)
-            return Submitted(await insert_run(connection, run, given, keys), is_new=True)
+            if inserted.behind is not None and refuse_if_busy:
+                raise Busy(run_id=inserted.behind)
+            return Submitted(inserted.run, is_new=True)
 
     async def of_keys(self, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
         """The project's run of an earlier submission with these keys; None when there is none. Raises `NameTaken`."""

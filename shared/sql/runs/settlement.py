@@ -38,9 +38,9 @@ from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.history.thread_queue import (
     has_next_in_queue,
     input_to_place,
-    lock_thread,
     next_in_queue,
     next_turn,
+    thread_lock,
 )
 from shared.sql.history.turns import add_to_turn, in_turn, messages_of_turn, with_turn
 from shared.sql.runs.approvals import insert_approvals
@@ -53,13 +53,13 @@ from shared.sql.runs.rows import (
     apply,
     get_run,
     input_of,
-    insert_run,
     lock_run,
     lock_run_and_thread,
     refusal,
 )
 from shared.sql.runs.run_store import submitted_before
 from shared.sql.runs.steps import first_token, upsert_step
+from shared.sql.runs.submissions import insert_run
 from shared.sql.runs.tool_intents import intents_of
 from shared.sql.runs.tool_runs import close_tool_run
 from shared.sql.tables import to_json
@@ -137,12 +137,11 @@ class SettlementStore:
         """Stores a run that never begins, and its end, whatever its thread waits for; the run in its final state. It
         was never in the thread's queue, so no run is next because of it. `again` says that an earlier try may have
         stored this very run and lost its answer."""
-        async with self._database.write(CrashPoint.SUBMIT_REFUSED) as connection:
-            await lock_thread(connection, run.thread_id)
+        async with self._database.write(CrashPoint.SUBMIT_REFUSED, thread_lock(run.thread_id)) as connection:
             seen = await submitted_before(connection, run, NO_KEYS, again=again)
             if seen is not None:
                 return seen
-            stored = await insert_run(connection, run, given)
+            stored = (await insert_run(connection, run, given)).run
             locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None, stored.usage, None)
             return (await self._settle(connection, stored, locked, settlement, [])).run
 

@@ -1,5 +1,8 @@
 """The keys of submissions, inside a caller's transaction, which has the thread locked."""
 
+from collections.abc import Callable
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -42,18 +45,21 @@ async def run_of_keys(
     return next((row.run_id for row in rows if row.sent_at >= body.sent_since), None)
 
 
-async def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
-    """Stores the keys of a new submission. Of equal bodies, the one that was sent last is found."""
+def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    stored = insert(submission_keys)
+    last = {name: stored.excluded[name] for name in ("run_id", "sent_at")}
+    return stored.on_conflict_do_update(index_elements=[submission_keys.c.thread_id, submission_keys.c.key], set_=last)
+
+
+_INSERT_NAME = sa.insert(submission_keys)
+_UPSERT_BODY = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
+
+
+def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
+    """Stores the keys of a new submission; deferred. Of equal bodies, the one that was sent last is found."""
     of_run = {"thread_id": thread_id, "run_id": run_id}
-    if keys.names:
-        rows = [{**of_run, "key": name, "content": keys.content} for name in dict.fromkeys(keys.names)]
-        await connection.execute(sa.insert(submission_keys), rows)
-    if keys.body is None:
-        return
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    last = {"run_id": run_id, "sent_at": keys.body.sent_at}
-    await connection.execute(
-        insert(submission_keys)
-        .values(thread_id=thread_id, key=keys.body.key, **last)
-        .on_conflict_do_update(index_elements=[submission_keys.c.thread_id, submission_keys.c.key], set_=last)
-    )
+    for name in dict.fromkeys(keys.names):
+        connection.defer(_INSERT_NAME, {**of_run, "key": name, "content": keys.content})
+    if keys.body is not None:
+        last = {**of_run, "sent_at": keys.body.sent_at}
+        connection.defer(_UPSERT_BODY[connection.dialect.name], {**last, "key": keys.body.key})

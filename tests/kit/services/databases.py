@@ -21,7 +21,7 @@ from sqlalchemy.pool import NullPool
 from shared.domain.ids import RunId, ThreadId
 from shared.sql.access_tables import metadata
 from shared.sql.engine import Database
-from shared.sql.history.thread_queue import lock_thread
+from shared.sql.history.thread_queue import thread_lock
 from shared.sql.migrate import migrate
 from shared.sql.run_tables import runs
 
@@ -163,8 +163,7 @@ async def thread_locked(url: str, thread_id: ThreadId) -> AsyncGenerator[Callabl
             async with database.read() as connection:
                 return (await connection.execute(sa.text(ADVISORY_LOCKS_WAITED_FOR))).scalar_one() > 0
 
-        async with database.write() as connection:
-            await lock_thread(connection, thread_id)
+        async with database.write(None, thread_lock(thread_id)):
             yield somebody_waits
 
 
