@@ -7,8 +7,8 @@ sweeper, the API and readers, with frozen, killed and late workers and a Redis t
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -204,6 +204,32 @@ class Protocol(RuleBasedStateMachine):
             await self.world.check()
 
 
+@contextmanager
+def _parts(sqlite_url: str) -> Generator[dict[str, Any]]:
+    """What the examples of one test share; a machine has them by these names."""
+    clock = FrozenClock()
+    with (
+        asyncio.Runner(loop_factory=lambda: PlayedLoop(clock)) as runner,
+        embedded_redis_follows(clock),
+        ExitStack() as stack,
+    ):
+        opening = stored_runs(sqlite_url)
+        stores = runner.run(opening.__aenter__())
+        stack.callback(lambda: runner.run(opening.__aexit__(None, None, None)))
+        redis = connect_embedded(FakeServer())
+        stack.callback(lambda: runner.run(redis.aclose(close_connection_pool=True)))
+        witness = Witness(sqlite_url.removeprefix("sqlite:///"), redis)
+        stack.callback(witness.close)
+        yield {
+            "runner": runner,
+            "redis": redis,
+            "stores": stores,
+            "witness": witness,
+            "clock": clock,
+            "numbers": count(),
+        }
+
+
 @pytest.fixture
 def numbers_of_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps Hypothesis from trying the numbers that it finds in the modules loaded so far: which examples a seed gives
@@ -220,27 +246,7 @@ def numbers_of_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("numbers_of_no_module")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_interleaving_keeps_one_owner_and_one_log(sqlite_url: str, part: int) -> None:
-    clock = FrozenClock()
-    with (
-        asyncio.Runner(loop_factory=lambda: PlayedLoop(clock)) as runner,
-        embedded_redis_follows(clock),
-        contextlib.ExitStack() as stack,
-    ):
-        opening = stored_runs(sqlite_url)
-        stores = runner.run(opening.__aenter__())
-        stack.callback(lambda: runner.run(opening.__aexit__(None, None, None)))
-        redis = connect_embedded(FakeServer())
-        stack.callback(lambda: runner.run(redis.aclose(close_connection_pool=True)))
-        witness = Witness(sqlite_url.removeprefix("sqlite:///"), redis)
-        stack.callback(witness.close)
-        parts = {
-            "runner": runner,
-            "redis": redis,
-            "stores": stores,
-            "witness": witness,
-            "clock": clock,
-            "numbers": count(),
-        }
+    with _parts(sqlite_url) as parts:
         machine: Callable[[], RuleBasedStateMachine] = seed(part)(type("Machine", (Protocol,), parts))
         run_state_machine_as_test(
             machine,
@@ -253,3 +259,49 @@ def test_every_interleaving_keeps_one_owner_and_one_log(sqlite_url: str, part: i
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
             ),
         )
+
+
+def test_two_workers_held_one_run_when_a_failover_brought_a_forgotten_lease_back(sqlite_url: str) -> None:
+    """The one whose lease is back had not noticed that it was gone, and the other had it from a newer dispatch. Nothing
+    tells the first one, until it writes."""
+
+    async def play(world: ProtocolWorld) -> None:
+        older, newer, sweeper = world.workers[0], world.workers[1], world.strangers[2]
+        await world.submit(0, dispatch=True)
+        older.begin("claim")
+        await world.trips.let_all_pass(older.party)
+        await world.pass_time(1)
+        await world.replicate()
+        await world.flush()
+        world.sweep()
+        await world.trips.let_all_pass(sweeper)
+        await world.pass_time(LEASE_MS // 2 + 1)
+        await world.trips.let_all_pass(sweeper)
+        newer.begin("claim")
+        await world.trips.let_all_pass(newer.party)
+        await world.fail_over()
+        for worker in (older, newer):
+            worker.begin("renew")
+            await world.trips.let_all_pass(worker.party)
+        newer.begin("retake")
+        await world.trips.let_all_pass(newer.party)
+        await world.check()
+        assert len(older.sure()) == len(newer.sure()) == 1
+
+        for worker in (newer, older):
+            for owner in worker.jobs.values():
+                owner.emit()
+            await world.trips.let_all_pass(worker.party)
+        assert (older.believed(), len(newer.sure())) == ([], 1)
+        await world.come_to_rest()
+
+    async def play_and_bury(around: Surroundings) -> None:
+        world = ProtocolWorld(around)
+        try:
+            await play(world)
+        finally:
+            await world.bury()
+
+    with _parts(sqlite_url) as parts:
+        runner: asyncio.Runner = parts.pop("runner")
+        runner.run(play_and_bury(Surroundings(trips=RoundTrips(parts["witness"].watch), **parts)))

@@ -68,6 +68,7 @@ class ProtocolWorker:
         self._leases = self._renewer.job_leases
         self._asked: dict[str, int] = {}
         """How often Redis had lost data when a job's lease was last asked for."""
+        self._retaking: set[str] = set()
 
     @property
     def unsure(self) -> list[str]:
@@ -97,7 +98,9 @@ class ProtocolWorker:
             case "renew" if self._renewer.leases.to_renew():
                 self._around.start(self._renew(), name=f"{self.party.name} renews")
             case "retake":
-                for job_id in self.unsure[:most]:
+                # The product asks for one after the other, so never twice for one at a time.
+                for job_id in [job_id for job_id in self.unsure if job_id not in self._retaking][:most]:
+                    self._retaking.add(job_id)
                     self._around.start(self._retake(job_id), name=f"{self.party.name} retakes {job_id}")
             case _:
                 pass
@@ -131,7 +134,10 @@ class ProtocolWorker:
 
     async def _retake(self, job_id: str) -> None:
         losses = self._around.losses
-        await self._renewer.retake(job_id)
+        try:
+            await self._renewer.retake(job_id)
+        finally:
+            self._retaking.discard(job_id)
         self._asked[job_id] = losses
 
     async def _run(self, job_id: str, owner: Owner) -> None:
