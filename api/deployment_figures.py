@@ -1,4 +1,4 @@
-"""What a scrape says of the whole deployment: its runs by status, its queue, its callbacks.
+"""What a scrape says of the whole deployment: its runs by status, its queue, its callbacks, its Redis servers.
 
 Every API process says the same of it; a sum over processes would count it more than once. SQL and Redis are asked when
 somebody scrapes, and seldom: a scrape every second costs them no more than one every `KEPT_S`. One that does not answer
@@ -14,6 +14,7 @@ from typing import TypeVar
 from shared.clock import Clock
 from shared.domain.errors import Unavailable
 from shared.redis.queue import RunQueue
+from shared.redis.server_memory import RedisServers
 from shared.sql.runs.figures import RunFigureStore
 from shared.telemetry.api_metrics import DeploymentState
 from shared.telemetry.metrics import Metrics
@@ -35,6 +36,7 @@ class DeploymentFigures:
     figures: RunFigureStore
     """Of a database that shows all projects."""
     queue: RunQueue
+    redis: RedisServers
     clock: Clock
     _asked_at: float = -math.inf
     _one_asks: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -53,12 +55,14 @@ class DeploymentFigures:
         async with asyncio.TaskGroup() as group:
             counting = group.create_task(_in_time(self.figures.of_deployment), name="count the runs")
             looking = group.create_task(_in_time(self.queue.state), name="look at the queue")
+            weighing = group.create_task(self.redis.memory(within_s=ASK_S), name="ask for the memory of Redis")
         counts, queue = counting.result(), looking.result()
         return DeploymentState(
             runs=None if counts is None else dict(counts.runs),
             callbacks_waiting=None if counts is None else counts.callbacks_waiting,
             queue_waiting=None if queue is None else queue.waiting,
             oldest_wait_s=None if queue is None else queue.oldest_wait_s or 0.0,
+            redis_memory=weighing.result(),
         )
 
 

@@ -13,9 +13,10 @@ from shared.clock import Clock
 from shared.domain.errors import Unavailable
 from shared.domain.ids import ProjectId
 from shared.process.version import VERSION
-from shared.redis.connection import Memory, Redis, greet, memory_of
+from shared.redis.connection import greet
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import RunQueue
+from shared.redis.server_memory import RedisServers
 from shared.redis.tool_presence import ToolPresence
 from shared.sql.engine import Database
 from shared.sql.runs.callbacks import CallbackStore
@@ -29,8 +30,7 @@ class Operations:
     """Looks at the deployment."""
 
     database: Database
-    redis: Redis
-    redis_is_embedded: bool
+    redis: RedisServers
     presence: ProcessPresence
     tool_presence: ToolPresence
     """What living workers show of the walls around their tools."""
@@ -46,18 +46,15 @@ class Operations:
         # What is away is not asked: each question would be waited for.
         has_database, has_redis = services["database"] and services["migrations"], services["redis"]
         now = self.clock.now()
-        memory = await self._unless_away(lambda: memory_of(self.redis), has_redis and not self.redis_is_embedded)
-        used, limit = memory or Memory(None, None)
         return OperationsView(
             at=now,
             version=VERSION,
             services=services,
             database_kind="sqlite" if self.database.is_sqlite else "postgresql",
             database_ms=await self._answers_ms(self.database.greet, services["database"]),
-            redis_is_embedded=self.redis_is_embedded,
-            redis_ms=await self._answers_ms(lambda: greet(self.redis), has_redis),
-            redis_used_bytes=used,
-            redis_limit_bytes=limit,
+            redis_is_embedded=self.redis.is_embedded,
+            redis_ms=await self._answers_ms(lambda: greet(self.redis.shared), has_redis),
+            redis_memory=await self._unless_away(self.redis.memory, has_redis),
             workers=await self._unless_away(self.presence.workers, has_redis),
             api_processes=await self._unless_away(self.presence.api_processes, has_redis),
             queue=await self._unless_away(self.queue.state, has_redis),

@@ -14,6 +14,7 @@ from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import RunQueue
+from shared.redis.server_memory import RedisServers
 from shared.redis.tool_presence import ToolPresence
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.figures import RunFigureStore
@@ -22,10 +23,10 @@ from shared.sql.runs.figures import RunFigureStore
 def operations_service(process: ProcessContext, everybodys: ProcessContext, queue: RunQueue) -> Operations:
     """Looks at the deployment, and at the rows of a caller's project. `everybodys` is the process with a database that
     shows all projects."""
+    servers = RedisServers(shared=process.redis, logs=process.log_servers, is_embedded=process.is_embedded)
     return Operations(
         database=process.database,
-        redis=process.redis,
-        redis_is_embedded=process.is_embedded,
+        redis=servers,
         presence=ProcessPresence(process.redis),
         tool_presence=ToolPresence(process.redis),
         queue=queue,
@@ -33,7 +34,11 @@ def operations_service(process: ProcessContext, everybodys: ProcessContext, queu
         callbacks=CallbackStore(process.database),
         clock=process.clock,
         deployment_figures=DeploymentFigures(
-            metrics=process.metrics, figures=RunFigureStore(everybodys.database), queue=queue, clock=process.clock
+            metrics=process.metrics,
+            figures=RunFigureStore(everybodys.database),
+            queue=queue,
+            redis=servers,
+            clock=process.clock,
         ),
     )
 

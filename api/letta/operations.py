@@ -15,6 +15,7 @@ from shared.domain.operations import (
     OpenCallback,
     QueueState,
     RunFigures,
+    ServerMemory,
     WorkerState,
 )
 
@@ -30,8 +31,8 @@ class OperationsView:
     database_ms: float | None
     redis_is_embedded: bool
     redis_ms: float | None
-    redis_used_bytes: int | None
-    redis_limit_bytes: int | None
+    redis_memory: list[ServerMemory] | None
+    """Of the server that all share, and behind it of those that keep logs; nothing of an embedded one."""
     workers: list[WorkerState] | None
     api_processes: list[ApiState] | None
     queue: QueueState | None
@@ -42,6 +43,7 @@ class OperationsView:
 def wire_operations(view: OperationsView) -> dict[str, Any]:
     """The whole answer. A field is null while the service that knows it is away."""
     queue, runs, callbacks = view.queue, view.runs, view.callbacks
+    shared_memory, *log_memory = view.redis_memory or [ServerMemory(server="")]
     return {
         "at": wire_time(view.at),
         "version": view.version,
@@ -50,9 +52,11 @@ def wire_operations(view: OperationsView) -> dict[str, Any]:
         "redis": {
             "embedded": view.redis_is_embedded,
             "answers_ms": view.redis_ms,
-            "used_memory_bytes": view.redis_used_bytes,
-            "max_memory_bytes": view.redis_limit_bytes,
+            **_memory(shared_memory),
         },
+        "log_servers": None
+        if view.redis_memory is None
+        else [{"server": one.server, **_memory(one)} for one in log_memory],
         "workers": None if view.workers is None else [_process(worker) for worker in view.workers],
         "api_processes": None if view.api_processes is None else [_process(one) for one in view.api_processes],
         "queue": {
@@ -80,6 +84,10 @@ def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
         "last_error": callback.last_error,
         "created_at": wire_time(callback.created_at),
     }
+
+
+def _memory(of: ServerMemory) -> dict[str, int | None]:
+    return {"used_memory_bytes": of.used, "max_memory_bytes": of.limit}
 
 
 def _active(runs: RunFigures) -> dict[str, int]:

@@ -95,6 +95,9 @@ def _counts(found: Record) -> Table:
     table.add_row("first token", _percentiles(found["first_token_ms"]))
     table.add_row("callbacks", _told("{waiting} wait, {failing} have failed before", found["callbacks"]))
     table.add_row("redis", _memory(redis))
+    log_servers: list[Record] = found.get("log_servers") or []
+    for server in log_servers:
+        table.add_row("logs", Text(f"{printable(str(server['server']))}: {_memory(server)}"))
     table.add_row("api", _apis(found["api_processes"]))
     return table
 

@@ -18,11 +18,13 @@ from cli.operator.start import operate
 from cli.options import JsonOption
 from shared.clock import SystemClock
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
+from shared.domain.operations import ServerMemory
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.process.version import VERSION
 from shared.redis.connection import Redis, connect
-from shared.redis.log_servers import log_servers
+from shared.redis.log_servers import LogServers, log_servers
+from shared.redis.server_memory import memory_of
 from shared.redis.server_settings import ServerSettings, settings_of
 from shared.sql.engine import Database
 from shared.sql.migrate import require_current
@@ -32,6 +34,11 @@ commands = typer.Typer()
 
 FILES_BESIDE_CONNECTIONS = 500
 """Files that a process has open beside its clients' connections: its own to Postgres, Redis, models and tools."""
+
+FULL = 0.8
+"""The share of a Redis server's memory from which on an operator should look, as in deploy/prometheus/alerts.yml."""
+
+LOGS_FIX = "HOLDFAST_EVENT_LOG_URL says where they are"
 
 NOT_SET = "not set; `holdfast dev` needs none, `holdfast api` and `holdfast worker` do"
 
@@ -120,9 +127,10 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         found = await settings_of(redis)
         yield good(subject, f"answers, version {found.version}")
         yield skew("redis clock", (found.now - before).total_seconds())
-        for finding in _redis_settings(found):
+        for finding in _redis_settings(subject, found):
             yield finding
-        async for finding in _event_log(settings, redis):
+        yield _redis_memory(subject, await memory_of(redis))
+        for finding in await _event_log(settings, redis):
             yield finding
     except Unavailable as error:
         yield wrong(subject, error.message, "HOLDFAST_REDIS_URL says where it is; docs/operations/redis.md")
@@ -130,44 +138,65 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         await redis.aclose(close_connection_pool=True)
 
 
-async def _event_log(settings: Settings, redis: Redis) -> AsyncGenerator[Finding]:
+async def _event_log(settings: Settings, redis: Redis) -> list[Finding]:
     """The servers of the logs, where `redis` is not the one."""
-    subject = "event log"
     if not settings.event_log_url:
-        return
+        return []
     try:
         async with log_servers(settings.event_log_url, redis) as servers:
-            if await servers.are_reachable():
-                yield good(subject, "every server of it answers")
-            else:
-                yield wrong(subject, "not every server of it answers", "HOLDFAST_EVENT_LOG_URL says where they are")
+            return await _log_servers("event log", servers)
     except InvalidRequest as error:
-        yield wrong(subject, "HOLDFAST_EVENT_LOG_URL cannot be read", error.message)
+        return [wrong("event log", "HOLDFAST_EVENT_LOG_URL cannot be read", error.message)]
 
 
-def _redis_settings(found: ServerSettings) -> list[Finding]:
+async def _log_servers(subject: str, servers: LogServers) -> list[Finding]:
+    if await servers.are_reachable():
+        findings = [good(subject, "every server of it answers")]
+    else:
+        findings = [wrong(subject, "not every server of it answers", LOGS_FIX)]
+    for netloc, server in servers.by_netloc().items():
+        findings += await _log_server(f"{subject} {netloc}", server)
+    return findings
+
+
+async def _log_server(name: str, server: Redis) -> list[Finding]:
+    try:
+        return [*_redis_settings(name, await settings_of(server)), _redis_memory(name, await memory_of(server))]
+    except Unavailable as error:
+        return [wrong(name, error.message, LOGS_FIX)]
+
+
+def _redis_settings(server: str, found: ServerSettings) -> list[Finding]:
     """Whether it keeps what it is given. Nothing here is wrong: what Redis loses is rebuilt, which takes time."""
     if found.eviction is None:
-        return [doubtful("redis settings", "it does not tell them", "docs/operations/redis.md has what they should be")]
-    findings = [
-        good("redis eviction", "noeviction")
+        fix = "docs/operations/redis.md has what they should be"
+        return [doubtful(f"{server} settings", "it does not tell them", fix)]
+    return [
+        good(f"{server} eviction", "noeviction")
         if found.eviction == "noeviction"
         else wrong(
-            "redis eviction",
+            f"{server} eviction",
             f"{found.eviction} removes keys when memory runs short",
             "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
         ),
-        good("redis persistence", "an append-only file" if found.appends else "snapshots")
+        good(f"{server} persistence", "an append-only file" if found.appends else "snapshots")
         if found.appends or found.snapshots
         else doubtful(
-            "redis persistence",
+            f"{server} persistence",
             "none: after a restart of Redis queues and logs are rebuilt from the database",
             "appendonly yes, appendfsync everysec",
         ),
     ]
-    if not found.memory_limit:
-        findings.append(doubtful("redis memory", "maxmemory is not set", "set it below what the machine has"))
-    return findings
+
+
+def _redis_memory(server: str, memory: ServerMemory) -> Finding:
+    subject, used = f"{server} memory", memory.used or 0
+    if not memory.limit:
+        return doubtful(subject, "maxmemory is not set, or it does not tell it", "set it below what the machine has")
+    said = f"{used / 1e6:,.1f} MB of {memory.limit / 1e6:,.1f} MB are used"
+    if used < FULL * memory.limit:
+        return good(subject, said)
+    return doubtful(subject, said, "more maxmemory, or a shorter HOLDFAST_STREAM_TTL_S; docs/operations/redis.md")
 
 
 async def _walls(settings: Settings) -> Finding:

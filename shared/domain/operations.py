@@ -45,6 +45,17 @@ class ApiState(msgspec.Struct, frozen=True, kw_only=True):
     """Open streams."""
 
 
+class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Redis server uses, in bytes, and may use."""
+
+    server: str
+    """Where it is, without what is needed to be let in."""
+    used: int | None = None
+    """None: it does not answer."""
+    limit: int | None = None
+    """None: there is no limit, or the server does not say."""
+
+
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """The queue of all projects together."""
 

@@ -8,7 +8,7 @@ is redirected here: whoever was sent to the wrong node, or hears nothing, says t
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -16,7 +16,7 @@ from redis.crc import key_slot
 
 from shared.concurrency import background
 from shared.domain.errors import InvalidRequest, Unavailable
-from shared.redis.connection import Redis, connect, redis_answers
+from shared.redis.connection import Address, Redis, connect, redis_answers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -28,18 +28,6 @@ LOOK_AGAIN_S = 0.1
 
 LOOK_EVERY_S = 30.0
 """Seconds after which the map is looked at though nobody doubts it: a slot that has moved twice may be where it was."""
-
-
-class Address(NamedTuple):
-    """Where a node is."""
-
-    host: str
-    port: int
-
-    @property
-    def netloc(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 def is_cluster(url: str) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from shared.redis.channel_listener import ChannelListener
-from shared.redis.cluster import Address, Cluster, ForEachNode
-from shared.redis.connection import Redis
+from shared.redis.cluster import Cluster, ForEachNode
+from shared.redis.connection import Address, Redis
 
 
 class ClusterListener:

@@ -156,18 +156,24 @@ async def is_reachable(redis: Redis) -> bool:
     return True
 
 
-class Memory(NamedTuple):
-    """What Redis uses, in bytes, and may use. None: there is no limit, or Redis does not say."""
+class Address(NamedTuple):
+    """Where a server is."""
 
-    used: int | None
-    limit: int | None
+    host: str
+    port: int
+
+    @property
+    def netloc(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
 
-async def memory_of(redis: Redis) -> Memory:
-    """The memory of a Redis server. Raises `Unavailable`."""
-    async with redis_answers():
-        said: Any = await cast("Any", redis).info("memory")
-    return Memory(said.get("used_memory"), said.get("maxmemory") or None)
+def netloc_of(redis: Redis) -> str:
+    """Where the server is, or the path of its socket; without what is needed to be let in."""
+    settings: dict[str, Any] = cast("Any", redis.connection_pool).connection_kwargs
+    if "path" in settings:
+        return str(settings["path"])
+    return Address(settings.get("host", "localhost"), settings.get("port", 6379)).netloc
 
 
 def text_of_script(name: str) -> str:

@@ -5,7 +5,7 @@ for all runs, and stays with leases and signals on the server that every process
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from shared.redis.append_pipeline import AppendPipeline
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.cluster import Cluster, ForEachNode, is_cluster
 from shared.redis.cluster_listener import ClusterListener
-from shared.redis.connection import Redis, Script, connect, is_reachable
+from shared.redis.connection import Redis, Script, connect, is_reachable, netloc_of
 
 Heard = Callable[[bytes, bytes], None]
 """Is called with the channel and the payload of a message."""
@@ -38,6 +38,10 @@ class LogServers(Protocol):
 
     def server_of(self, key: str) -> Redis:
         """A client of the server that has the log with this key. Raises `Unavailable` when that is not known now."""
+        ...
+
+    def by_netloc(self) -> Mapping[str, Redis]:
+        """A client of each that is known now, by where it is (`netloc_of`)."""
         ...
 
     def doubt(self) -> None:
@@ -69,6 +73,9 @@ class OneLogServer:
         del key
         return self._redis
 
+    def by_netloc(self) -> Mapping[str, Redis]:
+        return {netloc_of(self._redis): self._redis}
+
     def doubt(self) -> None:
         """There is no other server to look for."""
 
@@ -92,6 +99,9 @@ class ClusterLogServers:
 
     def server_of(self, key: str) -> Redis:
         return self._cluster.client_of(key)
+
+    def by_netloc(self) -> Mapping[str, Redis]:
+        return {address.netloc: node for address, node in sorted(self._cluster.nodes.items())}
 
     def doubt(self) -> None:
         self._cluster.doubt()

@@ -19,8 +19,6 @@ class ServerSettings(NamedTuple):
     """Whether there is an append-only file."""
     snapshots: bool | None
     """Whether there are snapshots at times."""
-    memory_limit: int | None
-    """Bytes; 0: none."""
 
 
 async def settings_of(redis: Redis) -> ServerSettings:
@@ -30,19 +28,17 @@ async def settings_of(redis: Redis) -> ServerSettings:
         info: dict[str, Any] = await client.info("server")
         seconds, microseconds = await client.time()
         told = await _configuration(client)
-    limit = told.get("maxmemory")
     return ServerSettings(
         version=str(info.get("redis_version", "unknown")),
         now=datetime.fromtimestamp(int(seconds) + int(microseconds) / 1e6, UTC),
         eviction=told.get("maxmemory-policy"),
         appends=told["appendonly"] == "yes" if "appendonly" in told else None,
         snapshots=bool(told["save"]) if "save" in told else None,
-        memory_limit=int(limit) if limit else None,
     )
 
 
 async def _configuration(client: Any) -> dict[str, str]:
-    names = ("maxmemory-policy", "appendonly", "save", "maxmemory")
+    names = ("maxmemory-policy", "appendonly", "save")
     try:
         found: list[dict[Any, Any]] = [await client.config_get(name) for name in names]
     except ResponseError:  # `CONFIG` is no command there, or not for this user

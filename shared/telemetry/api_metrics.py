@@ -1,6 +1,6 @@
 """What an API process counts and measures, and what it says of the whole deployment."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.operations import ServerMemory
 from shared.telemetry.worker_metrics import bounded
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -30,6 +31,8 @@ class DeploymentState:
     queue_waiting: int | None = None
     oldest_wait_s: float | None = None
     """0 when nothing waits."""
+    redis_memory: Sequence[ServerMemory] = ()
+    """Of each server of Redis, those that keep logs among them."""
 
 
 class ApiMetrics:
@@ -126,6 +129,24 @@ class _DeploymentGauges(Collector):
             "holdfast_queue_oldest_wait_seconds", "How long the oldest of them has waited.", state.oldest_wait_s
         )
         yield _gauge("holdfast_callbacks_waiting", "Callbacks to be delivered.", state.callbacks_waiting)
+        yield _by_server(
+            "holdfast_redis_memory_used_bytes",
+            "What a Redis server uses.",
+            {memory.server: memory.used for memory in state.redis_memory},
+        )
+        yield _by_server(
+            "holdfast_redis_memory_limit_bytes",
+            "What a Redis server may use.",
+            {memory.server: memory.limit for memory in state.redis_memory},
+        )
+
+
+def _by_server(name: str, meaning: str, values: Mapping[str, int | None]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, meaning, labels=["server"])
+    for server, value in values.items():
+        if value is not None:
+            family.add_metric([server], value)
+    return family
 
 
 def _gauge(name: str, meaning: str, value: float | None) -> GaugeMetricFamily:

@@ -1,23 +1,28 @@
 """A scrape of the API: who may, and what it says while Redis or SQL is away."""
 
 from collections.abc import AsyncGenerator
+from typing import Any, cast
 
 import pytest
 from sqlalchemy.engine import make_url
 
 from api.deployment_figures import DeploymentFigures
 from shared.clock import SystemClock
+from shared.redis.log_servers import OneLogServer, log_servers
 from shared.redis.queue import RunQueue
+from shared.redis.server_memory import RedisServers
 from shared.sql.engine import Database
 from shared.sql.runs.figures import RunFigureStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.exposition import Figures, scraped
 from tests.kit.keys import KeyMaker
-from tests.kit.product.in_process import api_client
+from tests.kit.model_server import ModelServer
+from tests.kit.product.in_process import api_client, running_product
 from tests.kit.runs.stored_runs import stored_runs
 from tests.kit.services.databases import open_database
+from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import TcpProxy
+from tests.kit.services.tcp_proxy import TcpProxy, free_port
 
 OPERATOR = {"Authorization": "Bearer a-long-key-of-the-operator"}
 KEYS = "one=a-long-key-of-the-operator"
@@ -98,11 +103,14 @@ async def test_a_database_that_is_away_holds_no_scrape_up(postgres_url: str) -> 
 
 
 async def test_a_redis_that_hangs_holds_no_scrape_up(database_url: str, private_redis: PrivateRedis) -> None:
+    redis = private_redis.client()
+    servers = RedisServers(shared=redis, logs=OneLogServer(redis), is_embedded=False)
     async with stored_runs(database_url) as stores:
         figures = DeploymentFigures(
             metrics=Metrics(),
             figures=RunFigureStore(stores.database),
             queue=RunQueue(private_redis.client()),
+            redis=servers,
             clock=SystemClock(),
         )
         async with private_redis.hanging():
@@ -110,3 +118,47 @@ async def test_a_redis_that_hangs_holds_no_scrape_up(database_url: str, private_
 
     assert said.has("runs")
     assert not said.has("queue_waiting")
+    assert not said.has("redis_memory_used_bytes")
+
+
+async def test_the_memory_of_servers_that_keep_logs_was_in_no_metric(
+    sqlite_url: str, private_redis: PrivateRedis, redis_cluster: PrivateCluster
+) -> None:
+    """The one that filled up was seen when runs stood still. Each node of the cluster is a server of its own, and the
+    one that all share has a series of the same name."""
+    redis, nodes = private_redis.client(), {f"127.0.0.1:{port}" for port in redis_cluster.ports}
+    await cast("Any", redis).config_set("maxmemory", "100mb")
+    async with (
+        ModelServer() as models,
+        open_database(sqlite_url) as database,
+        log_servers(redis_cluster.url, redis) as servers,
+        running_product(database, redis, models, servers=servers, with_worker=False) as product,
+    ):
+        figures = await scraped(product.http)
+        seen = (await product.http.get("/v1/admin/operations")).json()
+
+    shared = f"127.0.0.1:{private_redis.port}"
+    assert figures.labels("redis_memory_used_bytes") == {shared, *nodes}
+    assert all(figures.of("redis_memory_used_bytes", server=one) > 0 for one in (shared, *nodes))
+    assert figures.labels("redis_memory_limit_bytes") == {shared}
+    assert figures.of("redis_memory_limit_bytes", server=shared) == 100 * 2**20
+    assert seen["redis"]["max_memory_bytes"] == 100 * 2**20
+    assert {one["server"] for one in seen["log_servers"]} == nodes
+    assert all(one["used_memory_bytes"] > 0 and one["max_memory_bytes"] is None for one in seen["log_servers"])
+
+
+async def test_two_databases_of_one_redis_are_one_server(private_redis: PrivateRedis) -> None:
+    first = private_redis.client()
+    async with log_servers(private_redis.url.removesuffix("0") + "1", first) as logs:
+        assert len(await RedisServers(shared=first, logs=logs, is_embedded=False).memory()) == 1
+
+
+async def test_a_second_redis_that_is_away_leaves_the_figures_of_the_first(private_redis: PrivateRedis) -> None:
+    first = private_redis.client()
+    away = f"127.0.0.1:{free_port()}"
+    async with log_servers(f"redis://user:geheim@{away}/0", first) as logs:
+        servers = RedisServers(shared=first, logs=logs, is_embedded=False)
+        [of_first, of_second] = await servers.memory(within_s=2)
+    assert (of_first.server, of_second.server) == (f"127.0.0.1:{private_redis.port}", away)
+    assert (of_first.used or 0) > 0
+    assert of_second.used is None

@@ -8,6 +8,7 @@ from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said
+from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 
@@ -46,6 +47,35 @@ async def test_services_that_are_well_are_said_to_be(
     status, found = await _findings(tmp_path, **settings)
     assert (status, found["redis eviction"]["verdict"]) == (1, "wrong")
     assert "noeviction" in found["redis eviction"]["fix"]
+
+
+async def test_every_server_of_the_logs_was_left_out(
+    tmp_path: Path, private_redis: PrivateRedis, redis_cluster: PrivateCluster
+) -> None:
+    """It said that they answer, not that they throw logs away or are full."""
+    settings = {"HOLDFAST_REDIS_URL": private_redis.url, "HOLDFAST_EVENT_LOG_URL": redis_cluster.url}
+    _, found = await _findings(tmp_path, **settings)
+    assert found["event log"]["verdict"] == "ok"
+    for port in redis_cluster.ports:
+        assert found[f"event log 127.0.0.1:{port} eviction"]["verdict"] == "ok"
+        assert "maxmemory is not set" in found[f"event log 127.0.0.1:{port} memory"]["said"]
+
+
+async def test_a_second_redis_that_is_nearly_full_is_named(tmp_path: Path, private_redis: PrivateRedis) -> None:
+    client = cast("Any", private_redis.client())
+    where = f"event log 127.0.0.1:{private_redis.port}"
+    logs = private_redis.url.removesuffix("0") + "1"
+    settings = {"HOLDFAST_REDIS_URL": private_redis.url, "HOLDFAST_EVENT_LOG_URL": logs}
+    await client.config_set("maxmemory", "1gb")
+    _, found = await _findings(tmp_path, **settings)
+    assert found[f"{where} memory"]["verdict"] == "ok"
+    assert "of 1,073.7 MB are used" in found[f"{where} memory"]["said"]
+
+    await client.config_set("maxmemory", "1mb")
+    await client.config_set("maxmemory-policy", "allkeys-lru")
+    status, found = await _findings(tmp_path, **settings)
+    assert (status, found[f"{where} eviction"]["verdict"]) == (1, "wrong")
+    assert found[f"{where} memory"]["verdict"] == "warn"
 
 
 async def test_what_is_away_or_refused_is_named(tmp_path: Path) -> None:

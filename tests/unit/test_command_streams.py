@@ -90,6 +90,19 @@ def test_a_deployment_without_redis_and_database_was_no_screen() -> None:
     assert "no worker has shown itself" not in text
 
 
+def test_the_memory_of_a_server_that_keeps_logs_was_on_no_screen() -> None:
+    nothing = {"waiting": None, "oldest_wait_s": None, "in_flight": None}
+    memory = {"used_memory_bytes": 2_500_000, "max_memory_bytes": None}
+    parts = ("runs", "ended_last_hour", "queue_wait_ms", "first_token_ms", "callbacks", "last_hour", "workers")
+    found: Record = {"version": "1", "at": "2026-01-01T00:00:00Z", "services": {"redis": True}, "queue": nothing}
+    found |= {"redis": {"embedded": False, **memory}, "api_processes": None, **dict.fromkeys(parts)}
+    found["log_servers"] = [{"server": "node-1:6379", **memory}]
+    shown = Console(file=StringIO(), width=100)
+    shown.print(screen(found))
+    assert isinstance(shown.file, StringIO)
+    assert "node-1:6379: 2.5 MB of no limit" in shown.file.getvalue()
+
+
 def test_what_an_agent_said_was_changed_on_its_way_to_the_terminal() -> None:
     said = "all:\n\tmake :key: 10\u00a0000\u202fkm [bold]x[/bold]"
     shown = Console(file=StringIO(), highlight=False, markup=False, emoji=False, width=20)

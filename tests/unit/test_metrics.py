@@ -8,6 +8,7 @@ import pytest
 
 from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunStatus
+from shared.domain.operations import ServerMemory
 from shared.domain.runs import Usage
 from shared.telemetry.api_metrics import DeploymentState
 from shared.telemetry.metrics import Metrics
@@ -32,7 +33,17 @@ def metrics() -> Metrics:
     api.cancel_asked(RunStatus.RUNNING)
     api.callback_attempted("delivered")
     api.watch_readers(lambda: 3)
-    api.deployment = DeploymentState(runs={"running": 4}, callbacks_waiting=5, queue_waiting=6, oldest_wait_s=7.5)
+    api.deployment = DeploymentState(
+        runs={"running": 4},
+        callbacks_waiting=5,
+        queue_waiting=6,
+        oldest_wait_s=7.5,
+        redis_memory=[
+            ServerMemory(server="a:6379", used=8, limit=9),
+            ServerMemory(server="b:6379", used=10),
+            ServerMemory(server="c:6379"),
+        ],
+    )
     worker.run_ended("completed", "end_turn")
     worker.step_ended("success")
     worker.tool_called("success", 0.1)
@@ -71,6 +82,9 @@ def test_what_was_done_is_shown(metrics: Metrics) -> None:
     assert (figures.of("runs", status="running"), figures.of("runs", status="created")) == (4, 0)
     assert (figures.of("queue_waiting"), figures.of("queue_oldest_wait_seconds")) == (6, 7.5)
     assert figures.of("callbacks_waiting") == 5
+    assert figures.of("redis_memory_used_bytes", server="b:6379") == 10
+    assert figures.labels("redis_memory_used_bytes") == {"a:6379", "b:6379"}, "what is away would look empty"
+    assert figures.labels("redis_memory_limit_bytes") == {"a:6379"}, "no limit would look full"
     assert figures.of("model_tokens_total", provider="openai", direction="out") == 20
     assert figures.of("tool_call_seconds_sum", outcome="success") == pytest.approx(0.1)
 
