@@ -73,8 +73,7 @@ async def working(
 ) -> AsyncGenerator[QueueWorker]:
     """A worker that takes runs for as long as the block lasts; at its end they are handed over.
 
-    `alone`: no other process shares this Redis, so runs that are in flight at the start are taken up at once. `on_warm`
-    is called when what models need is imported.
+    `alone`: nobody shares this Redis, so runs in flight are taken up at once. `on_warm`: models' clients are imported.
     """
     settings = process.settings
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"

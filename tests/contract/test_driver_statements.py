@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from shared.concurrency import background
 from shared.domain.errors import InvalidRequest, Unavailable
 from shared.domain.ids import ThreadId
 from shared.sql.compiled import CompiledStatements
@@ -301,15 +300,15 @@ async def test_postgres_gets_deferred_writes_as_one_statement(postgres_url: str)
 
 async def test_only_what_is_quick_is_asked_on_the_event_loop(sqlite_url: str) -> None:
     """SQLite's statements go past the driver's thread, and one that took long would hold up every stream."""
-    turns = 0
+    turns, loop = 0, asyncio.get_running_loop()
 
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
+    def count_turn() -> None:
+        nonlocal turns, next_turn
+        turns += 1
+        next_turn = loop.call_soon(count_turn)
 
-    async with open_database(sqlite_url) as database, background(count_turns(), name="turns"):
+    next_turn = loop.call_soon(count_turn)
+    async with open_database(sqlite_url) as database:
         names = [f"block-{number}" for number in range(60)]
         async with database.write() as connection:
             for name in names:
@@ -322,3 +321,4 @@ async def test_only_what_is_quick_is_asked_on_the_event_loop(sqlite_url: str) ->
             assert (await connection.execute(COUNT_TRIPLES)).scalar_one() == 60**3
             assert turns > before
         assert len((await times(database, ALL, 1))[0]) == 60, "what was written before is kept"
+    next_turn.cancel()
