@@ -1,9 +1,11 @@
 """Connections to models' servers: what one reads is what was sent, and every way to fail is an error of the client."""
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +14,11 @@ import pytest
 
 from shared.network.checked_http import NetworkRules
 from tests.kit.certificates import SelfSigned
+from tests.kit.plain_answers import says, says_hello, serving
 from tests.kit.services.tcp_proxy import blackhole_address, free_port
 from tests.kit.wait_until import after
 from worker.models.connections import Connections
-from worker.models.server_connections import MOST_UNREAD, ServerConnection
-
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def serving(answer: Answering, tls: ssl.SSLContext | None = None) -> AsyncGenerator[int]:
-    """A server that answers each request so; its port."""
-
-    served: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.append(writer)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while await reader.readuntil(b"\r\n\r\n"):
-                await answer(reader, writer)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for writer in served:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+from worker.models.server_connections import MOST_UNREAD
 
 
 @asynccontextmanager
@@ -52,35 +30,11 @@ async def client(ca_file: str = "") -> AsyncGenerator[httpx2.AsyncClient]:
         await connections.aclose()
 
 
-def says(body: bytes, *, length: int | None = None) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body) if length is None else length, body)
-
-
-async def says_hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(says(b"hello"))
-
-
-async def test_the_client_reads_over_connections_of_ours() -> None:
-    """Another release of the client may look for its pool in another place."""
-    async with (
-        serving(says_hello) as port,
-        client() as http,
-        http.stream("GET", f"http://127.0.0.1:{port}/") as response,
-    ):
-        assert isinstance(response.extensions["network_stream"], ServerConnection)
-
-
 async def test_a_connection_is_used_again() -> None:
-    ports: set[int] = set()
-
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ports.add(writer.get_extra_info("peername")[1])
-        writer.write(says(b"hello"))
-
-    async with serving(answer) as port, client() as http:
+    async with serving(says_hello) as served, client() as http:
         for _ in range(3):
-            assert (await http.get(f"http://127.0.0.1:{port}/")).content == b"hello"
-    assert len(ports) == 1
+            assert (await http.get(served.url)).content == b"hello"
+    assert len(set(served.asked_over)) == 1
 
 
 async def test_a_server_that_hangs_up_between_two_requests_is_not_noticed() -> None:
@@ -93,9 +47,9 @@ async def test_a_server_that_hangs_up_between_two_requests_is_not_noticed() -> N
         await writer.wait_closed()
         hung_up.set()
 
-    async with serving(answer) as port, client() as http:
+    async with serving(answer) as served, client() as http:
         for _ in range(3):
-            assert (await http.get(f"http://127.0.0.1:{port}/")).content == b"hello"
+            assert (await http.get(served.url)).content == b"hello"
             await hung_up.wait()
 
 
@@ -111,7 +65,7 @@ async def test_a_server_waits_for_who_does_not_read() -> None:
             await writer.drain()
             sent += MOST_UNREAD
 
-    async with serving(answer) as port, client() as http, http.stream("GET", f"http://127.0.0.1:{port}/") as response:
+    async with serving(answer) as served, client() as http, http.stream("GET", served.url) as response:
         for _ in range(1000):
             await after()
         held_back = sent
@@ -127,8 +81,8 @@ async def test_a_long_request_arrives_as_it_was_sent() -> None:
         read = await reader.readexactly(len(body))
         writer.write(says(b"hello"))
 
-    async with serving(answer) as port, client() as http:
-        assert (await http.post(f"http://127.0.0.1:{port}/", content=body)).content == b"hello"
+    async with serving(answer) as served, client() as http:
+        assert (await http.post(served.url, content=body)).content == b"hello"
     assert read == body
 
 
@@ -136,15 +90,15 @@ async def test_a_server_is_believed_by_its_certificate_alone(tmp_path: Path) -> 
     made = SelfSigned.of(tmp_path, "127.0.0.1")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(made.certificate, made.key)
-    async with serving(says_hello, tls) as port:
+    async with serving(says_hello, tls) as served:
         async with client() as http:
             with pytest.raises(httpx2.ConnectError, match="certificate verify failed"):
-                await http.get(f"https://127.0.0.1:{port}/")
+                await http.get(f"https://127.0.0.1:{served.port}/")
         async with client(made.certificate) as http:
-            assert (await http.get(f"https://127.0.0.1:{port}/")).content == b"hello"
+            assert (await http.get(f"https://127.0.0.1:{served.port}/")).content == b"hello"
             # The certificate is for another name.
             with pytest.raises(httpx2.ConnectError, match="certificate verify failed"):
-                await http.get(f"https://localhost:{port}/")
+                await http.get(f"https://localhost:{served.port}/")
 
 
 @pytest.mark.parametrize(
@@ -156,18 +110,58 @@ async def test_a_server_that_hangs_up_is_an_error_of_the_client(beginning: bytes
         writer.write(beginning)
         writer.close()
 
-    async with serving(answer) as port, client() as http:
+    async with serving(answer) as served, client() as http:
         with pytest.raises(error):
-            await http.get(f"http://127.0.0.1:{port}/")
+            await http.get(served.url)
+
+
+async def test_a_connection_that_is_reset_in_the_middle_of_a_response_is_an_error_of_the_client() -> None:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says(b"half", length=9))
+        await writer.drain()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with serving(answer) as served, client() as http:
+        with pytest.raises(httpx2.ReadError):
+            await http.get(served.url)
+
+
+@pytest.mark.parametrize(
+    ("content", "timeout", "error"),
+    [
+        (b"", httpx2.Timeout(None, read=0.02), httpx2.ReadTimeout),
+        (b"x" * 50_000_000, httpx2.Timeout(None, write=0.02), httpx2.WriteTimeout),
+    ],
+)
+async def test_a_time_that_the_caller_sets_for_each_read_or_write_holds(
+    content: bytes, timeout: httpx2.Timeout, error: type[Exception]
+) -> None:
+    is_over = asyncio.Event()
+
+    async def answer(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await is_over.wait()
+
+    async with serving(answer) as served, client() as http:
+        with pytest.raises(error):
+            await http.post(served.url, content=content, timeout=timeout)
+        is_over.set()
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "127.0.0.1/v1"])
+async def test_what_is_not_http_is_an_error_of_the_client(url: str) -> None:
+    async with client() as http:
+        with pytest.raises(httpx2.UnsupportedProtocol):
+            await http.get(url)
 
 
 async def test_a_connection_that_is_reset_is_an_error_of_the_client() -> None:
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
-    async with serving(answer) as port, client() as http:
+    async with serving(answer) as served, client() as http:
         with pytest.raises(httpx2.TransportError):
-            await http.post(f"http://127.0.0.1:{port}/", content=b"x" * 10_000_000)
+            await http.post(served.url, content=b"x" * 10_000_000)
 
 
 async def test_who_is_not_there_is_an_error_of_the_client() -> None:
@@ -188,6 +182,6 @@ async def test_a_host_is_reached_whose_first_address_leads_nowhere(
         async def both(_host: str, port: int, **_: Any) -> list[Any]:
             return [(2, 1, 6, "", ("127.0.0.1", nowhere)), (2, 1, 6, "", ("127.0.0.1", port))]
 
-        async with serving(says_hello) as port, client() as http:
+        async with serving(says_hello) as served, client() as http:
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
-            assert (await http.get(f"http://two.example:{port}/")).content == b"hello"
+            assert (await http.get(f"http://two.example:{served.port}/")).content == b"hello"

@@ -1,8 +1,67 @@
 """Servers that answer with the very bytes that a test gives them, whatever they are asked."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Served:
+    """A server, and what it has seen of its clients. A connection is known by its client's port."""
+
+    port: int = 0
+    asked_over: list[int] = field(default_factory=list[int])
+    """The connection of each request."""
+    left: set[int] = field(default_factory=set[int])
+    """The connections whose client has hung up."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+
+@asynccontextmanager
+async def serving(answer: Answering, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Served]:
+    """A server that calls this for each request, behind its head. A connection stays open unless `answer` ends it."""
+    served = Served()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        client = writer.get_extra_info("peername")[1]
+        with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                served.asked_over.append(client)
+                await answer(reader, writer)
+        served.left.add(client)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    served.port = server.sockets[0].getsockname()[1]
+    try:
+        yield served
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+def says(body: bytes, *, length: int | None = None, headers: bytes = b"") -> bytes:
+    """A response with a length."""
+    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        headers,
+        len(body) if length is None else length,
+        body,
+    )
+
+
+async def says_hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(says(b"hello"))
 
 
 @asynccontextmanager

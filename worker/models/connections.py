@@ -12,16 +12,14 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-import httpcore2
 import httpx2
 import msgspec
 
 from shared.network.checked_http import CallersHttp, NetworkRules
-from worker.models.server_connections import ServerConnections
+from worker.models.server_transport import PoolLimits, ServerTransport
 
 CALL_HEADER = "x-holdfast-call"
 
-_LIMITS = httpx2.Limits(max_connections=2000, max_keepalive_connections=100)
 _TIMEOUT = httpx2.Timeout(None, connect=10.0, pool=30.0)
 """`SilenceLimit` stands around all that is read and sent; a timer for each read would be one for each token."""
 
@@ -84,7 +82,7 @@ class _WatchingTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, calls: dict[str, OpenCall], tls: ssl.SSLContext) -> None:
         self._calls = calls
-        self._transport = _Transport(tls)
+        self._transport = ServerTransport(tls, PoolLimits())
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         call = self._calls.get(request.headers.pop(CALL_HEADER, ""))
@@ -95,21 +93,6 @@ class _WatchingTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._transport.aclose()
-
-
-class _Transport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's own, over connections of ours."""
-
-    def __init__(self, tls: ssl.SSLContext) -> None:
-        super().__init__(verify=tls, limits=_LIMITS)
-        # The parent's pool cannot be told how to connect. Nothing has been opened in it.
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=tls,
-            max_connections=_LIMITS.max_connections,
-            max_keepalive_connections=_LIMITS.max_keepalive_connections,
-            keepalive_expiry=_LIMITS.keepalive_expiry,
-            network_backend=ServerConnections(),
-        )
 
 
 class _WatchedStream(httpx2.AsyncByteStream):

@@ -1,131 +1,186 @@
-"""Connections to models' servers, for the HTTP client: protocols of the event loop, with nothing between.
+"""Connections to models' servers: protocols of the event loop, with nothing between them and who reads.
 
-The client's own ones are anyio's. For each piece that these read they make a cancel scope, and have the socket watched
-and no longer watched; TLS is done in Python. A model's tokens come one by one, so that was a sixth of what each cost
-the worker.
+A model's tokens come one by one, so what each costs is what matters here. A client's own connections, pool and parser
+are layers of coroutines around every read, and took a fifth to a third of what a token cost the worker.
 """
 
 import asyncio
 import select
 import socket
 import ssl
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import NamedTuple, cast
 
-import httpcore2
+import httpx2
 
+from worker.models.http_messages import IncomingResponse, OutgoingRequest
 from worker.models.racing_addresses import connected_socket
 
 MOST_UNREAD = 1 << 18
 """Bytes that wait for who reads before the server has to wait."""
 
+Timeouts = Mapping[str, float | None]
+"""Seconds for `connect`, `pool`, `read` and `write`, as httpx2 has them in a request's extensions."""
 
-class ServerConnection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
-    """One connection. It is read by one task at a time."""
 
-    def __init__(self) -> None:
+class Origin(NamedTuple):
+    """Where a request goes."""
+
+    is_private: bool
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: httpx2.URL) -> "Origin":
+        """Raises `UnsupportedProtocol` for what is not HTTP."""
+        scheme = url.scheme
+        if scheme not in ("http", "https"):
+            said = f"an unsupported protocol '{scheme}://'" if scheme else "no 'http://' or 'https://'"
+            raise httpx2.UnsupportedProtocol(f"Request URL has {said}.")
+        is_private = scheme == "https"
+        return cls(is_private, url.raw_host.decode("ascii"), url.port or (443 if is_private else 80))
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection. It has one request at a time, whose response is read by one task."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.rests_since = 0.0
+        """Seconds of the event loop's clock."""
         self._transport: asyncio.Transport | None = None
-        self._chunks: deque[bytes] = deque()
-        self._unread = 0
+        self._response: IncomingResponse | None = None
+        self._early: list[bytes] = []
+        """What came before the first request. A server that is overloaded may answer so."""
+        self._is_sent = False
+        """Nothing is left to send of the last request, and another one may follow."""
         self._is_over = False
         self._error: Exception | None = None
+        self._is_paused = False
         self._arrival: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         """Pending while the socket takes no more."""
+
+    @property
+    def can_be_used(self) -> bool:
+        """Whether a request can be sent: the last response is whole, and the server has said nothing since then."""
+        response = self._response
+        return (
+            self._is_sent
+            and response is not None
+            and response.is_whole
+            and response.keeps_alive
+            and not self._is_over
+            and not self._open_transport().is_closing()
+        )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """The same, down to what the event loop has not seen yet: here that is the connection's end."""
+        return self.can_be_used and not _is_readable(self._open_transport())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._unread += len(data)
-        if self._unread > MOST_UNREAD:
+        response = self._response
+        if response is None:
+            self._early.append(data)
+            return
+        response.feed(data)
+        if response.unread > MOST_UNREAD and not self._is_paused:
+            self._is_paused = True
             self._open_transport().pause_reading()
         _wake(self._arrival)
+        if self._room is not None and response.is_over:
+            _wake(self._room)
 
     def eof_received(self) -> bool:
-        self._is_over = True
-        _wake(self._arrival)
+        self._end(None)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_over, self._error = True, exc
-        _wake(self._arrival)
-        _wake(self._room)
+        self._end(exc)
 
     def pause_writing(self) -> None:
         self._room = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
         _wake(self._room)
+        self._room = None
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - httpcore's
-        """What has come, `max_bytes` at most; nothing at the end. Raises httpcore's errors."""
-        if not self._chunks and not self._is_over:
-            self._arrival = asyncio.get_running_loop().create_future()
-            if timeout is None:
-                await self._arrival
-            else:
-                async with _within(timeout, httpcore2.ReadTimeout, httpcore2.ReadError):
-                    await self._arrival
-        if not self._chunks:
-            if self._error is not None:
-                raise httpcore2.ReadError(str(self._error))
-            return b""
-        chunk = self._chunks.popleft()
-        if len(chunk) > max_bytes:
-            self._chunks.appendleft(chunk[max_bytes:])
-            chunk = chunk[:max_bytes]
-        self._unread -= len(chunk)
-        if self._unread <= MOST_UNREAD < self._unread + len(chunk):
-            self._open_transport().resume_reading()
-        return chunk
+    async def ask(
+        self, asked: OutgoingRequest, body: bytes | httpx2.AsyncByteStream, timeouts: Timeouts
+    ) -> IncomingResponse:
+        """The response, of which the head is there. Raises httpx2's errors."""
+        response = self._response = IncomingResponse(has_body=asked.has_answer_body)
+        self._is_sent = False
+        for data in self._early:
+            response.feed(data)
+        self._early.clear()
+        if self._is_over:
+            self._end(self._error)
+        # A server may answer without reading, and hang up: what it said counts more than that it did not listen.
+        self._is_sent = await self._send(asked, body, timeouts.get("write")) and not asked.is_last
+        while not response.has_head:
+            if response.failure is not None:
+                raise response.failure
+            await until(self.arrival(), timeouts.get("read"), httpx2.ReadTimeout)
+        return response
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - httpcore's
-        """Sends it, at the pace of the server. Raises httpcore's errors."""
-        if not buffer:
-            return
-        if self._error is not None or self._open_transport().is_closing():
-            raise httpcore2.WriteError(str(self._error or "the connection is closed"))
-        self._open_transport().write(buffer)
-        if self._room is not None:
-            async with _within(timeout, httpcore2.WriteTimeout, httpcore2.WriteError):
-                await self._room
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done when something has come of the response, or it is over."""
+        self._arrival = asyncio.get_running_loop().create_future()
+        return self._arrival
 
-    async def aclose(self) -> None:
-        """Lets go at once: neither side has anything more to say."""
+    def resume(self) -> None:
+        """Who reads has taken what there was."""
+        if self._is_paused:
+            self._is_paused = False
+            if not self._open_transport().is_closing():
+                self._open_transport().resume_reading()
+
+    def close(self) -> None:
+        """At once: neither side has anything more to say."""
+        self._end(ConnectionAbortedError("the connection was closed here"))
         self._open_transport().abort()
 
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
-    ) -> "ServerConnection":
-        """The connection, in private. Raises httpcore's errors, and is closed then."""
-        loop, plain = asyncio.get_running_loop(), self._open_transport()
+    async def _send(self, asked: OutgoingRequest, body: bytes | httpx2.AsyncByteStream, within_s: float | None) -> bool:
+        """Sends it, at the pace of the server. Whether all of it was sent."""
+        if isinstance(body, bytes):
+            return await self._write(asked.head + asked.framed(body) + asked.end(), within_s)
+        is_sent = await self._write(asked.head, within_s)
+        pieces: AsyncIterator[bytes] = aiter(body)
         try:
-            async with _within(timeout, httpcore2.ConnectTimeout, httpcore2.ConnectError):
-                self._transport = await loop.start_tls(plain, self, ssl_context, server_hostname=server_hostname)
-        except BaseException:
-            plain.abort()
-            raise
-        return self
+            while is_sent and (piece := await anext(pieces, None)) is not None:
+                is_sent = await self._write(asked.framed(piece), within_s)
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+        return is_sent and await self._write(asked.end(), within_s)
 
-    def get_extra_info(self, info: str) -> Any:
-        """What httpcore asks for by these names."""
-        transport = self._open_transport()
-        match info:
-            case "is_readable":
-                return self._is_over or bool(self._chunks) or _is_readable(transport)
-            case "client_addr":
-                return transport.get_extra_info("sockname")
-            case "server_addr":
-                return transport.get_extra_info("peername")
-            case _:
-                return transport.get_extra_info(info)
+    async def _write(self, data: bytes, within_s: float | None) -> bool:
+        """Whether the socket has taken it. A server that has hung up, or answered without reading, is sent no more."""
+        if self._is_over or self._open_transport().is_closing():
+            return False
+        if data:
+            self._open_transport().write(data)
+        if self._room is not None:
+            await until(self._room, within_s, httpx2.WriteTimeout)
+        return self._room is None
+
+    def _end(self, error: Exception | None) -> None:
+        """Nothing more comes; the first reason is the one that is told."""
+        if not self._is_over:
+            self._is_over, self._error = True, error
+        if self._response is not None and not self._response.is_over:
+            if self._error is None:
+                self._response.end()
+            else:
+                self._response.fail(httpx2.ReadError(str(self._error)))
+        _wake(self._arrival)
+        _wake(self._room)
 
     def _open_transport(self) -> asyncio.Transport:
         if self._transport is None:
@@ -133,32 +188,26 @@ class ServerConnection(asyncio.Protocol, httpcore2.AsyncNetworkStream):
         return self._transport
 
 
-class ServerConnections(httpcore2.AsyncNetworkBackend):
-    """Makes connections."""
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> ServerConnection:
-        """A connection. Raises httpcore's errors."""
-        if local_address is not None or socket_options is not None:
-            raise AssertionError("nobody asks for these here")
-        async with _within(timeout, httpcore2.ConnectTimeout, httpcore2.ConnectError):
-            connected = await connected_socket(host, port)
-            return await _over(connected)
-
-    async def sleep(self, seconds: float) -> None:
-        """For httpcore's own retries."""
-        await asyncio.sleep(seconds)
-
-
-async def _over(connected: socket.socket) -> ServerConnection:
+async def connection_to(origin: Origin, tls: ssl.SSLContext, within_s: float | None) -> ServerConnection:
+    """A new one. Raises `ConnectError` and `ConnectTimeout`; the seconds are for the connection and for TLS each."""
     try:
-        _, connection = await asyncio.get_running_loop().create_connection(ServerConnection, sock=connected)
+        async with within(within_s, httpx2.ConnectTimeout):
+            connected = await connected_socket(origin.host, origin.port)
+        async with within(within_s, httpx2.ConnectTimeout):
+            return await _over(connected, origin, tls)
+    except OSError as error:
+        raise httpx2.ConnectError(str(error)) from error
+
+
+async def _over(connected: socket.socket, origin: Origin, tls: ssl.SSLContext) -> ServerConnection:
+    loop = asyncio.get_running_loop()
+    try:
+        if origin.is_private:
+            _, connection = await loop.create_connection(
+                lambda: ServerConnection(origin), sock=connected, ssl=tls, server_hostname=origin.host
+            )
+        else:
+            _, connection = await loop.create_connection(lambda: ServerConnection(origin), sock=connected)
     except BaseException:
         connected.close()
         raise
@@ -166,15 +215,22 @@ async def _over(connected: socket.socket) -> ServerConnection:
 
 
 @asynccontextmanager
-async def _within(seconds: float | None, too_late: type[Exception], broken: type[Exception]) -> AsyncGenerator[None]:
-    """Says errors as httpcore does."""
+async def within(seconds: float | None, too_late: type[httpx2.TimeoutException]) -> AsyncGenerator[None]:
+    """Says in httpx2's words that it took too long."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise too_late(str(error)) from error
-    except OSError as error:
-        raise broken(str(error)) from error
+        raise too_late(str(error) or f"it took more than {seconds} s") from error
+
+
+async def until(done: "asyncio.Future[None]", seconds: float | None, too_late: type[httpx2.TimeoutException]) -> None:
+    """Returns when it is done."""
+    if seconds is None:
+        await done
+    else:
+        async with within(seconds, too_late):
+            await done
 
 
 def _wake(waiter: "asyncio.Future[None] | None") -> None:
@@ -183,7 +239,7 @@ def _wake(waiter: "asyncio.Future[None] | None") -> None:
 
 
 def _is_readable(transport: asyncio.Transport) -> bool:
-    """Whether there is something that the event loop has not seen yet. On a connection at rest, that is its end."""
+    """Whether there is something that the event loop has not seen yet."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
