@@ -19,6 +19,7 @@ from tests.kit.services.tcp_proxy import blackhole_address, free_port
 from tests.kit.wait_until import after
 from worker.models.connections import Connections
 from worker.models.server_connections import MOST_UNREAD
+from worker.models.server_transport import body_of
 
 
 @asynccontextmanager
@@ -28,6 +29,16 @@ async def client(ca_file: str = "") -> AsyncGenerator[httpx2.AsyncClient]:
         yield connections.client
     finally:
         await connections.aclose()
+
+
+async def test_the_client_reads_over_connections_of_ours() -> None:
+    """What has no body of ours is read by httpx2's iterators, which cost more."""
+    async with (
+        serving(says_hello) as served,
+        client() as http,
+        http.stream("GET", served.url) as response,
+    ):
+        assert body_of(response) is not None
 
 
 async def test_a_connection_is_used_again() -> None:
@@ -71,6 +82,25 @@ async def test_a_server_waits_for_who_does_not_read() -> None:
         held_back = sent
         assert await response.aread() == body
     assert held_back < len(body) == sent
+
+
+async def test_who_takes_what_has_arrived_holds_a_server_back_no_longer() -> None:
+    body = b"x" * (8 * MOST_UNREAD)
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says(body))
+
+    read = 0
+    async with serving(answer) as served, client() as http, http.stream("GET", served.url) as response:
+        for _ in range(1000):
+            await after()
+        arriving = body_of(response)
+        assert arriving is not None
+        while (piece := arriving.arrived()) is not None:
+            read += len(piece)
+            if not piece:
+                await arriving.arrival()
+    assert read == len(body)
 
 
 async def test_a_long_request_arrives_as_it_was_sent() -> None:

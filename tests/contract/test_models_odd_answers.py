@@ -1,5 +1,7 @@
 """What servers send that imitate OpenAI's wire or Anthropic's, beyond what is written of them."""
 
+import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -22,7 +24,9 @@ from tests.kit.model_server.model_calls import (
     text_said,
     thoughts,
 )
+from tests.kit.plain_answers import says, serving
 from worker.models.provider import ModelEvent, Thought
+from worker.models.registry import Models
 
 DONE = b"data: [DONE]\n\n"
 
@@ -168,3 +172,18 @@ async def test_thinking_that_claude_refuses_is_left_out_of_a_second_request() ->
     assert "anthropic-beta" not in first.headers
     assert second.headers["anthropic-beta"] == "thinking-binding-controls-2026-08-01"
     assert second.body["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
+
+
+async def test_an_answer_is_read_that_a_server_compressed_unasked() -> None:
+    packed = gzip.compress(chunk(content="Hel") + chunk("stop", content="lo.") + DONE)
+    headers = b"content-type: text/event-stream\r\ncontent-encoding: gzip\r\n"
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says(packed, headers=headers))
+
+    async with serving(answer) as served:
+        models = Models({"VLLM_BASE_URL": served.url}, first_event_timeout=10, idle_timeout=10, retries=0)
+        try:
+            assert text_said(await ask(models, call("vllm/m"))) == "Hello."
+        finally:
+            await models.aclose()

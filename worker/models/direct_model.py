@@ -14,6 +14,7 @@ import httpx2
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
+from worker.models.server_transport import body_of
 from worker.models.sse import EventStream, EventTooLong
 
 _HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
@@ -96,20 +97,20 @@ class DirectModel:
 
     async def _answer(self, call: ModelCall, request: WireRequest) -> AsyncGenerator[ModelEvent]:
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
-        response = await self._response(call, request, limit)
-        try:
-            answer, events, chunks = self._wire.answer(call), EventStream(), response.aiter_bytes()
-            while not answer.is_over and (chunk := await limit.wait(anext(chunks, None))) is not None:
-                for event in _told(answer, events.feed(chunk)):
+        async with (
+            aclosing(await self._response(call, request, limit)) as response,
+            aclosing(_pieces(response, limit)) as pieces,
+        ):
+            answer, events = self._wire.answer(call), EventStream()
+            while not answer.is_over and (piece := await anext(pieces, None)) is not None:
+                for event in _told(answer, events.feed(piece)):
                     yield event
                 if answer.has_begun:
                     limit.event_seen()
             answer.finish()
             for event in answer.told():
                 yield event
-            await _last_bytes(chunks)
-        finally:
-            await response.aclose()
+            await _last_bytes(pieces)
 
     async def _response(self, call: ModelCall, request: WireRequest, limit: SilenceLimit) -> httpx2.Response:
         """A response that is no error."""
@@ -151,11 +152,26 @@ def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
         yield from answer.told()
 
 
-async def _last_bytes(chunks: AsyncIterator[bytes]) -> None:
+async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenerator[bytes]:
+    """The body as it comes. A server may compress it unasked."""
+    body = body_of(response)
+    if body is None or "content-encoding" in response.headers:
+        async with aclosing(response.aiter_bytes()) as decoded:
+            while (piece := await limit.wait(anext(decoded, None))) is not None:
+                yield piece
+        return
+    while (piece := body.arrived()) is not None:
+        if piece:
+            yield piece
+        else:
+            await limit.wait_for(body.arrival())
+
+
+async def _last_bytes(pieces: AsyncIterator[bytes]) -> None:
     """Reads what ends the response, behind the answer: a connection on which something is left is closed."""
-    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
+    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError, ModelError):
         async with asyncio.timeout(_LAST_BYTES_S):
-            async for _chunk in chunks:
+            async for _piece in pieces:
                 pass
 
 

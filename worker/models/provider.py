@@ -160,6 +160,8 @@ class SilenceLimit:
         self._deadline = self._loop.time() + first_event
         self._answering = False
         self._waiting: asyncio.Timeout | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self._has_passed = False
         self._looks_at = self._deadline
         self._timer: asyncio.TimerHandle | None = None
         """Looks at the deadline, which moves with each event: a timer for each would be one for each token. One that is
@@ -178,8 +180,7 @@ class SilenceLimit:
     async def wait(self, awaitable: Awaitable[_Result]) -> _Result:
         """What `awaitable` gives, or `ModelError` when the limit passes first."""
         limit = asyncio.timeout(None)
-        if self._timer is None or self._looks_at > self._deadline:
-            self._look_in_time()
+        self._look_in_time()
         try:
             async with limit:
                 self._waiting = limit
@@ -191,8 +192,18 @@ class SilenceLimit:
         finally:
             self._waiting = None
 
+    async def wait_for(self, arrival: "asyncio.Future[None]") -> None:
+        """The same for a future that somebody else ends: without the scope that `wait` makes, once for each token."""
+        self._arrival = arrival
+        self._look_in_time()
+        await arrival
+        if self._has_passed:
+            raise self._expired()
+
     def _look_in_time(self) -> None:
         if self._timer is not None:
+            if self._looks_at <= self._deadline:
+                return
             self._timer.cancel()
         # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
         self._looks_at = self._deadline
@@ -200,11 +211,15 @@ class SilenceLimit:
 
     def _look(self) -> None:
         self._timer = None
-        if self._waiting is None or self._waiting.expired():
+        awaits_arrival = self._arrival is not None and not self._arrival.done()
+        if not awaits_arrival and (self._waiting is None or self._waiting.expired()):
             return
         if self._loop.time() < self._deadline:
             self._look_in_time()
-        else:
+        elif self._arrival is not None and awaits_arrival:
+            self._has_passed = True
+            self._arrival.set_result(None)
+        elif self._waiting is not None:
             self._waiting.reschedule(self._deadline)
 
     def _expired(self) -> ModelError:

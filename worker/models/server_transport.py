@@ -13,6 +13,9 @@ import httpx2
 from worker.models.http_messages import IncomingResponse, OutgoingRequest
 from worker.models.server_connections import Origin, ServerConnection, Timeouts, connection_to, until, within
 
+_BODY = "holdfast_body"
+"""The extension of a response under which its body can be read without httpx2's iterators."""
+
 
 class PoolLimits(NamedTuple):
     """How many connections there are."""
@@ -40,11 +43,16 @@ class ServerTransport(httpx2.AsyncBaseTransport):
             self._pool.release(connection)
             raise
         stream = ResponseBody(response, connection, self._pool, timeouts.get("read"))
-        extensions = {"http_version": response.version, "reason_phrase": response.reason}
+        extensions = {"http_version": response.version, "reason_phrase": response.reason, _BODY: stream}
         return httpx2.Response(response.status_code, headers=response.headers, stream=stream, extensions=extensions)
 
     async def aclose(self) -> None:
         self._pool.close()
+
+
+def body_of(response: httpx2.Response) -> "ResponseBody | None":
+    """The body of a response as it comes, past httpx2's iterators; None for what did not come over this transport."""
+    return cast("ResponseBody | None", response.extensions.get(_BODY))
 
 
 class ResponseBody(httpx2.AsyncByteStream):
