@@ -9,6 +9,7 @@ Node.js.
 import argparse
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.node_choice import find_node
+from worker.tools.plain_process import PlainProcess
 from worker.tools.process_sandbox import ProcessSandbox
 from worker.tools.sandbox_choice import SandboxChoice
 from worker.tools.walled_sandbox import WalledSandbox
@@ -45,13 +47,13 @@ SETTLED_S = 1.0
 
 @asynccontextmanager
 async def opened(name: str) -> AsyncGenerator[ToolSandbox]:
-    plan = await SandboxChoice(name, "nobody", "", 64).best_walls()
-    node = await find_node("", plan, LIMITS)
+    walls = await SandboxChoice(name, "nobody", "", 64).best_walls() or PlainProcess(sys.executable, None)
+    node = await find_node("", walls, LIMITS)
     sandbox: ToolSandbox
-    if plan is None:
+    if isinstance(walls, PlainProcess):
         sandbox = ProcessSandbox(LIMITS, grace_s=2.0, node=node)
     else:
-        sandbox = WalledSandbox(msgspec.structs.replace(plan, node=node), LIMITS, grace_s=2.0)
+        sandbox = WalledSandbox(msgspec.structs.replace(walls, node=node), LIMITS, grace_s=2.0)
     try:
         yield sandbox
     finally:

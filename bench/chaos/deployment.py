@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import psutil
 from sqlalchemy.engine import make_url
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.domain.errors import Unavailable
 from shared.domain.tools import SandboxTier
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from tests.kit.commands import Launch
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
@@ -127,7 +127,7 @@ class PatientDatabase(Database):
     """The harness's own way to the database. A server that is full for a moment must not end the performance."""
 
     @asynccontextmanager
-    async def read(self) -> AsyncGenerator[AsyncConnection]:
+    async def read(self) -> AsyncGenerator[Connection]:
         """A connection for reading, as soon as there is one."""
         async with AsyncExitStack() as stack:
             while True:

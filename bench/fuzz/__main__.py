@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -98,7 +98,8 @@ async def _properties(seed: int, minutes: float) -> bool:
 
 async def _requests(shape: str, url: str, directory: Path, seed: int, options: argparse.Namespace) -> Outcome:
     """Rounds of schemathesis until there were as many cases as asked for, or the time is over."""
-    cases, ends = 0, time.monotonic() + (options.seconds or 24 * 3600)
+    cases: int = 0
+    ends = time.monotonic() + (options.seconds or 24 * 3600)
     while cases < options.cases and time.monotonic() + 1 < ends:
         report, output = directory / f"report-{cases}.json", directory / f"report-{cases}.txt"
         again = f"--shape {shape} --cases {options.cases - cases} --seed {seed + cases} --minutes 0"
@@ -109,7 +110,7 @@ async def _requests(shape: str, url: str, directory: Path, seed: int, options: a
         if options.seconds:
             command += ["--max-time", str(int(ends - time.monotonic()))]
         status = await _run(command, {"HOLDFAST_FUZZ_URL": url.rstrip("/"), "HOLDFAST_FUZZ_KEY": KEY}, output)
-        told = json.loads(report.read_text()) if report.exists() else {}
+        told: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
         cases += told["test_cases"]["generated"] if told else 0
         if status != 0 or not told or told["errors"]:
             return Outcome(cases, f"{_what_was_found(output)}\nagain: python -m bench.fuzz {again}; whole: {output}")

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import schemathesis
 
@@ -113,7 +113,10 @@ class Living:
 living = Living()
 
 
-@schemathesis.hook
+hook: Callable[[Callable[..., None]], Callable[..., None]] = cast("Any", schemathesis).hook
+
+
+@hook
 def before_call(_context: Any, case: Any, **_: Any) -> None:
     """Names what exists in the place of well-formed ids. Each request comes from an address of its own: wrong keys are
     among them, and are counted by address."""
@@ -123,8 +126,9 @@ def before_call(_context: Any, case: Any, **_: Any) -> None:
         case.headers["X-Forwarded-For"] = f"10.{address}"
     if case.meta is not None and case.meta.phase.name.value == "stateful":
         return  # which names what it has made itself
-    for parameters in (case.path_parameters, case.query):
-        for name, value in (parameters or {}).items():
+    given: list[dict[str, Any] | None] = [case.path_parameters, case.query]
+    for parameters in filter(None, given):
+        for name, value in parameters.items():
             is_id = isinstance(value, str) and (_ID.fullmatch(value) or name in ("tool_name", "block_label"))
             if is_id and random.random() < NAMED:
                 parameters[name] = living.of(name) or value

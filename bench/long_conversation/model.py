@@ -76,14 +76,16 @@ class PlannedModel:
         self.answers[number] = Answered(tokens, list(_flaws(request, messages[place], turn, step, name)))
         for found in SUMMARY.findall(said_to(request)):
             self.first_after.setdefault(int(found), tokens)
-        reported = {"prompt_tokens": tokens, "cached_tokens": 0, "usage": name != self.uncounted}
+        is_counted = name != self.uncounted
         if step == len(turn.steps):
-            return Turn(text=f"Answer {number} to turn {turn.number}. That is what I think of it.", **reported)
+            text = f"Answer {number} to turn {turn.number}. That is what I think of it."
+            return Turn(text=text, prompt_tokens=tokens, cached_tokens=0, usage=is_counted)
         calls = [
             Call(edit.tool, dict(edit.arguments), id=f"call_{turn.number}_{step}_{at}_{number}")
             for at, edit in enumerate(turn.steps[step])
         ]
-        return Turn(text="Let me note that. " if step % 2 else "", calls=calls, **reported)
+        text = "Let me note that. " if step % 2 else ""
+        return Turn(text=text, calls=calls, prompt_tokens=tokens, cached_tokens=0, usage=is_counted)
 
     def _question(self, messages: list[dict[str, Any]]) -> tuple[int, str, PlannedTurn]:
         """The newest question: where it is, whose it is, and its turn."""

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from letta_client import AsyncLetta
+from letta_client import AsyncLetta, Omit, omit
+from letta_client.types import CreateBlockParam
 
 from bench.long_conversation.account import MOTTO, MOTTO_LIMIT, READ_ONLY, RULES, Account
 from bench.long_conversation.edits import TOOLS
@@ -42,13 +43,18 @@ class Talk:
     async def begin(self, shared_block_id: str, window: int, *, in_conversation: bool) -> None:
         """Makes the agent."""
         before = Account(self.name).blocks
-        special: dict[str, dict[str, Any]] = {RULES: {"read_only": True}, MOTTO: {"limit": MOTTO_LIMIT}}
+        blocks: list[CreateBlockParam] = [{"label": label, "value": text} for label, text in before.items()]
+        for block in blocks:
+            if block["label"] == RULES:
+                block["read_only"] = True
+            elif block["label"] == MOTTO:
+                block["limit"] = MOTTO_LIMIT
         assert before[RULES] == READ_ONLY
         agent = await self.client.agents.create(
             name=self.name,
             model="openai/gpt-4o-mini",
             context_window_limit=window,
-            memory_blocks=[{"label": label, "value": text, **special.get(label, {})} for label, text in before.items()],
+            memory_blocks=blocks,
             block_ids=[shared_block_id],
             tools=list(TOOLS),
             include_base_tools=False,
@@ -123,8 +129,8 @@ class Talk:
 
     async def passages(self) -> AsyncIterator[str]:
         """The texts in archival memory, page by page, oldest first."""
-        after: dict[str, str] = {}
-        while page := await self.client.agents.passages.list(self.agent_id, limit=PAGE, ascending=True, **after):
+        after: str | Omit = omit
+        while page := await self.client.agents.passages.list(self.agent_id, limit=PAGE, ascending=True, after=after):
             for passage in page:
                 yield passage.text
-            after = {"after": page[-1].id or ""}
+            after = page[-1].id or ""
