@@ -1,6 +1,7 @@
 """How much each part of a short run asks of the database: its statements are most of what a run costs."""
 
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 
 import pytest
 
@@ -8,7 +9,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Step, StepTiming
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import AGENT, IDS, Stores, answer, said, some_run, stored_runs
-from tests.kit.services.databases import statements
+from tests.kit.services.databases import round_trips, statements
 
 
 @pytest.fixture
@@ -61,3 +62,23 @@ async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:
         "UPDATE agents",
         "UPDATE runs",
     ]
+
+
+async def test_a_short_run_goes_to_postgres_and_back_so_often(postgres_url: str) -> None:
+    """As its transactions really are: what waits together, and what goes along with their beginnings."""
+    with round_trips() as asked:
+        async with stored_runs(postgres_url) as stores:
+            ends = [0]
+            for _ in range(3):  # from the third time on, each statement goes straight to the driver
+                asked.clear()
+                run, ends = some_run(), [0]
+                await stores.runs.submit(run, [said("hi")])
+                ends.append(len(asked))
+                claimed = await stores.runs.claim(run.id, run.dispatch, "worker/claim", NOW)
+                ends.append(len(asked))
+                assert claimed is not None
+                assert not (await stores.messages.context_of_run(claimed)).has_input
+                ends.append(len(asked))
+                await stores.settle(claimed, messages=[answer("done")])
+                ends.append(len(asked))
+    assert [after - before for before, after in pairwise(ends)] == [4, 5, 1, 5], asked

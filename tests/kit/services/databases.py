@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, Pool
 
 from shared.domain.ids import RunId, ThreadId
 from shared.sql.access_tables import metadata
@@ -198,3 +198,22 @@ def statements() -> Generator[list[str]]:
     finally:
         event.remove(Engine, "before_cursor_execute", note)
         _IS_ASKED_FOR_THE_TEST.reset(belongs)
+
+
+@contextmanager
+def round_trips() -> Generator[list[str]]:
+    """What goes to Postgres over connections that are made in the block: one text for each way there and back, of as
+    many statements as go together."""
+    sent: list[str] = []
+
+    def note(logged: Any) -> None:
+        sent.append(logged.query)
+
+    def listen(connection: Any, _entry: Any) -> None:
+        connection.driver_connection.add_query_logger(note)
+
+    event.listen(Pool, "connect", listen)
+    try:
+        yield sent
+    finally:
+        event.remove(Pool, "connect", listen)
