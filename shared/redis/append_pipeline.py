@@ -89,7 +89,7 @@ class AppendPipeline:
         return piece
 
     async def _carry_piece(self, piece: list[_Append]) -> None:
-        failure = _closed()
+        failure: Unavailable | None = None
         try:
             # As `redis_answers`, whose generator would be one for each token.
             async with asyncio.timeout(ANSWER_S):
@@ -97,7 +97,8 @@ class AppendPipeline:
         except (RedisError, OSError) as error:
             failure = as_unavailable(error)
         finally:
-            _fail(piece, failure)
+            if unanswered := [append for append in piece if not append.answer.done()]:
+                _fail(unanswered, failure or _closed())
 
     async def _exchange(self, piece: list[_Append]) -> None:
         """Sends a piece, and over a new connection what the present one leaves unanswered: a server closes what was

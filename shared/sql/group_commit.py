@@ -89,7 +89,7 @@ class GroupCommit:
                 await asyncio.sleep(0)  # others' turn
 
     async def _commit(self, group: Sequence[_Write]) -> None:
-        failure = _closed()
+        failure: Unavailable | None = None
         try:
             results = await self._results([write.work for write in group])
             for write, result in zip(group, results, strict=True):
@@ -99,7 +99,8 @@ class GroupCommit:
             failure = unavailable(error)
             failure.__cause__ = error
         finally:
-            _fail(group, failure)
+            if unanswered := [write for write in group if not write.outcome.done()]:
+                _fail(unanswered, failure or _closed())
         self._commits += 1
         if self._commits % COMMITS_PER_CHECKPOINT == 0:
             self._checkpoint_due.set()
