@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +19,7 @@ from bench.chaos.counted_worker import launch_counted
 from bench.chaos.deployment import Deployment, Slot, say
 from bench.chaos.ledger import Ledger
 from bench.chaos.newer_release import launch_newer_worker
-from tests.kit.commands import ROOT, Launch, execute
+from tests.kit.commands import ROOT, Command, CommandProcess, Launch, execute
 
 COMMIT = "0c674cc"
 """The last one in which the numbers of a log were reserved."""
@@ -47,7 +48,14 @@ def launch_of_earlier(directory: Path) -> Launch | None:
         return None
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(directory, filter="data")
-    return partial(execute, program=PROGRAM, directory=directory)
+    return partial(_execute, directory)
+
+
+def _execute(directory: Path, command: Command) -> CommandProcess:
+    """Its API fails the streams of newer workers' runs. To draw each traceback with the values of its variables, as it
+    does on a terminal, kept a process so busy that it did not end within a minute of SIGTERM."""
+    environment = {**command.environment, "HOLDFAST_LOG_JSON": "true"}
+    return execute(replace(command, environment=environment), PROGRAM, directory)
 
 
 async def upgrade(deployment: Deployment, ledger: Ledger) -> None:
