@@ -1,4 +1,4 @@
-"""Rule 1: one file, one noun. A product file has at most 300 lines, a function fewer than 60, blocks nest 3 deep.
+"""Rule 1: one file, one noun. A product file has at most 500 lines, a function fewer than 60, blocks nest 3 deep.
 
 There is no list of exceptions: a file that grows past its limit holds two ideas.
 """
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.kit.project.source_tree import Source, bench_sources, expect_none, functions, product_sources, suite_sources
 
-PRODUCT_LINES = 300
-TEST_LINES = 400
+PRODUCT_LINES = 500
+TEST_LINES = 600
 FUNCTION_LINES = 60
 NESTING = 3
 
@@ -57,12 +57,12 @@ def _depth_of(statement: ast.stmt) -> int:
 
 
 def test_product_files_are_short() -> None:
-    """No product file has more than 300 lines."""
+    """No product file has more than 500 lines."""
     expect_none(finding for source in product_sources() for finding in long_files(source, PRODUCT_LINES))
 
 
 def test_test_files_are_short() -> None:
-    """No test or benchmark file has more than 400 lines."""
+    """No test or benchmark file has more than 600 lines."""
     sources = (*suite_sources(), *bench_sources())
     expect_none(finding for source in sources for finding in long_files(source, TEST_LINES))
 
