@@ -63,12 +63,19 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     settings, access = services.settings, services.access
     has_docs = settings.docs == "on" or (settings.docs == "auto" and not has_keys)
     app = FastAPI(
-        title="Holdfast", version=VERSION, redirect_slashes=False, openapi_url="/openapi.json" if has_docs else None
+        title="Holdfast",
+        version=VERSION,
+        redirect_slashes=False,
+        openapi_url="/openapi.json" if has_docs else None,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.services = services
     for routes in ROUTES:
         # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
         app.router.routes.extend(routes.router.routes)
+    if has_docs:
+        app.router.routes.extend(static_files.documentation.routes)
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     add_error_answers(app)
     describe_truly(app, keys_are_required=has_keys)

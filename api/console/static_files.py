@@ -6,12 +6,15 @@ import errno
 import hashlib
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 router = APIRouter(include_in_schema=False)
+documentation = APIRouter(include_in_schema=False)
 
 WEB = Path(__file__).resolve().parent / "web"
 TYPES = {
@@ -25,6 +28,9 @@ TYPES = {
 NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """What the system says of a name that no file has: also of one below a file, and of one that is too long."""
 
+PAGES = frozenset({"agents", "approvals", "operations", "runs"})
+"""The first words of the addresses behind the page's `#`."""
+
 IfNoneMatch = Annotated[str | None, Header()]
 
 
@@ -35,9 +41,24 @@ async def open_console(if_none_match: IfNoneMatch = None) -> Response:
 
 
 @router.get("/console/{name:path}")
-async def console_file(name: str, if_none_match: IfNoneMatch = None) -> Response:
-    """A file of the page. 404 for what is none, and for what lies elsewhere."""
-    return await _file(name, if_none_match)
+async def console_file(
+    request: Request, name: str, if_none_match: IfNoneMatch = None, accept: Annotated[str, Header()] = ""
+) -> Response:
+    """A file of the page. A browser that opens an address without a file goes to the console; others get a 404."""
+    try:
+        return await _file(name, if_none_match)
+    except HTTPException:
+        if "text/html" not in accept:
+            raise
+        # Links are written as `/console/runs/run-1` by people who do not think of the `#`.
+        page = quote(name) if name.split("/")[0] in PAGES else ""
+        return RedirectResponse(f"{request.scope['root_path']}/console#/{page}", 303)
+
+
+@documentation.get("/docs")
+async def open_documentation(if_none_match: IfNoneMatch = None) -> Response:
+    """The page that shows `/openapi.json`, from files of its own: it works without the internet."""
+    return await _file("documentation.html", if_none_match)
 
 
 async def _file(name: str, known: str | None) -> Response:

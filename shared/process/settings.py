@@ -71,7 +71,7 @@ class Settings(ToolSettings, TelemetrySettings):
         default=10_000, ge=10, description="Connections that the API has open at once; others get a 503."
     )
     docs: Literal["auto", "on", "off"] = Field(
-        default="auto", description="Serve `/docs`, `/redoc`, `/openapi.json`. `auto`: where no key is asked for."
+        default="auto", description="Serve `/docs` and `/openapi.json`. `auto`: where no key is asked for."
     )
 
     encryption_key: SecretStr = Field(

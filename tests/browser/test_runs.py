@@ -52,6 +52,31 @@ async def test_filters_are_kept_in_the_address(viewer: Viewer, product: Product)
     await expect(row_of(viewer, second["id"])).to_be_visible()
 
 
+async def test_lists_showed_ids_where_people_know_names(viewer: Viewer, product: Product) -> None:
+    """A run is listed with its agent's name, and the filter takes the name as well as the id."""
+    first = await start_run(product.http, "One")
+    second = await start_run(product.http, "Two")
+    agents = {run["id"]: (await product.http.get(f"/v1/agents/{run['agent_id']}")).json() for run in (first, second)}
+    await product.http.patch(f"/v1/agents/{first['agent_id']}", json={"name": "refunds"})
+    await viewer.open("/runs")
+    await expect(row_of(viewer, first["id"]).get_by_role("link", name="refunds")).to_be_visible()
+    await expect(row_of(viewer, second["id"]).get_by_role("link", name=agents[second["id"]]["name"])).to_be_visible()
+
+    await viewer.page.get_by_label("Agent", exact=True).fill("refunds")
+    await viewer.page.get_by_label("Agent", exact=True).press("Enter")
+    await expect(row_of(viewer, second["id"])).to_have_count(0)
+    await expect(row_of(viewer, first["id"])).to_be_visible()
+    await viewer.page.get_by_label("Agent", exact=True).fill("no such agent")
+    await viewer.page.get_by_label("Agent", exact=True).press("Enter")
+    await expect(viewer.page.get_by_role("alert")).to_contain_text("No agent is named no such agent")
+
+
+async def test_the_documentation_of_paths_shows_without_the_internet(viewer: Viewer) -> None:
+    await viewer.page.goto(f"{viewer.base_url}/docs")
+    await expect(viewer.page.get_by_role("heading", name="Holdfast")).to_be_visible()
+    await expect(viewer.page.get_by_text("/v1/agents", exact=True).first).to_be_visible()
+
+
 async def test_any_id_leads_to_what_it_names(viewer: Viewer, product: Product) -> None:
     run = await start_run(product.http, "Find me")
     await product.ended(run["id"])

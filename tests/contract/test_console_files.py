@@ -87,6 +87,38 @@ async def test_a_name_that_no_file_can_have_is_no_error_of_the_server(http: http
     assert "the console has no file" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("address", "page"),
+    [
+        ("runs/run-1", "/console#/runs/run-1"),
+        ("approvals", "/console#/approvals"),
+        ("agents/agent-1/tools", "/console#/agents/agent-1/tools"),
+        ("runs/%22x%22:%20y", "/console#/runs/%22x%22%3A%20y"),
+        ("nothing", "/console#/"),
+        ("//elsewhere.example", "/console#/"),
+        ("lib/", "/console#/"),
+    ],
+)
+async def test_an_address_without_its_hash_was_an_error_in_json(
+    http: httpx.AsyncClient, address: str, page: str
+) -> None:
+    answer = await http.get(f"/console/{address}", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["location"]) == (303, page)
+
+
+async def test_the_documentation_was_a_white_page_without_the_internet(sqlite_url: str) -> None:
+    """Everything that the page of /docs loads is a file of this server, and its policy lets nothing else in."""
+    async with open_database(sqlite_url) as database, api_client(database) as client:
+        answer = await client.get("/docs")
+        assert answer.status_code == 200
+        loaded = re.findall(r'(?:href|src)="([^"]+)"', answer.text)
+        assert {"console/vendor/swagger-ui-bundle.js", "openapi.json"} <= set(loaded)
+        for address in loaded:
+            assert (await client.get(f"/{address}")).status_code == 200, address
+        assert "http" not in answer.headers["content-security-policy"]
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+
+
 async def test_the_page_may_load_its_own_files_and_nothing_else(http: httpx.AsyncClient) -> None:
     policy = (await http.get("/console")).headers["content-security-policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -122,6 +154,7 @@ def test_what_is_vendored_has_its_licence_and_its_version_beside_it() -> None:
         "preact.LICENSE",
         "preact-signals.LICENSE",
         "preact-signals-core.LICENSE",
+        "swagger-ui-dist.LICENSE",
         "uplot.LICENSE",
     }
     assert (WEB / "vendor" / "versions.json").is_file()

@@ -1,6 +1,7 @@
 // Small things that every page shows: nothing, failures, times, ids.
 
 import { html, useEffect, useState } from "../html.js";
+import { agentName } from "../lib/agent_names.js";
 import { duration, moment, NOTHING, shortId, time } from "../lib/format.js";
 
 /** @typedef {import("../html.js").ComponentChildren} Children */
@@ -66,6 +67,18 @@ export function Id({ id, href, whole = false }) {
       <${Copy} text=${id} what=${text} />
     </span>
   `;
+}
+
+/**
+ * An agent by its name, or by its id until the name is known.
+ * @param {{id: string | null | undefined}} props
+ */
+export function AgentName({ id }) {
+  if (!id) return NOTHING;
+  const name = agentName(id);
+  const href = `#/agents/${id}`;
+  if (name === "") return html`<${Id} id=${id} href=${href} />`;
+  return html`<span class="id" title=${id}><a href=${href}>${name}</a> <${Copy} text=${id} what=${`the id of ${name}`} /></span>`;
 }
 
 /**

@@ -16,7 +16,7 @@ export function LastHour({ minutes }) {
       ? html`<${Empty} title="There are no figures of the last hour"><p>The database does not answer.</p><//>`
       : html`<div class="charts">
           <${Chart} title="Runs" times=${times} lines=${runLines(minutes)} show=${number} />
-          <${Chart} title="Half of the runs within" times=${times} lines=${waitLines(minutes)} show=${duration} />
+          <${Chart} title="Waits, p50" times=${times} lines=${waitLines(minutes)} show=${duration} />
         </div>`}
   </section>`;
 }

@@ -17,6 +17,19 @@ export async function addressOf(text) {
   return find(id);
 }
 
+/**
+ * The id of the agent with this id or name; "" for an empty text. Throws `ApiError` for a name that no agent has.
+ * @param {string} text
+ * @returns {Promise<string>}
+ */
+export async function agentIdOf(text) {
+  const wanted = text.trim();
+  if (wanted === "" || wanted.startsWith("agent-")) return wanted;
+  const found = await request("GET", "/v1/agents", { query: { name: wanted, limit: 1 } });
+  if (found.length === 0) throw new ApiError(0, `No agent is named ${wanted}: give a whole name, or an id (agent-…)`);
+  return found[0].id;
+}
+
 /** @type {Record<string, (id: string) => Promise<string>>} */
 const FINDERS = {
   run: async (id) => toRun((await get("runs", id)).id, id),

@@ -150,8 +150,8 @@ function Percentages({ now }) {
       <table>
         <thead>
           <tr>
-            <th scope="col">Time</th><th scope="col" class="figure">half within</th>
-            <th scope="col" class="figure">95 % within</th><th scope="col" class="figure">99 % within</th>
+            <th scope="col">Time</th><th scope="col" class="figure">p50</th>
+            <th scope="col" class="figure">p95</th><th scope="col" class="figure">p99</th>
           </tr>
         </thead>
         <tbody>

@@ -1,7 +1,7 @@
 // One run: what it said and did, live or replayed, where its time went, and the ways to steer it.
 
 import { html } from "../html.js";
-import { Failure, Id, Time, Duration } from "../components/basics.js";
+import { AgentName, Failure, Id, Time, Duration } from "../components/basics.js";
 import { Status, statusOf } from "../components/status.js";
 import { Connection } from "../components/connection.js";
 import { RawEvents } from "../components/raw_events.js";
@@ -76,7 +76,7 @@ function ShownRun({ runs, from, reload }) {
 function Facts({ run }) {
   return html`
     <dl class="facts">
-      <div><dt>Agent</dt><dd><${Id} id=${run.agent_id} href=${`#/agents/${run.agent_id}`} /></dd></div>
+      <div><dt>Agent</dt><dd><${AgentName} id=${run.agent_id} /></dd></div>
       ${run.conversation_id && html`<div><dt>Conversation</dt><dd><${Id} id=${run.conversation_id} href=${`#/runs?conversation=${run.conversation_id}`} /></dd></div>`}
       <div><dt>Created</dt><dd><${Time} at=${run.created_at} /></dd></div>
       <div><dt>Duration</dt><dd><${Duration} ms=${durationOf(run)} since=${isActive(run) ? run.created_at : null} /></dd></div>

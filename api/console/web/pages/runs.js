@@ -2,9 +2,9 @@
 
 import { html, useRef, useState } from "../html.js";
 import { DataTable } from "../components/data_table.js";
-import { Copy, Duration, Empty, Failure, Id, Time } from "../components/basics.js";
+import { AgentName, Copy, Duration, Empty, Failure, Id, Time } from "../components/basics.js";
 import { Status } from "../components/status.js";
-import { addressOf } from "../lib/find_by_id.js";
+import { addressOf, agentIdOf } from "../lib/find_by_id.js";
 import { duration, number } from "../lib/format.js";
 import { go, refine } from "../lib/routing.js";
 import { useRunList } from "../lib/run_list.js";
@@ -21,7 +21,7 @@ const FILTERS = ["agent", "status", "stop", "conversation", "after", "before"];
 const COLUMNS = [
   { name: "run", title: "Run", cell: (run) => html`<${Id} id=${run.id} href=${`#/runs/${run.id}`} />` },
   { name: "status", title: "Status", cell: (run) => html`<${Status} status=${run.status} stopReason=${run.stop_reason} />` },
-  { name: "agent", title: "Agent", cell: (run) => html`<${Id} id=${run.agent_id} href=${`#/agents/${run.agent_id}`} />` },
+  { name: "agent", title: "Agent", cell: (run) => html`<${AgentName} id=${run.agent_id} />` },
   { name: "created", title: "Created", cell: (run) => html`<${Time} at=${run.created_at} />` },
   { name: "duration", title: "Duration", isFigure: true, cell: (run) => runDuration(run) },
   { name: "queue", title: "Waited", isFigure: true, cell: (run) => duration(queueWaitOf(run)) },
@@ -100,6 +100,15 @@ function Search() {
 function Filters({ query }) {
   /** @param {string} name */
   const set = (name) => (/** @type {any} */ event) => refine({ [name]: event.currentTarget.value.trim() });
+  const [error, setError] = useState(/** @type {Error | null} */ (null));
+  const setAgent = async (/** @type {any} */ event) => {
+    setError(null);
+    try {
+      refine({ agent: await agentIdOf(event.currentTarget.value) });
+    } catch (thrown) {
+      setError(thrown instanceof Error ? thrown : new Error(String(thrown)));
+    }
+  };
   const clear = () => refine(Object.fromEntries(FILTERS.map((name) => [name, ""])));
   return html`
     <div class="filters" role="group" aria-label="Filters">
@@ -115,11 +124,12 @@ function Filters({ query }) {
           ${STOP_REASONS.map((one) => html`<option value=${one}>${one}</option>`)}
         </select>
       </label>
-      <label>Agent<input value=${query.agent ?? ""} placeholder="agent-…" onChange=${set("agent")} /></label>
+      <label>Agent<input value=${query.agent ?? ""} placeholder="name or agent-…" onChange=${setAgent} /></label>
       <label>Conversation<input value=${query.conversation ?? ""} placeholder="conv-…" onChange=${set("conversation")} /></label>
       <label>Created after<input type="datetime-local" value=${query.after ?? ""} onChange=${set("after")} /></label>
       <label>Created before<input type="datetime-local" value=${query.before ?? ""} onChange=${set("before")} /></label>
       <button type="button" onClick=${clear}>Clear</button>
+      <${Failure} error=${error} />
     </div>
   `;
 }
