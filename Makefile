@@ -9,7 +9,7 @@ FAST_TESTS := tests/architecture tests/unit tests/contract
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
 
-.PHONY: help dev test test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation clean
+.PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,11 +17,14 @@ help: ## Show this list
 dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
 
-test: $(STAMP) ## Run the tests (ARGS="-k cancel")
+test: $(STAMP) ## Run the tests without those marked exhaustive (ARGS="-k cancel")
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m 'not exhaustive' $(ARGS)
+
+test-all: $(STAMP) ## Run every test, as CI does (ARGS="-k cancel")
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: rules, units, contracts
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not services and not slow' $(FAST_TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)
 
 lint: $(STAMP) ## Run the linter, the format check, the dead-code check and the type checker
 	@$(BIN)/ruff check --quiet .
@@ -33,7 +36,7 @@ lint: $(STAMP) ## Run the linter, the format check, the dead-code check and the 
 check-fast: $(STAMP) ## Run the linters beside the fast tests, in two minutes: what to run while you work
 	@$(MAKE) --no-print-directory -j2 lint test-fast
 
-check: lint test ## Run all that a change must pass
+check: lint test ## Run the linters and the tests: what to run before you hand a change in
 
 format: $(STAMP) ## Sort imports and format the code
 	@$(BIN)/ruff check --quiet --fix .

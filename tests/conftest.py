@@ -16,12 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.kit.services.databases import PostgresServer, migrate_database, on_another_loop
 from tests.kit.services.missing_service import missing_service
 
-pytest_plugins = ["tests.kit.services.redis_fixtures"]
+pytest_plugins = ["tests.kit.services.redis_fixtures", "tests.kit.tiers"]
 
 TEST_DATABASE = "HOLDFAST_TEST_DATABASE_URL"
 LAST_LINE = "-----END CERTIFICATE-----"
 SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis", "redis_cluster"})
-HUNG_S = 660
+HUNG_S = 900
 """More than what one phase of a test may take. See `_watch`."""
 
 _STDERR = pytest.StashKey[int]()

@@ -76,9 +76,9 @@ ELSEWHERE = (
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )
-DIES = ("before", "after")
-LOSES = ("lost", "lost:1:2")
-"""An answer, and the first two answers."""
+DIES = (pytest.param("before", marks=pytest.mark.exhaustive), "after")
+LOSES = tuple(pytest.param(lost, marks=pytest.mark.exhaustive) for lost in ("lost", "lost:1:2"))
+"""An answer, and the first two answers. `make test` has each durable write once: it was stored, and its writer killed."""
 
 NEVER_S = 3600.0
 UNSWEPT = {"sweep_s": NEVER_S, **PLAIN_TOOLS}

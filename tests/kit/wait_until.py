@@ -9,7 +9,7 @@ PATIENT_S = 0.1
 
 
 async def wait_until(
-    predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = 60.0, every: float = 0.01
+    predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = 180.0, every: float = 0.01
 ) -> Any:
     """The predicate's first true value. Fails the test, naming `description`, when it stays false for `timeout` s.
 
