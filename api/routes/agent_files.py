@@ -14,6 +14,7 @@ from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
+from api.multipart_route import MultipartRoute
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.brought_agents import Arrival, BroughtAgents
@@ -24,7 +25,7 @@ from shared.json_limits import flaw_of_document
 from shared.process.version import VERSION
 from shared.sql.definitions.agents import AgentDetails
 
-router = APIRouter(prefix="/v1/agents", tags=["agents"])
+router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=MultipartRoute)
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
