@@ -1,11 +1,11 @@
 """What is built of a search is bounded at every door: what a caller sends cannot hold the event loop for long."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
+from sqlalchemy import Engine, event
 
 from shared.domain.words import LONGEST_QUERY, MOST_WORDS
 from tests.kit.model_server import Call
@@ -22,18 +22,18 @@ FULL = {
 
 
 @contextmanager
-def longest_statement() -> Iterator[list[int]]:
+def longest_statement() -> Generator[list[int]]:
     """How many characters each statement has that a database is sent in the block."""
     lengths: list[int] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, _parameters: Any, *_rest: Any) -> None:
         lengths.append(len(statement))
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", note)
     try:
         yield lengths
     finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 @pytest.mark.parametrize("query", TOO_LONG.values(), ids=TOO_LONG)
