@@ -3,7 +3,8 @@
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
@@ -53,6 +54,7 @@ PIP_REQUIREMENTS = ("pip_requirements",)
 """What is acted on where the operator has named a package index."""
 
 MAX_NAMES = 20
+"""Of one request: so many are looked for, shown and logged."""
 MAX_LOGGED = 10_000
 LONGEST_NOTE, LONGEST_WARNING = 500, 4000
 """Characters. Programs refuse long heads."""
@@ -92,9 +94,13 @@ class UnusedInputWarnings:
     def _warn(self, scope: Scope, body: bytes, message: Message) -> None:
         # Routing has put the route there. Paths without one are not ours to judge.
         route = scope.get("route")
-        if isinstance(route, APIRoute) and (names := list(self._unused(route, scope, body))):
+        if isinstance(route, APIRoute) and (names := self._first_unused(route, scope, body)):
             self._log(route, scope, names)
             MutableHeaders(scope=message).append("Warning", _warning(names))
+
+    def _first_unused(self, route: APIRoute, scope: Scope, body: bytes) -> list[str]:
+        """The names, up to one more than are shown: a body has room for tens of thousands."""
+        return list(islice(_once_each(self._unused(route, scope, body)), MAX_NAMES + 1))
 
     def _unused(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[str]:
         known = self._parameters.get(route.unique_id)
@@ -110,17 +116,17 @@ class UnusedInputWarnings:
         given: object = json.loads(body)
         if isinstance(given, dict):
             said = cast("dict[str, Any]", given)
-            unused = dict.fromkeys(unused_fields(model, said))
-            yield from (name for name in unused if name not in self._acted_on)
+            yield from (name for name in unused_fields(model, said) if name not in self._acted_on)
             if model is ChatRequest:
-                yield from dict.fromkeys(left_out(said["messages"]))
+                yield from left_out(said["messages"])
 
     def _log(self, route: APIRoute, scope: Scope, names: list[str]) -> None:
         makes_agent = (scope["method"], route.path) == ("POST", "/v1/agents")
         place: str = scope["path_params"].get("agent_id", route.unique_id)
+        new = [name for name in names if makes_agent or (place, name) not in self._logged]
+        if new:
+            log.warning("input_not_acted_on", request=f"{scope['method']} {scope['path']}", fields=_listed(new))
         for name in names:
-            if makes_agent or (place, name) not in self._logged:
-                log.warning("input_not_acted_on", request=f"{scope['method']} {scope['path']}", field=_shown(name))
             self._logged[place, name] = None
             self._logged.move_to_end((place, name))
         while len(self._logged) > MAX_LOGGED:
@@ -142,9 +148,20 @@ def _model_of(route: APIRoute) -> type[BaseModel] | None:
 
 
 def _warning(names: list[str]) -> str:
+    return f'299 holdfast "not acted on: {_listed(names)}"'
+
+
+def _listed(names: list[str]) -> str:
     shown = ", ".join(_shown(name) for name in names[:MAX_NAMES])
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f'299 holdfast "not acted on: {shown}{more}"'
+    return f"{shown} and more" if len(names) > MAX_NAMES else shown
+
+
+def _once_each(names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name not in seen:
+            seen.add(name)
+            yield name
 
 
 def _shown(name: str) -> str:

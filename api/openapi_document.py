@@ -39,6 +39,7 @@ REFUSALS: Mapping[str, str] = {
     "409": "Something else is in the way: a run, an approval, other content under the same name.",
     "413": "The body is longer than this server takes.",
     "414": "The URL is longer than this server takes.",
+    "415": "The form is not sent as `multipart/form-data`.",
     "422": "The request is not what this path takes.",
     "429": "Too much at once, here or at the model's provider.",
     "431": "The head is longer than this server takes.",
@@ -51,6 +52,8 @@ OF_THE_HEAD = ("414", "431")
 """What the server says before anybody knows whom the request is for: in plain words."""
 PLAIN: Json = {"text/plain": {"schema": {"type": "string"}}}
 OF_A_MODEL = ("504",)
+OF_A_FORM = ("415",)
+READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)
 """What is wrong with a body is a 400 there."""
 
@@ -169,6 +172,8 @@ def _may_be(status: str, method: str, path: str) -> bool:
         return status in ("403", "500", "503", *OF_THE_HEAD)
     if status in WITH_BODY:
         return method != "get"
+    if status in OF_A_FORM:
+        return (method, path) in READ_FORMS
     if status in OF_A_MODEL:
         return (method, path) in ENDS_RUNS
     if status in NOT_OF_OPENAI:

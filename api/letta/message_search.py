@@ -10,6 +10,7 @@ from api.letta.envelope import in_utc, wire_time
 from api.letta.messages import wire_messages
 from shared.domain.ids import UUID4_PATTERN, AgentId, ConversationId
 from shared.domain.messages import Message
+from shared.domain.words import LONGEST_QUERY
 
 SAID = frozenset({"user_message", "assistant_message"})
 """The messages that are searched."""
@@ -20,7 +21,7 @@ class MessageSearch(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    query: str
+    query: Annotated[str, Field(max_length=LONGEST_QUERY)]
     search_mode: Literal["vector", "fts", "hybrid"] = "hybrid"
     agent_id: Annotated[AgentId | None, Field(pattern=f"^agent-{UUID4_PATTERN}$")] = None
     conversation_id: ConversationId | None = None

@@ -18,6 +18,7 @@ from shared.domain.archival import (
 )
 from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker
 from shared.domain.local_time import zone_of
+from shared.domain.words import LONGEST_QUERY
 
 MOST_AT_ONCE = 500
 """Passages of one request."""
@@ -49,7 +50,7 @@ class PassageSearch(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    query: str | None = None
+    query: Annotated[str, Field(max_length=LONGEST_QUERY)] | None = None
     agent_id: Annotated[str, Field(pattern=f"^agent-{UUID4_PATTERN}$")] | None = None
     archive_id: Annotated[str, Field(pattern=f"^archive-{UUID4_PATTERN}$")] | None = None
     tags: Tags | None = None

@@ -4,11 +4,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 
-from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep, Texts
+from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage
-from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, PassageQuery
+from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, MOST_TAGS, PassageQuery
 from shared.domain.ids import PassageId
 from shared.domain.local_time import moment_of
+from shared.domain.words import LONGEST_QUERY
 from shared.sql.archival.passages import PassagePage
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"])
@@ -47,8 +48,8 @@ async def search_memories(
     agent_id: AgentIdPath,
     services: ServicesDep,
     project_id: ProjectDep,
-    query: str,
-    tags: Texts = None,
+    query: Annotated[str, Query(max_length=LONGEST_QUERY)],
+    tags: Annotated[list[str] | None, Query(max_length=MOST_TAGS)] = None,
     tag_match_mode: Literal["any", "all"] = "any",
     top_k: Annotated[int, Query(ge=1, le=MOST_FOUND)] = DEFAULT_FOUND,
     start_datetime: str | None = None,

@@ -1,12 +1,14 @@
 """Agent files: an agent leaves as one, and agents come from one."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Form, Header, Response, UploadFile
+from fastapi import APIRouter, Form, Header, HTTPException, Request, Response, UploadFile
+from fastapi.params import Form as FormField
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 
 from api.answer_headers import warning_of
@@ -24,7 +26,31 @@ from shared.json_limits import flaw_of_document
 from shared.process.version import VERSION
 from shared.sql.definitions.agents import AgentDetails
 
-router = APIRouter(prefix="/v1/agents", tags=["agents"])
+MULTIPART = "multipart/form-data"
+
+
+class MultipartRoute(APIRoute):
+    """A route whose form comes in parts: everything else is a 415 before it is read.
+
+    A parser of forms in one line steps through their separators one by one, and a body has room for millions.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See `APIRoute.get_route_handler`."""
+        handler = super().get_route_handler()
+        if not any(isinstance(field.field_info, FormField) for field in self.dependant.body_params):
+            return handler
+
+        async def of_parts_only(request: Request) -> Response:
+            given = request.headers.get("content-type", "")
+            if given.partition(";")[0].strip().lower() != MULTIPART:
+                raise HTTPException(415, f"Content-Type is {given[:100]!r}: send the form as {MULTIPART}")
+            return await handler(request)
+
+        return of_parts_only
+
+
+router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=MultipartRoute)
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 

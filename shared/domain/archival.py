@@ -13,6 +13,7 @@ import msgspec
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
 from shared.domain.vectors import Vector
+from shared.domain.words import refuse_long_query
 
 LONGEST_TEXT = 50_000
 """Characters of a passage."""
@@ -91,6 +92,12 @@ class FoundPassage(msgspec.Struct, frozen=True):
     score: float = 0.0
     word_rank: int | None = None
     vector_rank: int | None = None
+
+
+def refuse_oversized_query(query: PassageQuery) -> None:
+    """Raises `InvalidRequest` for a search that is too long, or that names too many tags."""
+    refuse_long_query(query.text or "")
+    _refuse_tags(query.tags)
 
 
 def refuse_oversized(passages: Sequence[NewPassage]) -> None:

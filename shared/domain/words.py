@@ -8,8 +8,14 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from shared.domain.errors import InvalidRequest
+
 LONGEST_WORD = 100
 """Characters. A longer word is found by its beginning."""
+LONGEST_QUERY = 1000
+"""Characters of a search for words, at every door: what is built of a search grows with it, on the event loop."""
+MOST_WORDS = 32
+"""Of a search, and of a phrase in one; the rest of a longer one is left out."""
 
 _DIACRITICS = re.compile("[\u0300-\u036f]+")
 """Of Latin, Greek and Cyrillic. The marks of other scripts are vowels, and stay."""
@@ -26,6 +32,14 @@ def phrases_of(text: str) -> list[list[str]]:
     is one phrase, whose words belong together; every other phrase is one word."""
     letters = "".join(map(_letter_or_space, _folded(text)))
     return [list(run) if _IS_UNSPACED.match(run) else [run[:LONGEST_WORD]] for run in _RUNS.findall(letters)]
+
+
+def refuse_long_query(query: str) -> None:
+    """Raises `InvalidRequest` for a search that is too long."""
+    if len(query) > LONGEST_QUERY:
+        raise InvalidRequest(
+            f"query has {len(query)} characters, and a search may have {LONGEST_QUERY}: search for fewer words"
+        )
 
 
 def words_of(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import re
 import ssl
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -20,6 +20,9 @@ from shared.process.telemetry_settings import TelemetrySettings
 from shared.process.tool_settings import ToolSettings
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+Dollars = Annotated[float, Field(ge=0, le=1_000_000_000)]
+"""Accounts count billionths of a dollar in 64 bits."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 _HOST = re.compile(r"[^/?#@\s:]+|\[?[0-9a-f:]+\]?", re.IGNORECASE)
@@ -149,13 +152,13 @@ class Settings(ToolSettings, TelemetrySettings):
     )
 
     run_token_budget: int = Field(default=0, ge=0, description="Tokens that one run may use, in and out; 0: no limit.")
-    run_cost_budget: float = Field(default=0, ge=0, description="US dollars that one run may cost; 0: no limit.")
+    run_cost_budget: Dollars = Field(default=0, description="US dollars that one run may cost; 0: no limit.")
     agent_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one agent may use a day; 0: no limit.")
-    agent_daily_cost: float = Field(default=0, ge=0, description="US dollars that one agent may cost a day.")
+    agent_daily_cost: Dollars = Field(default=0, description="US dollars that one agent may cost a day.")
     key_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one API key's runs may use a day.")
-    key_daily_cost: float = Field(default=0, ge=0, description="US dollars that one API key's runs may cost a day.")
+    key_daily_cost: Dollars = Field(default=0, description="US dollars that one API key's runs may cost a day.")
     project_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one project may use a day.")
-    project_daily_cost: float = Field(default=0, ge=0, description="US dollars that one project may cost a day.")
+    project_daily_cost: Dollars = Field(default=0, description="US dollars that one project may cost a day.")
     budget_action: Literal["fail", "wait"] = Field(
         default="fail", description="What a run does whose next call would exceed a day's budget."
     )

@@ -101,10 +101,20 @@ async def test_a_refused_form_is_told_which_field_it_is(
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
 
 
+@pytest.mark.parametrize(
+    "content_type", ["application/x-www-form-urlencoded", "application/json", "text/plain", "", ";"]
+)
+@pytest.mark.parametrize("unit", [b"&", b"a=&", b"%", b"=;"])
+async def test_a_form_of_separators_held_the_api(http: httpx.AsyncClient, content_type: str, unit: bytes) -> None:
+    answer = await http.post(IMPORT, content=unit * 300_000, headers={"Content-Type": content_type})
+
+    assert answer.status_code == 415, answer.text
+    assert "multipart/form-data" in answer.json()["detail"]
+
+
 async def test_a_request_without_a_file_is_told_so(http: httpx.AsyncClient) -> None:
     for answer in (
-        await http.post(IMPORT, json={}),
-        await http.post(IMPORT, data={"file": "hello"}),
+        await http.post(IMPORT, files={"other": b"hello"}),
         await http.post(IMPORT, content=b"x", headers={"Content-Type": "multipart/form-data; boundary=b"}),
     ):
         assert answer.status_code in (400, 422), answer.text

@@ -93,7 +93,22 @@ async def test_a_header_cannot_be_written_by_a_name(http: httpx.AsyncClient) -> 
         "/v1/agents/", json={"model": "builtin/echo", 'x"\r\nSet-Cookie: a=b': 1, **{f"f{n}": 1 for n in range(30)}}
     )
     assert "set-cookie" not in answer.headers
-    assert answer.headers["warning"].endswith(' and 11 more"')
+    assert answer.headers["warning"].endswith(', f18 and more"')
+
+
+@pytest.mark.parametrize("count", [21, 30_000])
+async def test_many_unknown_fields_held_the_api_and_filled_its_log(http: httpx.AsyncClient, count: int) -> None:
+    """Each was a line of its own."""
+    unknown = {f"f{number}": 1 for number in range(count)}
+    nested = {"memory_blocks": [{"label": f"l{number}", "value": "x", f"b{number}": 1} for number in range(30)]}
+    for body in (unknown, nested):
+        with log_events() as logged:
+            answer = await http.post("/v1/agents/", json={"model": "builtin/echo", **body})
+            assert answer.status_code == 200, answer.text
+        [line] = logged.all("input_not_acted_on")
+        assert line["fields"].count(",") == 19
+        assert answer.headers["warning"] == f'299 holdfast "not acted on: {line["fields"]}"'
+        assert line["fields"].endswith(" and more")
 
 
 async def test_it_is_logged_once_for_each_agent(http: httpx.AsyncClient) -> None:

@@ -6,11 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from shared.concurrency import retry_while_unavailable
-from shared.domain.archival import MOST_FOUND, NewPassage, PassageQuery, refuse_oversized
+from shared.domain.archival import MOST_FOUND, NewPassage, PassageQuery, refuse_oversized, refuse_oversized_query
 from shared.domain.base_tools import SEARCHES_MESSAGES
 from shared.domain.local_time import moment_of, zone_of
 from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturn, UserMessage, text_of
 from shared.domain.word_search import Role
+from shared.domain.words import refuse_long_query
 from worker.run.context import RunContext
 
 Arguments = Mapping[str, Any]
@@ -26,13 +27,18 @@ MOST_MESSAGES = 100
 
 
 async def search_messages(context: RunContext, arguments: Arguments) -> str:
-    """What was said in any of the agent's conversations, as JSON. Raises `InvalidRequest` for what is no moment."""
+    """What was said in any of the agent's conversations, as JSON.
+
+    Raises `InvalidRequest` for what is no moment, or too long.
+    """
     agent, asked = context.agent, arguments.get("roles") or ("user", "assistant")
     start, end = _span(context, arguments, "start_date", "end_date")
     limit = min(max(arguments.get("limit", MESSAGES_FOUND), 1), MOST_MESSAGES)
-    words = arguments.get("query", "").split()
+    asked_for = arguments.get("query", "")
+    refuse_long_query(asked_for)
+    words = asked_for.split()
     # Results of tools are found in what was made of them. Shown again, they would be found again and again.
-    roles: list[Role] = [role for role in asked if role in ("user", "assistant")]
+    roles: list[Role] = [role for role in ("user", "assistant") if role in asked]
     if not roles:
         return NOTHING
     found = await _read(
@@ -48,7 +54,7 @@ async def search_messages(context: RunContext, arguments: Arguments) -> str:
 
 
 async def search_passages(context: RunContext, arguments: Arguments) -> str:
-    """The passages that fit a query, as JSON. Raises `InvalidRequest` for what is no moment."""
+    """The passages that fit a query, as JSON. Raises `InvalidRequest` for what is no moment, or too long."""
     agent = context.agent
     start, end = _span(context, arguments, "start_datetime", "end_datetime")
     query = PassageQuery(
@@ -60,6 +66,7 @@ async def search_passages(context: RunContext, arguments: Arguments) -> str:
         end=end,
         limit=min(max(arguments.get("top_k", PASSAGES_FOUND), 1), MOST_FOUND),
     )
+    refuse_oversized_query(query)
     found = await _read(context, lambda: context.services.archival.search(agent.project_id, query))
     zone = zone_of(agent.timezone)
     results = [

@@ -14,12 +14,10 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from shared.domain.words import phrases_of, words_of
+from shared.domain.words import MOST_WORDS, phrases_of, words_of
 from shared.sql.connection import Connection
 from shared.sql.tables import passage_words
 
-MOST_PHRASES = 32
-"""Of a query; the rest of a longer one is left out."""
 SHORTEST_BEGINNING = 3
 """Letters from which on a word stands for all words that begin with it."""
 
@@ -58,7 +56,7 @@ async def forget_words(connection: Connection, numbers: sa.ScalarSelect[Any]) ->
 
 async def word_ranking(connection: Connection, query: str) -> WordRank | None:
     """The ranking by the words of the query; None when it has none."""
-    phrases = phrases_of(query)[:MOST_PHRASES]
+    phrases = [phrase[:MOST_WORDS] for phrase in phrases_of(query)[:MOST_WORDS]]
     if not phrases:
         return None
     if connection.dialect.name != "sqlite":

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import Message
 from shared.domain.word_search import Role, has_words, kind_of_role, plain_parts
+from shared.domain.words import MOST_WORDS
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, message_of
@@ -91,13 +92,16 @@ class MessageLists:
     ) -> list[Message]:
         """The project's messages with all the words, in any order and whatever their case; newest first.
 
-        A word may be part of a longer one. Without words: all messages of these roles. `start` and `end` belong to the
-        time that is searched.
+        A word may be part of a longer one. Without words: all messages of these roles. Words beyond `MOST_WORDS` are
+        left out. `start` and `end` belong to the time that is searched.
         """
-        conditions = [is_listed(), sa.or_(*map(_is_of_role, roles))]
+        wanted_words, wanted_roles = list(dict.fromkeys(words))[:MOST_WORDS], frozenset(roles)
+        conditions = [is_listed(), sa.or_(*map(_is_of_role, sorted(wanted_roles)))]
         # Every message that has the words has these parts of them, however it is stored. The rest is not left to the
         # database: SQLite takes only the letters of ASCII for the same in both cases, and a quote is stored as two.
-        conditions += [contains(messages.c.body, part) for word in words for part in plain_parts(word)]
+        # A word may have many parts, and each is a condition: the first ones narrow the search enough.
+        parts = dict.fromkeys(part for word in wanted_words for part in plain_parts(word))
+        conditions += [contains(messages.c.body, part) for part in list(parts)[:MOST_WORDS]]
         if start is not None:
             conditions.append(messages.c.created_at >= start)
         if end is not None:
@@ -107,14 +111,13 @@ class MessageLists:
         of = MessageFilter(project_id, agent_id=agent_id)
         keys = [messages.c.created_at, messages.c.thread_id, messages.c.turn, messages.c.position]
         query = _of_owner(sa.select(messages), messages, of).where(*conditions)
-        wanted_roles = frozenset(roles)
         async with self._database.read() as connection:
             return await _collect(
                 connection,
                 query,
                 keys,
                 limit,
-                lambda message: has_words(message.body, words, wanted_roles),
+                lambda message: has_words(message.body, wanted_words, wanted_roles),
                 ascending=False,
             )
 

@@ -54,6 +54,64 @@ EXHAUST = (
         """,
     ),
     HostileTool(
+        "memory_of_the_kernel",
+        "fills as many pairs of sockets as it gets, with buffers as large as they can be made",
+        """
+        def tool(planted):
+            import socket
+            kept, taken, piece = [], 0, b"x" * 65536
+            def fill(descriptor):
+                filled = 0
+                os.set_blocking(descriptor, False)
+                try:
+                    while taken + filled < 128 << 20:
+                        filled += os.write(descriptor, piece)
+                except BlockingIOError:
+                    pass
+                return filled
+            try:
+                while taken < 128 << 20 and len(kept) < 1000:
+                    pair = socket.socketpair()
+                    kept.append(pair)
+                    for one in pair:
+                        for name in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):
+                            try:
+                                one.setsockopt(socket.SOL_SOCKET, name, 64 << 20)
+                            except OSError:
+                                pass
+                        taken += fill(one.fileno())
+            except (OSError, MemoryError):
+                pass
+            return f"ESCAPED: {taken >> 20} MB" if taken >= 64 << 20 else f"HELD: at {taken >> 20} MB"
+        """,
+    ),
+    HostileTool(
+        "memory_in_pipes",
+        "fills as many pipes as it gets, each as large as it can be made",
+        """
+        def tool(planted):
+            import fcntl
+            kept, taken, piece = [], 0, b"x" * 65536
+            try:
+                while taken < 128 << 20:
+                    pipe = os.pipe()
+                    kept.append(pipe)
+                    try:
+                        fcntl.fcntl(pipe[1], 1031, 1 << 20)
+                    except OSError:
+                        pass
+                    os.set_blocking(pipe[1], False)
+                    try:
+                        while True:
+                            taken += os.write(pipe[1], piece)
+                    except BlockingIOError:
+                        pass
+            except (OSError, MemoryError):
+                pass
+            return f"ESCAPED: {taken >> 20} MB" if taken >= 32 << 20 else f"HELD: at {taken >> 20} MB"
+        """,
+    ),
+    HostileTool(
         "memory_that_stays",
         "makes System V memory, semaphores and queues, which outlive their process",
         """

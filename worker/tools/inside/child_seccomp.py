@@ -94,6 +94,8 @@ TCP_OPTIONS = (1, 4, 5, 6, 12, 18)
 """No delay, keeping alive (three), quick acknowledgement, time until a peer counts as gone."""
 SOCKET_FILTERS = (26, 50, 51, 52)
 """Programs of a tool's own in the kernel."""
+SOCKET_BUFFERS = (7, 8, 32, 33)
+"""How much of the kernel's memory, which is outside of the call's limit, may lie in a socket."""
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETSIG, F_SETOWN_EX = 0x8901, 0x8902, 8, 10, 15
 """By these a descriptor sends a signal of one's choice, SIGKILL too, to a process of one's choice."""
@@ -101,6 +103,8 @@ MAP_SHARED, MAP_GROWSDOWN = 0x1, 0x100
 """Memory that the limit of data does not see."""
 F_SETLEASE, F_NOTIFY = 1024, 1026
 """Whoever opens a file with a lease on it waits, up to a minute, in every jail; and the watching of folders."""
+F_SETPIPE_SZ = 1031
+"""What lies in pipes is the kernel's memory, as with `SOCKET_BUFFERS`."""
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 1, 38, 22, 2
 
 LOAD, JUMP_EQUAL, JUMP_GREATER, JUMP_ANY_BIT, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
@@ -130,11 +134,14 @@ class Filter:
             self._tcp_only()
             self._plain_options_only()
             self._no_fast_open()
+        else:
+            # What lies in pairs is the kernel's memory, outside of the call's limit.
+            self._refuse(self._number("setsockopt"), EPERM)
         self._refuse(self._number("clone3"), ENOSYS)  # its arguments are behind a pointer; libraries fall back to clone
         self._threads_only()
         self._stream_pairs_only()
         self._refuse_values("ioctl", (TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP))
-        self._refuse_values("fcntl", (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY))
+        self._refuse_values("fcntl", (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ))
         self._unless(self._number("prctl"), 0, PR_SET_PDEATHSIG, refused_when_equal=True)
         self._unless(self._number("prlimit64"), 0, 0, refused_when_equal=False)
         for name in ("kill", "tgkill"):
@@ -194,8 +201,10 @@ class Filter:
         self._add(RETURN, ALLOW)
 
     def _plain_options_only(self) -> None:
-        """Of sockets: those of TCP that programs use, and those of every socket, but filters. No other protocol's."""
-        allowed, refused = len(TCP_OPTIONS), len(SOCKET_FILTERS)
+        """Of sockets: those of TCP that programs use, and those of every socket, but filters and the sizes of buffers.
+        No other protocol's."""
+        kinds = (*SOCKET_FILTERS, *SOCKET_BUFFERS)
+        allowed, refused = len(TCP_OPTIONS), len(kinds)
         self._add(JUMP_EQUAL, self._number("setsockopt"), 0, 8 + allowed + refused)
         self._load_argument(1)
         self._add(JUMP_EQUAL, SOL_SOCKET, 3 + allowed, 0)
@@ -205,7 +214,7 @@ class Filter:
             self._add(JUMP_EQUAL, option, allowed - position + 1 + refused, 0)
         self._add(RETURN, EPERM)
         self._load_argument(2)
-        for position, option in enumerate(SOCKET_FILTERS):
+        for position, option in enumerate(kinds):
             self._add(JUMP_EQUAL, option, refused - position, 0)
         self._add(RETURN, ALLOW)
         self._add(RETURN, EPERM)
