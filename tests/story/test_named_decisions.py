@@ -1,6 +1,7 @@
 """Decisions that name their calls wrongly, twice, or not at all: they change nothing and say what was expected."""
 
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 
@@ -144,3 +145,49 @@ async def test_free_twins_of_one_id_both_had_the_result_of_the_second(product: P
     product.models.play(Turn(calls=twins), Turn(text="Done."))
     await product.http.post(f"/v1/agents/{agent.id}/messages", json={"input": "Launch."})
     assert await WaitingCalls(product, agent.id, "", []).results() == ["moon", "mars"]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+async def test_a_request_that_is_partly_decided_named_calls_that_no_longer_wait(product: Product, first: int) -> None:
+    asked = await waiting_calls(product, "moon", "mars", "venus")
+    await asked.decide(first)
+    left = [f"call_{number}" for number in range(3) if number != first]
+
+    agent = await product.client.agents.retrieve(agent_id=asked.agent_id, include=["agent.pending_approval"])
+    assert agent.pending_approval is not None
+    shown = agent.pending_approval.to_dict()
+    assert [call["tool_call_id"] for call in cast("list[Any]", shown["tool_calls"])] == left
+    assert cast("Any", shown["tool_call"])["tool_call_id"] == left[0]
+    refused = await product.http.post(f"/v1/agents/{asked.agent_id}/messages", json={"input": "Well?"})
+    assert (refused.status_code, refused.json()["detail"]["tool_call_ids"]) == (409, left)
+    assert [one["tool_call_id"] for one in await waiting(product)] == left
+
+    product.models.say("Two stay here.")
+    status, _ = await sent(asked, verdicts(*[(call_id, False) for call_id in left]))
+    assert status == 200
+
+
+@pytest.mark.parametrize("in_conversation", [True, False])
+async def test_what_a_refusal_names_to_resolve_it_was_refused_too(product: Product, in_conversation: bool) -> None:
+    tool = await product.tool(LAUNCH, default_requires_approval=True)
+    agent = await product.agent(tools=[tool])
+    url = f"/v1/agents/{agent.id}/messages"
+    if in_conversation:
+        made = await product.http.post("/v1/conversations/", params={"agent_id": agent.id}, json={})
+        url = f"/v1/conversations/{made.json()['id']}/messages"
+
+    for way in range(3):
+        product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]))
+        assert (await product.http.post(url, json={"input": "Go."})).status_code == 200
+        detail = (await product.http.post(url, json={"input": "Well?"})).json()["detail"]
+        paths = re.findall(r"POST (/v1/\S+?)(?=[ ,]|$)", detail["resolve"])
+        assert len(paths) == 3
+        path = paths[way]
+        [call_id] = detail["tool_call_ids"]
+        bodies: list[dict[str, Any]] = [{"decision": "deny"}, {"messages": [verdicts((call_id, False))]}, {}]
+        product.models.say("Not today.")
+        resolved = await product.http.post(path, json=bodies[way])
+        assert resolved.status_code == 200, resolved.text
+        if way == 0:
+            await product.ended(resolved.json()["run"]["id"])
+        assert await waiting(product) == []
