@@ -111,7 +111,9 @@ async def test_an_empty_list_of_decisions_is_told_what_waits(product: Product) -
 async def test_a_tool_of_the_client_was_approved_by_a_message(product: Product) -> None:
     agent = await product.agent()
     product.models.call("read_sensor", room="attic")
-    tools = [{"name": "read_sensor", "description": "Reads.", "parameters": {"type": "object", "properties": {}}}]
+    tools: list[dict[str, Any]] = [
+        {"name": "read_sensor", "description": "Reads.", "parameters": {"type": "object", "properties": {}}}
+    ]
     url = f"/v1/agents/{agent.id}/messages"
     await product.http.post(url, json={"input": "How warm is it?", "client_tools": tools})
     before = await waiting(product)
@@ -126,6 +128,7 @@ async def test_a_tool_of_the_client_was_approved_by_a_message(product: Product) 
 async def test_a_denied_call_ran_because_another_call_of_the_answer_had_its_id(product: Product, denied: int) -> None:
     asked = await waiting_calls(product, "moon", "mars", "venus", call_ids=("call_1",) * 3)
     product.models.say("Done.")
+    answer: dict[str, Any] = {}
     for number in range(3):
         status, answer = await asked.decide(number, decision="deny" if number == denied else "approve")
         assert status == 200
