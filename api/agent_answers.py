@@ -99,5 +99,9 @@ async def _waiting(services: Services, agents: Sequence[Agent]) -> dict[ThreadId
     asked = await services.approvals.waiting_on_threads(project_id, [ThreadId(agent.id) for agent in agents])
     if not asked:
         return {}
-    found = await services.messages.find(project_id, [one.message_id for one in asked.values()])
-    return {ThreadId(AgentId(message.agent_id)): wire_approval_request(message) for message in found}
+    found = await services.messages.find(project_id, [requests[0].message_id for requests in asked.values()])
+    shown: dict[ThreadId, dict[str, Any] | None] = {}
+    for message in found:
+        thread_id = ThreadId(AgentId(message.agent_id))
+        shown[thread_id] = wire_approval_request(message, {one.tool_call_id for one in asked[thread_id]})
+    return shown

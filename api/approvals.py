@@ -44,10 +44,6 @@ class ApprovalDecisions:
                 f"arguments_hash is {request.arguments_hash}, but approval {asked.id} asks for arguments with the hash "
                 f"{asked.arguments_hash}: look at them again before deciding"
             )
-        if request.decision == "approve" and asked.client_side:
-            raise InvalidRequest(
-                f"{asked.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it"
-            )
         began_at, decision = self.clock.now(), await self._decision(asked, request)
         decided = await self.approval_service.decide(asked, decision, by=request.decided_by)
         if decided.run is not None:

@@ -15,6 +15,7 @@ from api.openai.errors import as_openai, invalid_input, speaks_openai
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import request_id
 from shared.domain import errors as domain
+from shared.domain.ids import is_id
 from shared.domain.limits import LimitReached
 from shared.sql.causes import DATABASE_ERRORS, as_ours
 
@@ -55,8 +56,10 @@ def _unknown(_error: Exception) -> dict[str, Any]:
 
 def _pending_approval(error: domain.PendingApproval) -> dict[str, Any]:
     one = " or ".join(f"POST /v1/approvals/{approval_id}" for approval_id in error.approval_ids)
+    in_conversation = is_id(error.thread_id, "conv")
+    history = f"conversations/{error.thread_id}" if in_conversation else f"agents/{error.agent_id}"
     together = (
-        f'POST /v1/agents/{error.agent_id}/messages with {{"messages": [{{"type": "approval", "approvals": '
+        f'POST /v1/{history}/messages with {{"messages": [{{"type": "approval", "approvals": '
         '[{"type": "approval", "tool_call_id": "…", "approve": true}]}]}'
     )
     return {

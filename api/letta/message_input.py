@@ -1,6 +1,6 @@
 """What a client sends to an agent: the wire's request, and the messages and decisions in it."""
 
-from collections.abc import Container
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from api.letta.content import as_object, content_parts, tool_result
 from shared.bounded_schema import schema_flaw
-from shared.domain.errors import InvalidRequest
+from shared.domain.approvals import Approval
+from shared.domain.errors import InvalidRequest, WrongToolCalls
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
     ApprovalResponse,
@@ -195,38 +196,61 @@ def user_messages(given: list[MessageIn], ids: IdMaker, now: datetime) -> list[N
 
 
 def decision_message(
-    given: list[MessageIn], waiting_calls: list[str], request_ids: Container[str], ids: IdMaker, now: datetime
+    given: list[MessageIn], waiting: Sequence[Approval], ids: IdMaker, now: datetime
 ) -> NewMessage | None:
     """The decisions of a request, as one message. None: it has none.
 
-    A decision may name the request's message instead of its call (they are easily mixed up) when one call waits, and
-    the older form, `approve` alone, speaks for every waiting call.
+    A decision may name the approval, or the request's message when one call waits, instead of the call: they are easily
+    mixed up. Raises `WrongToolCalls` when the older form names something else than what waits.
     """
-    decisions = [
-        decision for message in given if message.type != "message" for decision in _decisions_of(message, waiting_calls)
-    ]
     if not any(message.type != "message" for message in given):
         return None
-    if len(waiting_calls) == 1:
-        decisions = [
-            replace(decision, tool_call_id=waiting_calls[0]) if decision.tool_call_id in request_ids else decision
-            for decision in decisions
-        ]
+    decisions = [
+        decision for message in given if message.type != "message" for decision in _decisions_of(message, waiting)
+    ]
+    decisions = [_by_its_call(decision, waiting) for decision in decisions]
     return NewMessage(id=ids.message(), created_at=now, body=ApprovalResponse(decisions=decisions))
 
 
-def _decisions_of(message: MessageIn, waiting_calls: list[str]) -> list[Decision]:
+def _calls_of(waiting: Sequence[Approval]) -> list[str]:
+    return [approval.tool_call_id for approval in waiting]
+
+
+def _by_its_call(decision: Decision, waiting: Sequence[Approval]) -> Decision:
+    """The decision under the id of its call."""
+    named = decision.tool_call_id
+    for approval in waiting:
+        if named == approval.id or (len(waiting) == 1 and named == approval.message_id):
+            return replace(decision, tool_call_id=approval.tool_call_id)
+    return decision
+
+
+def _decisions_of(message: MessageIn, waiting: Sequence[Approval]) -> list[Decision]:
     items = message.tool_returns if message.type == "tool_return" else message.approvals
     if items:
         default_kind = "tool" if message.type == "tool_return" else "approval"
         return [_decision(item, default_kind) for item in items]
     if message.approve is None:
+        if waiting and message.approvals is not None:
+            raise WrongToolCalls(_calls_of(waiting), [])
         raise InvalidRequest("approvals is missing: say for each waiting tool call whether it is approved")
-    named = [message.approval_request_id] if message.approval_request_id else []
     return [
         Decision(tool_call_id=call_id, approve=message.approve, reason=message.reason)
-        for call_id in waiting_calls or named
+        for call_id in _named_by_older_form(message.approval_request_id, waiting)
     ]
+
+
+def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) -> list[str]:
+    """The calls of which `approve` without `approvals` speaks: all of the request's message, or the one call that
+    waits. It names one call only when no other waits, as its verdict is for all that wait."""
+    calls = _calls_of(waiting)
+    if not waiting:
+        return [request_id] if request_id else []
+    if request_id in {approval.message_id for approval in waiting}:
+        return calls
+    if len(waiting) == 1 and request_id in (calls[0], waiting[0].id):
+        return calls
+    raise WrongToolCalls(calls, [request_id] if request_id else [])
 
 
 def _decision(item: dict[str, Any], default_kind: str) -> Decision:

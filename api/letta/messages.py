@@ -1,9 +1,11 @@
 """Stored messages as Letta's wire shows them: one stored answer becomes up to four of the wire's messages."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, assert_never
+
+import msgspec
 
 from api.letta.content import wire_content
 from api.letta.envelope import envelope, part_otid, whole_seconds, wire_time
@@ -77,8 +79,12 @@ def wire_message(message: Message) -> list[WireMessage]:
             assert_never(body)
 
 
-def wire_approval_request(message: Message) -> WireMessage | None:
-    """The part of a stored answer that asks for approval; None when none does."""
+def wire_approval_request(message: Message, waiting: Container[str]) -> WireMessage | None:
+    """The part of a stored answer that asks for approval, with the calls that still wait; None when none does."""
+    body = message.body
+    if isinstance(body, AssistantMessage):
+        calls = [call for call in body.tool_calls if call.id in waiting]
+        message = msgspec.structs.replace(message, body=msgspec.structs.replace(body, tool_calls=calls))
     return next((part for part in wire_message(message) if part["message_type"] == "approval_request_message"), None)
 
 

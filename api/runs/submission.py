@@ -176,8 +176,7 @@ class SubmissionService:
         waiting = await self.approvals.waiting_on_thread(submission.agent.project_id, submission.thread_id)
         decision = decision_message(
             given,
-            [approval.tool_call_id for approval in waiting],
-            {approval.message_id for approval in waiting} | {approval.id for approval in waiting},
+            waiting,
             self.ids,
             now,
         )

@@ -124,7 +124,14 @@ class PendingApproval(Conflict):
     """A tool call waits for approval: decide it before sending a new message."""
 
     def __init__(
-        self, *, run_id: str, agent_id: str, message_id: str, tool_call_ids: list[str], approval_ids: list[str]
+        self,
+        *,
+        run_id: str,
+        agent_id: str,
+        thread_id: str,
+        message_id: str,
+        tool_call_ids: list[str],
+        approval_ids: list[str],
     ) -> None:
         super().__init__(
             "Cannot send a new message: The agent is waiting for approval on a tool call. "
@@ -132,6 +139,7 @@ class PendingApproval(Conflict):
         )
         self.run_id = run_id
         self.agent_id = agent_id
+        self.thread_id = thread_id
         self.message_id = message_id
         self.tool_call_ids = tool_call_ids
         self.approval_ids = approval_ids

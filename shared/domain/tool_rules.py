@@ -157,6 +157,19 @@ def filled_in(rules: Sequence[Rule], name: str, turn: TurnSoFar) -> dict[str, An
     return given
 
 
+def filled_arguments(rules: Sequence[Rule], name: str, turn: TurnSoFar, arguments: str) -> str:
+    """The arguments that the model wrote, with what rules give to the call. A text that is no JSON object stays: the
+    check before the call says what is wrong with it."""
+    filled = filled_in(rules, name, turn)
+    if not filled:
+        return arguments
+    try:
+        written = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return arguments
+    return msgspec.json.encode(written | filled).decode()
+
+
 def _named(rule: Rule) -> list[str]:
     mapping: dict[str, str] = rule.get("child_output_mapping") or {}
     default: str | None = rule.get("default_child")

@@ -60,7 +60,12 @@ async def test_answers(error: Exception, status: int, detail: str) -> None:
 
 async def test_a_pending_approval_says_how_to_resolve_it() -> None:
     error = domain.PendingApproval(
-        run_id="run-1", agent_id="agent-1", message_id="message-1", tool_call_ids=["c"], approval_ids=["approval-1"]
+        run_id="run-1",
+        agent_id="agent-1",
+        thread_id="agent-1",
+        message_id="message-1",
+        tool_call_ids=["c"],
+        approval_ids=["approval-1"],
     )
 
     status, body, _ = await answer_to(error)

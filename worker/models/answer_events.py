@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 
 from pydantic_ai import messages as sdk
 from pydantic_ai.models import StreamedResponse
 from pydantic_core import PydanticSerializationError
 
 from worker.models.answer_end import CountedTokens, WholeAnswer, judge
+from worker.models.call_ids import CallIds
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
 from worker.models.user_content import replace_surrogates
 
@@ -17,8 +20,11 @@ _BETWEEN_THOUGHTS = "\n\n"
 class AnswerEvents:
     """Turns the events of one answer into ours, and judges at its end whether it is whole."""
 
-    def __init__(self, call: ModelCall) -> None:
+    def __init__(self, call: ModelCall, ids: CallIds) -> None:
         self._call = call
+        self._ids = ids
+        self._own_ids: dict[int, str] = {}
+        """Our id of a tool call by the SDK's number of its part."""
         self._numbers: dict[int, int] = {}
         """Our number of a tool call by the SDK's number of its part."""
         self._told: dict[int, str] = {}
@@ -58,7 +64,7 @@ class AnswerEvents:
                 ),
                 arguments=[_arguments(part) for part in answer.parts if isinstance(part, sdk.ToolCallPart)],
                 counted=_counted(answer),
-                provider_response=_kept(answer),
+                provider_response=_kept(replace(answer, parts=[*map(self._with_own_id, count(), answer.parts)])),
                 details=answer.provider_details,
             ),
         )
@@ -72,7 +78,8 @@ class AnswerEvents:
             case sdk.ToolCallPart():
                 if index not in self._numbers:
                     self._numbers[index] = len(self._numbers)
-                    yield CallStarted(self._numbers[index], part.tool_call_id, part.tool_name)
+                    self._own_ids[index] = self._ids.own(part.tool_call_id)
+                    yield CallStarted(self._numbers[index], self._own_ids[index], part.tool_name)
                 if part.args and arguments:
                     yield CallArguments(self._numbers[index], _arguments(part))
             case _:
@@ -95,9 +102,12 @@ class AnswerEvents:
         self._thought, self._thought_part = True, index
         return Thought((_BETWEEN_THOUGHTS if begins_another else "") + replace_surrogates(text))
 
+    def _with_own_id(self, index: int, part: sdk.ModelResponsePart) -> sdk.ModelResponsePart:
+        return replace(part, tool_call_id=self._own_ids[index]) if isinstance(part, sdk.ToolCallPart) else part
+
     def _finished_call(self, index: int, part: sdk.ToolCallPart) -> CallFinished:
         self._told[index] = _arguments(part)
-        return CallFinished(self._numbers[index], part.tool_call_id, part.tool_name, self._told[index])
+        return CallFinished(self._numbers[index], self._own_ids[index], part.tool_name, self._told[index])
 
 
 def _counted(answer: sdk.ModelResponse) -> CountedTokens:

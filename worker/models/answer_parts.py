@@ -1,10 +1,10 @@
 """The parts of one answer as they grow, and what is told of them. Which wire it came over makes no difference here."""
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
+from worker.models.call_ids import CallIds
 from worker.models.provider import CallArguments, CallFinished, CallStarted, Finished, ModelEvent, Text, Thought
 from worker.models.special_tokens import MendedTokens
 from worker.models.turns import AnswerPart, Called, Reasoned, Said
@@ -57,7 +57,9 @@ class GrowingCall:
     """A tool call that the model writes. It is told of as soon as it has a name."""
 
     def __init__(self, call_id: str | None, pieces: _Pieces) -> None:
-        self.id = call_id
+        self.given_id = call_id
+        """The server's own id for it, which another call may have too."""
+        self.id = ""
         self.name = ""
         self.pieces = pieces
         self.details: dict[str, Any] | None = None
@@ -86,9 +88,9 @@ _GrowingPart = TypeVar("_GrowingPart", _GrowingText, GrowingThought, GrowingCall
 class AnswerParts:
     """Collects what comes, in the order in which it began."""
 
-    def __init__(self, new_id: Callable[[], str], *, mends_tokens: bool = False) -> None:
-        """`new_id` is for calls of servers that give them none; `mends_tokens`: see `special_tokens.py`."""
-        self._new_id = new_id
+    def __init__(self, ids: CallIds, *, mends_tokens: bool = False) -> None:
+        """`mends_tokens`: see `special_tokens.py`."""
+        self._ids = ids
         self._mends_tokens = mends_tokens
         self._parts: list[_Growing] = []
         self._open: _Growing | None = None
@@ -155,7 +157,7 @@ class AnswerParts:
         call.name += name
         if call.number is None:
             call.number, self._calls = self._calls, self._calls + 1
-            call.id = call.id or self._new_id()
+            call.id = self._ids.own(call.given_id)
             self._events.append(CallStarted(call.number, call.id, call.name))
             if written := str(call.pieces):
                 self._events.append(CallArguments(call.number, written))
@@ -204,7 +206,7 @@ class AnswerParts:
     def _finish_call(self, call: GrowingCall) -> None:
         """Tells of the whole call: again, should the provider have gone on writing it after all."""
         rest = call.pieces.end()
-        if call.number is None or call.id is None:
+        if call.number is None:
             return
         if rest:
             self._events.append(CallArguments(call.number, rest))
@@ -221,4 +223,4 @@ def _whole(part: _Growing) -> AnswerPart | None:
             return Reasoned("".join(pieces), name, signature)
         case GrowingCall(id=call_id, name=name, number=number, details=details):
             # A call that never got a name is none.
-            return None if number is None else Called(call_id or "", name, part.arguments, details)
+            return None if number is None else Called(call_id, name, part.arguments, details)

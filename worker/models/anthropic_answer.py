@@ -11,6 +11,7 @@ from shared.domain.errors import ModelError
 from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge
 from worker.models.answer_parts import AnswerParts, GrowingCall, GrowingThought
 from worker.models.anthropic_request import PROVIDER_NAME, REDACTED, AnthropicRequest
+from worker.models.call_ids import CallIds
 from worker.models.decoding import Decoder, number_in
 from worker.models.kept_answer import Given, write_kept
 from worker.models.model_errors import stream_error
@@ -75,7 +76,7 @@ class AnthropicAnswer:
     def __init__(self, call: ModelCall, route: Route, new_call_id: Callable[[], str]) -> None:
         self._call = call
         self._route = route
-        self._parts = AnswerParts(new_call_id)
+        self._parts = AnswerParts(CallIds(call, new_call_id))
         self._blocks: dict[int, GrowingThought | GrowingCall] = {}
         self._given = Given(PROVIDER_NAME, route.model, None, "")
         self._raw_reason: str | None = None

@@ -13,6 +13,7 @@ import msgspec
 from shared.domain.model_providers import PROVIDERS
 from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge
 from worker.models.answer_parts import AnswerParts, GrowingCall
+from worker.models.call_ids import CallIds
 from worker.models.chat_request import FROM_TAGS, THINK_TAGS
 from worker.models.decoding import Decoder, number_in
 from worker.models.kept_answer import Given, write_kept
@@ -85,7 +86,7 @@ class ChatAnswer:
     def __init__(self, call: ModelCall, route: Route, new_id: Callable[[], str]) -> None:
         self._call = call
         self._route = route
-        self._parts = AnswerParts(new_id, mends_tokens=tokenizes_text(route.model))
+        self._parts = AnswerParts(CallIds(call, new_id), mends_tokens=tokenizes_text(route.model))
         self._calls: dict[int, GrowingCall] = {}
         self._drops_blank_beginnings = route.model.lower().startswith(_TEXT_MAY_BEGIN_BLANK)
         self._in_tags = False
@@ -190,10 +191,16 @@ class ChatAnswer:
             last = self._parts.open_call
             return last if last is not None and not function.name else self._parts.begin_call(piece.id)
         call = self._calls.get(piece.index)
-        if call is None or (piece.id and function.name and piece.id != call.id and call.is_whole()):
+        if call is None or (piece.id and function.name and call.is_whole() and _begins_another(piece, function, call)):
             # Some servers send whole calls, all with the number 0.
             call = self._calls[piece.index] = self._parts.begin_call(piece.id)
         return call
+
+
+def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
+    """Whether a named piece is not the end of this call, which is whole: it has an id or arguments of its own."""
+    arguments = function.arguments
+    return piece.id != call.given_id or isinstance(arguments, dict) or str(arguments or "").lstrip().startswith("{")
 
 
 def _joined(content: object) -> str:

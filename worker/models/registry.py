@@ -244,4 +244,5 @@ class Models:
             connections,
             self._first_event_timeout,
             self._idle_timeout,
+            self._new_call_id,
         )

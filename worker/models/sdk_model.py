@@ -19,6 +19,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.answer_events import AnswerEvents
+from worker.models.call_ids import CallIds
 from worker.models.connections import Connections, OpenCall
 from worker.models.fetched_images import with_fetched_images
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
@@ -50,7 +51,13 @@ class SdkModel:
     """A `ModelProvider` for one handle."""
 
     def __init__(
-        self, wire: WireModel, asked: str, connections: Connections, first_event_timeout: float, idle_timeout: float
+        self,
+        wire: WireModel,
+        asked: str,
+        connections: Connections,
+        first_event_timeout: float,
+        idle_timeout: float,
+        new_call_id: Callable[[], str],
     ) -> None:
         """`asked` is the provider and the server's address: every error names them."""
         # What an answer leaves out of its usage is estimated. The SDK would say so past the logs, in foreign words.
@@ -60,6 +67,7 @@ class SdkModel:
         self._connections = connections
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
+        self._new_call_id = new_call_id
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
@@ -84,7 +92,7 @@ class SdkModel:
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall, limit: SilenceLimit
     ) -> AsyncGenerator[ModelEvent]:
         """The answer, with the SDK's own exceptions."""
-        answer = AnswerEvents(call)
+        answer = AnswerEvents(call, CallIds(call, self._new_call_id))
         async with AsyncExitStack() as stack:
             response = await limit.wait(stack.enter_async_context(self._request(call, messages, connection)))
             events = aiter(response)

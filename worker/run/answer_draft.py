@@ -12,6 +12,7 @@ from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolC
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, NewMessage, Reasoning, ToolCall
 from shared.domain.shown_step import BegunAnswer
+from shared.domain.tool_rules import filled_arguments, filled_in
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,
@@ -113,13 +114,22 @@ class AnswerDraft:
                 self._show_speech(self._speech[event.index].more(event.text))
         elif isinstance(event, CallStarted):
             self._show_call(call_id, tool=name, name=name)
-        else:
+        elif not self._is_filled_in(name):
             self._show_call(call_id, tool=name, arguments=event.text)
 
     def _whole_call(self, event: CallFinished) -> ToolCall:
         needs_approval = waits(self._context, event.name)
         speech = said_so_far(event.arguments) if self._speaks(event.name) else None
-        return ToolCall(event.call_id, event.name, event.arguments, needs_approval, speech or None)
+        arguments = event.arguments
+        if needs_approval:
+            rules, turn = self._context.agent.tool_rules, self._context.progress.turn
+            arguments = filled_arguments(rules, event.name, turn, arguments)
+        return ToolCall(event.call_id, event.name, arguments, needs_approval, speech or None)
+
+    def _is_filled_in(self, name: str) -> bool:
+        """Whether a person is asked about arguments that a rule completes: they are shown when they are whole."""
+        context = self._context
+        return waits(context, name) and bool(filled_in(context.agent.tool_rules, name, context.progress.turn))
 
     def _speaks(self, name: str) -> bool:
         return self._context.speaks_by(name) and not waits(self._context, name)
@@ -129,7 +139,9 @@ class AnswerDraft:
         finished = self._finished
         if finished is None:
             raise AssertionError("a model's stream ended without Finished")
-        if not self._by_tokens:
+        if self._by_tokens:
+            self._show_filled_in()
+        else:
             self._show_whole()
         context, calls = self._context, self._calls
         rewrites = any(call.name in REWRITING for call in calls)
@@ -181,6 +193,11 @@ class AnswerDraft:
                 needs_approval,
             )
         )
+
+    def _show_filled_in(self) -> None:
+        for call in self._calls:
+            if self._is_filled_in(call.name):
+                self._show_call(call.id, tool=call.name, arguments=call.arguments)
 
     def _show_whole(self) -> None:
         if self._thought:

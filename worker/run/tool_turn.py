@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from shared.domain.errors import NotFound
@@ -13,7 +11,7 @@ from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
-from shared.domain.tool_rules import filled_in
+from shared.domain.tool_rules import filled_arguments
 from worker.run.context import RunContext
 from worker.run.tool_calls import call_tool, error_return
 
@@ -118,19 +116,11 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
             call, f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}."
         )
     edited = decision.edited_arguments if decision is not None else None
-    filled = filled_in(context.agent.tool_rules, call.name, context.progress.turn)
-    result = await call_tool(context, call, tool, _merged(call.arguments if edited is None else edited, filled))
+    arguments = call.arguments if edited is None else edited
+    if not call.needs_approval:
+        # A person saw the arguments with what rules fill in: `answer_draft.py`.
+        arguments = filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
+    result = await call_tool(context, call, tool, arguments)
     if edited is None:
         return result
     return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
-
-
-def _merged(text: str, filled: dict[str, Any]) -> str:
-    """The arguments with what a rule fills in. A text that is no JSON object stays: the check says what is wrong."""
-    if not filled:
-        return text
-    try:
-        given = msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return text
-    return msgspec.json.encode(given | filled).decode()

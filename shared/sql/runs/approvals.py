@@ -65,6 +65,7 @@ async def refuse_if_waiting(connection: Connection, thread_id: ThreadId) -> None
         raise PendingApproval(
             run_id=waiting[0].run_id,
             agent_id=waiting[0].agent_id,
+            thread_id=waiting[0].thread_id,
             message_id=waiting[0].message_id,
             tool_call_ids=[approval.tool_call_id for approval in waiting],
             approval_ids=[approval.id for approval in waiting],
@@ -108,13 +109,16 @@ class ApprovalStore:
 
     async def waiting_on_threads(
         self, project_id: ProjectId, thread_ids: Collection[ThreadId]
-    ) -> dict[ThreadId, Approval]:
-        """For each of the project's threads that waits, the first request that it waits for."""
+    ) -> dict[ThreadId, list[Approval]]:
+        """For each of the project's threads that waits, the requests that it waits for, in the order of their calls."""
         query = _waiting().where(approvals.c.project_id == project_id, approvals.c.thread_id.in_(thread_ids))
         async with self._database.read() as connection:
-            found = await connection.execute(query.order_by(approvals.c.run_id.desc(), approvals.c.number.desc()))
+            found = await connection.execute(query.order_by(approvals.c.run_id, approvals.c.number))
             waiting = [approval_of(row) for row in found.mappings()]
-        return {approval.thread_id: approval for approval in waiting}
+        of_thread: dict[ThreadId, list[Approval]] = {}
+        for approval in waiting:
+            of_thread.setdefault(approval.thread_id, []).append(approval)
+        return of_thread
 
     async def waiting(
         self,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import EXPIRY, Approval
-from shared.domain.errors import AlreadyDecided, Conflict, NoPendingApproval, NotFound, WrongToolCalls
+from shared.domain.errors import AlreadyDecided, Conflict, InvalidRequest, NoPendingApproval, NotFound, WrongToolCalls
 from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
@@ -114,11 +114,12 @@ async def _decide_waiting(connection: Connection, run: Run, given: Sequence[NewM
     decisions = {decision.tool_call_id: decision for decision in response.decisions}
     await _refuse_if_cancelled(connection, run.thread_id)
     waiting = await waiting_on(connection, run.thread_id)
+    expected = [approval.tool_call_id for approval in waiting]
+    decided_twice = any(decisions[decision.tool_call_id] != decision for decision in response.decisions)
+    if decided_twice or (waiting and set(expected) != set(decisions)):
+        raise WrongToolCalls(expected, [decision.tool_call_id for decision in response.decisions])
     if not waiting:
         return await _decided_before(connection, run.thread_id, decisions)
-    expected = [approval.tool_call_id for approval in waiting]
-    if set(expected) != set(decisions):
-        raise WrongToolCalls(expected, [decision.tool_call_id for decision in response.decisions])
     for approval in waiting:
         await _store_decision(
             connection, approval, decisions[approval.tool_call_id], by=decided_by, now=run.created_at, run_id=run.id
@@ -189,7 +190,12 @@ async def _store_decision(
     now: datetime,
     run_id: RunId | None,
 ) -> None:
-    """Writes one decision, unless there is one. Raises `Conflict` when another caller decided in the meantime."""
+    """Writes one decision, unless there is one. Raises `Conflict` when another caller decided in the meantime, and
+    `InvalidRequest` when it approves a call that only the client can run."""
+    if approval.client_side and decision.kind == "approval" and decision.approve:
+        raise InvalidRequest(
+            f"{approval.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it"
+        )
     written = await connection.execute(
         sa.update(approvals)
         .where(approvals.c.id == approval.id, approvals.c.decided_at.is_(None))

@@ -1,5 +1,6 @@
 """An agent whose tool calls wait for a person, over HTTP: what waits, deciding it, and what came of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +60,23 @@ async def waiting(product: Product, **filters: Any) -> list[dict[str, Any]]:
     return (await product.http.get("/v1/approvals", params=filters)).json()
 
 
-async def waiting_calls(product: Product, *targets: str, source: str = LAUNCH, **fields: Any) -> WaitingCalls:
-    """A parked run that has asked to launch the targets. `fields` are the tool's; ids of calls are `call_0`, ..."""
+async def waiting_calls(
+    product: Product,
+    *targets: str,
+    source: str = LAUNCH,
+    call_ids: Sequence[str] = (),
+    **fields: Any,
+) -> WaitingCalls:
+    """A parked run that has asked to launch the targets. `fields` are the tool's; ids of calls are `call_0`, ..., if
+    the provider gives no others."""
     tool = await product.tool(source, default_requires_approval=True)
     if fields:
         await product.http.patch(f"/v1/tools/{tool}", json=fields)
     agent = await product.agent(tools=[tool])
-    calls = [Call("launch", {"target": target}, id=f"call_{number}") for number, target in enumerate(targets)]
+    calls = [
+        Call("launch", {"target": target}, id=call_ids[number] if call_ids else f"call_{number}")
+        for number, target in enumerate(targets)
+    ]
     product.models.play(Turn(calls=calls))
     run = await product.client.agents.messages.create_async(agent_id=agent.id, input="Launch what is ready.")
 
