@@ -113,3 +113,15 @@ async def test_a_reason_in_a_word_of_another_server_is_an_end(handle: str, word:
         assert known in last
         said = await answered(handle, [*before, last.replace(known, word)], "close")
         assert (text_said(said), len(calls_made(said)), ending(said).reason) == (turn.text, len(turn.calls), reason)
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("cut", [None, 1, 2])
+async def test_the_event_behind_a_byte_order_mark_was_lost(handle: str, cut: int | None) -> None:
+    mark = "\ufeff".encode()
+    if cut is not None and handle in (RESPONSES, GOOGLE):
+        cut = None  # the SDKs' streams are given the mark in one piece
+    frames = stream_of(handle, Turn(text="One, two."))
+    whole = mark + b"".join(frames)
+    pieces = [whole] if cut is None else [whole[:cut], whole[cut:]]
+    assert text_said(await answered(handle, pieces, "close")) == "One, two."

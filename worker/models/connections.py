@@ -19,6 +19,7 @@ import msgspec
 from shared.network.checked_http import CallersHttp, NetworkRules
 from worker.models.provider import COUNTS_WITHIN_S
 from worker.models.server_transport import PoolLimits, ServerTransport
+from worker.models.sse import BYTE_ORDER_MARK
 
 CALL_HEADER = "x-holdfast-call"
 
@@ -107,11 +108,16 @@ class _WatchedStream(httpx2.AsyncByteStream):
         self._call = call
         self._has_events = has_events
         self._rest = b""
+        self._begins = has_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = aiter(self._stream)
         while (chunk := await self._next_of(chunks)) is not None:
             self._call.on_bytes()
+            if self._begins:
+                # The SDKs would lose the first event.
+                self._begins = False
+                chunk = chunk.removeprefix(BYTE_ORDER_MARK)
             if self._has_events and not self._call.garbled:
                 self._check(chunk)
             yield chunk
