@@ -67,7 +67,7 @@ async def test_a_refusal_that_is_not_for_length_leaves_the_conversation_as_it_is
     agent = await product.agent()
     await product.client.agents.messages.create(agent_id=agent.id, input="Hello")
     asked = len(product.models.requests)
-    product.models.fail("bad_request")
+    product.models.play(Turn(failure=Failure("bad_request")))
 
     answer = await product.http.post(f"/v1/agents/{agent.id}/messages", json={"input": "And now?"})
 
