@@ -127,8 +127,9 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
 }
 
 _MODEL_STATUS: Mapping[str, int] = {
-    domain.ModelErrorType.AUTHENTICATION: 401,
-    domain.ModelErrorType.RATE_LIMIT: 429,
+    # A 401 or a 429 would be of the caller's own key, and not of the provider's.
+    domain.ModelErrorType.AUTHENTICATION: 502,
+    domain.ModelErrorType.RATE_LIMIT: 503,
     domain.ModelErrorType.TIMEOUT: 504,
     domain.ModelErrorType.BAD_REQUEST: 400,
     domain.ModelErrorType.ERROR: 500,

@@ -45,13 +45,14 @@ REFUSALS: Mapping[str, str] = {
     "431": "The head is longer than this server takes.",
     "500": "A fault of ours, or of the model's provider.",
     "503": "A service behind this server is away. `Retry-After` says when to come back.",
+    "502": "The model's provider refuses the key that the server has for it.",
     "504": "The model's provider did not answer in time.",
 }
 WITH_BODY = ("408", "413")
 OF_THE_HEAD = ("414", "431")
 """What the server says before anybody knows whom the request is for: in plain words."""
 PLAIN: Json = {"text/plain": {"schema": {"type": "string"}}}
-OF_A_MODEL = ("504",)
+OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
 READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)

@@ -107,7 +107,7 @@ async def test_a_model_that_fails_changes_nothing(product: Product) -> None:
     with pytest.raises(APIStatusError) as refused:
         await product.client.agents.messages.compact(agent.id)
 
-    assert refused.value.status_code == 401
+    assert refused.value.status_code == 502
     assert await context_of(product, agent.id) == before
 
 

@@ -9,8 +9,8 @@ from tests.kit.model_server import Failure, Turn
 from tests.kit.product import Product
 
 KINDS: dict[str, tuple[str, int]] = {
-    "rate_limit": ("llm_rate_limit", 429),
-    "auth": ("llm_authentication", 401),
+    "rate_limit": ("llm_rate_limit", 503),
+    "auth": ("llm_authentication", 502),
     "bad_request": ("llm_bad_request", 400),
     "context": ("context_window_exceeded", 400),
     "server": ("llm_error", 500),

@@ -98,8 +98,8 @@ async def test_unavailable_says_when_to_come_back() -> None:
 @pytest.mark.parametrize(
     ("error_type", "status"),
     [
-        (domain.ModelErrorType.AUTHENTICATION, 401),
-        (domain.ModelErrorType.RATE_LIMIT, 429),
+        (domain.ModelErrorType.AUTHENTICATION, 502),
+        (domain.ModelErrorType.RATE_LIMIT, 503),
         (domain.ModelErrorType.TIMEOUT, 504),
         (domain.ModelErrorType.BAD_REQUEST, 400),
         (domain.ModelErrorType.ERROR, 500),

@@ -1,5 +1,7 @@
 """How an answer ended: whether it is one, and what it cost. The same for every wire."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
@@ -10,6 +12,13 @@ from worker.models.provider import Finished, ModelCall
 FinishReason = str
 """Why a provider ended an answer, in the words that all of them are translated to: `stop`, `length`, `tool_call`,
 `content_filter`, `error`."""
+
+
+def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReason | None:
+    """A provider's word in ours. A word of another server ends an answer as well as one that is known."""
+    if not said:
+        return None
+    return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
 
 
 class CountedTokens(msgspec.Struct, frozen=True):
@@ -46,7 +55,12 @@ def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
         )
     if reason == "error":
         raise ModelError(ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.details}")
-    if not answer.text and not answer.arguments and not call.beginning:
+    is_empty = not answer.text and not answer.arguments and not call.beginning
+    if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
+        raise ModelError(
+            ModelErrorType.CONTEXT_WINDOW, "The model ended its answer before it began: its context window is full."
+        )
+    if is_empty:
         raise ModelError(
             ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason})."
         )

@@ -47,18 +47,19 @@ class AnswerEvents:
                 # New kinds of event may appear in any release; what we do not know is not ours to show.
                 return
 
-    def finish(self, response: StreamedResponse) -> Iterator[ModelEvent]:
-        """The last events. Raises `ModelError` when the answer was cut short, refused or empty."""
+    def finish(self, response: StreamedResponse, *, has_ended: bool) -> Iterator[ModelEvent]:
+        """The last events. Raises `ModelError` when the answer was cut short, refused or empty. `has_ended`: the server
+        has said why the answer ends, in whatever word."""
         answer = response.get()
         for index, part in enumerate(answer.parts):
             if isinstance(part, sdk.ToolCallPart) and self._told.get(index) != _arguments(part):
                 yield from self._start(index, part, arguments=False)
                 yield self._finished_call(index, part)
-        incomplete = answer.state == "incomplete"
+        reason = answer.finish_reason if has_ended or answer.state != "incomplete" else None
         yield judge(
             self._call,
             WholeAnswer(
-                reason=None if incomplete else answer.finish_reason,
+                reason=reason or ("stop" if has_ended else None),
                 text="".join(
                     part.content for part in answer.parts if isinstance(part, sdk.TextPart | sdk.ThinkingPart)
                 ),

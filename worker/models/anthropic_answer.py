@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 
 from shared.domain.errors import ModelError
-from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge
+from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge, reason_in
 from worker.models.answer_parts import AnswerParts, GrowingCall, GrowingThought
 from worker.models.anthropic_request import PROVIDER_NAME, REDACTED, AnthropicRequest
 from worker.models.call_ids import CallIds
@@ -89,6 +89,10 @@ class AnthropicAnswer:
     def has_begun(self) -> bool:
         return self._parts.has_begun
 
+    @property
+    def has_reason(self) -> bool:
+        return bool(self._raw_reason)
+
     def told(self) -> list[ModelEvent]:
         """The events since they were last asked for."""
         return self._parts.told()
@@ -120,7 +124,7 @@ class AnthropicAnswer:
     def finish(self) -> None:
         """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
         parts = self._parts.finish()
-        reason = _REASONS.get(self._raw_reason or "")
+        reason = reason_in(_REASONS, self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
         given = msgspec.structs.replace(self._given, reason=reason or "error", details=details)
         finished = judge(
@@ -131,6 +135,7 @@ class AnthropicAnswer:
                 arguments=[part.arguments for part in parts if isinstance(part, Called)],
                 counted=_counted(self._usage),
                 provider_response=write_kept(parts, given),
+                details=self._raw_reason,
             ),
         )
         self._parts.tell(finished)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from shared.domain.model_providers import PROVIDERS
-from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge
+from worker.models.answer_end import CountedTokens, FinishReason, WholeAnswer, judge, reason_in
 from worker.models.answer_parts import AnswerParts, GrowingCall
 from worker.models.call_ids import CallIds
 from worker.models.chat_request import FROM_TAGS, THINK_TAGS
@@ -73,8 +73,13 @@ _REASONS: Mapping[str, FinishReason] = {
     "function_call": "tool_call",
     "content_filter": "content_filter",
     "error": "error",
+    "abort": "error",
+    "max_tokens": "length",
+    "safety": "content_filter",
+    "refusal": "content_filter",
 }
-"""OpenAI's, Together's `eos`, and Mistral's `model_length` and `error`."""
+"""OpenAI's, Together's `eos`, Mistral's `model_length` and `error`, `abort` of vLLM and SGLang, and words that gateways
+pass on from other wires. Any other word is an end as good as `stop`."""
 
 _TEXT_MAY_BEGIN_BLANK = ("qwen/", "deepseek/", "moonshotai/", "openai/gpt-oss")
 """Beginnings of the names under which hosts serve models that write blank lines before they call a tool."""
@@ -101,6 +106,10 @@ class ChatAnswer:
     @property
     def has_begun(self) -> bool:
         return self._parts.has_begun
+
+    @property
+    def has_reason(self) -> bool:
+        return bool(self._raw_reason)
 
     def told(self) -> list[ModelEvent]:
         """The events since they were last asked for."""
@@ -129,7 +138,7 @@ class ChatAnswer:
         """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
         parts = self._parts.finish()
         provider = self._route.provider
-        reason = "content_filter" if self._is_refused else _REASONS.get(self._raw_reason or "")
+        reason = "content_filter" if self._is_refused else reason_in(_REASONS, self._raw_reason)
         given = Given(provider, self._model, self._response_id, reason or "error")
         finished = judge(
             self._call,

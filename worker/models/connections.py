@@ -7,6 +7,7 @@ the call ends, however it ends, so that a provider stops generating the moment n
 A call is known by a header that it puts on its requests and that never leaves the process.
 """
 
+import asyncio
 import itertools
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -16,7 +17,9 @@ import httpx2
 import msgspec
 
 from shared.network.checked_http import CallersHttp, NetworkRules
+from worker.models.provider import COUNTS_WITHIN_S
 from worker.models.server_transport import PoolLimits, ServerTransport
+from worker.models.sse import BYTE_ORDER_MARK
 
 CALL_HEADER = "x-holdfast-call"
 
@@ -31,6 +34,8 @@ class OpenCall:
         self.header = {CALL_HEADER: number}
         self.garbled = False
         """The stream held an event that is not JSON. One SDK skips such events without a word."""
+        self.has_ended = False
+        """The stream has said why the answer ends."""
         self.on_bytes = on_bytes
         self._streams: list[httpx2.AsyncByteStream] = []
 
@@ -103,19 +108,34 @@ class _WatchedStream(httpx2.AsyncByteStream):
         self._call = call
         self._has_events = has_events
         self._rest = b""
+        self._begins = has_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._stream:
+        chunks = aiter(self._stream)
+        while (chunk := await self._next_of(chunks)) is not None:
             self._call.on_bytes()
+            if self._begins:
+                # The SDKs would lose the first event.
+                self._begins = False
+                chunk = chunk.removeprefix(BYTE_ORDER_MARK)
             if self._has_events and not self._call.garbled:
                 self._check(chunk)
             yield chunk
+
+    async def _next_of(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """The next chunk; None at the end. An answer that is whole is not lost with its connection."""
+        if not self._call.has_ended:
+            return await anext(chunks, None)
+        with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
+            async with asyncio.timeout(COUNTS_WITHIN_S):
+                return await anext(chunks, None)
+        return None
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
     def _check(self, chunk: bytes) -> None:
-        """Look for `data:` lines that are not JSON."""
+        """Look for `data:` lines that are not JSON, and for the one that ends the answer."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -124,11 +144,38 @@ class _WatchedStream(httpx2.AsyncByteStream):
             if data and data != b"[DONE]" and not _is_json(data):
                 self._call.garbled = True
                 return
+            self._call.has_ended = self._call.has_ended or _ends_answer(data)
+
+
+class _Candidate(msgspec.Struct, rename="camel"):
+    finish_reason: str | None = None
+
+
+class _End(msgspec.Struct):
+    """What the wires that are asked over SDKs say at the end of an answer."""
+
+    type: str | None = None
+    """The Responses wire's."""
+    candidates: list[_Candidate] | None = None
+    """Gemini's."""
 
 
 def _is_plain_event_stream(response: httpx2.Response) -> bool:
     kind = str(response.headers.get("content-type", ""))
     return kind.startswith("text/event-stream") and "content-encoding" not in response.headers
+
+
+def _ends_answer(data: bytes) -> bool:
+    """Whether this event says why the answer ends. Most events are not read for it."""
+    if b"finishReason" not in data and b"response.completed" not in data and b"response.incomplete" not in data:
+        return False
+    try:
+        event = msgspec.json.decode(data, type=_End)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return event.type in ("response.completed", "response.incomplete") or any(
+        candidate.finish_reason for candidate in event.candidates or ()
+    )
 
 
 def _is_json(data: bytes) -> bool:

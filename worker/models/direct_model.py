@@ -13,7 +13,7 @@ import httpx2
 
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
-from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
+from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
 from worker.models.server_transport import body_of
 from worker.models.sse import EventStream, EventTooLong
 
@@ -35,6 +35,11 @@ class Answer(Protocol):
     @property
     def has_begun(self) -> bool:
         """Whether anything of the answer itself has come."""
+        ...
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether the server has said why the answer ends: counts may follow, but nothing of the answer."""
         ...
 
     def take(self, data: bytes) -> None:
@@ -102,7 +107,7 @@ class DirectModel:
             aclosing(_pieces(response, limit)) as pieces,
         ):
             answer, events = self._wire.answer(call), EventStream()
-            while not answer.is_over and (piece := await anext(pieces, None)) is not None:
+            while not answer.is_over and (piece := await _next_of(pieces, answer)) is not None:
                 for event in _told(answer, events.feed(piece)):
                     yield event
                 if answer.has_begun:
@@ -165,6 +170,16 @@ async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenera
             yield piece
         else:
             await limit.wait_for(body.arrival())
+
+
+async def _next_of(pieces: AsyncIterator[bytes], answer: Answer) -> bytes | None:
+    """The next piece; None at the end. An answer that is whole but for its counts is not lost with its connection."""
+    if not answer.has_reason:
+        return await anext(pieces, None)
+    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError, ModelError):
+        async with asyncio.timeout(COUNTS_WITHIN_S):
+            return await anext(pieces, None)
+    return None
 
 
 async def _last_bytes(pieces: AsyncIterator[bytes]) -> None:

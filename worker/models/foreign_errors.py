@@ -76,13 +76,12 @@ def _meaning(error: sdk.ModelAPIError, status: int | None) -> _Meaning:
         return ModelErrorType.TIMEOUT, True
     if isinstance(error, sdk.ModelTimeoutError) and error.phase in ("pool", "connect"):
         return ModelErrorType.TIMEOUT, True
-    for error_class, meaning in _BY_CLASS:
-        if isinstance(error, error_class):
-            return meaning
-    if status is not None and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return ModelErrorType.BAD_REQUEST, False
     # Without a category: a stream that ended early or could not be decoded.
-    return ModelErrorType.ERROR, True
+    none: _Meaning = (ModelErrorType.ERROR, True)
+    found = next((meaning for error_class, meaning in _BY_CLASS if isinstance(error, error_class)), none)
+    is_refusal = status is not None and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+    # Some SDKs know the most common statuses only.
+    return (ModelErrorType.BAD_REQUEST, False) if found[0] is ModelErrorType.ERROR and is_refusal else found
 
 
 def _detail(error: sdk.ModelAPIError) -> str:

@@ -16,7 +16,15 @@ CONTEXT_OVERFLOW = re.compile(
     r"maximum context length|reduce the length of the messages"
     r"|context[ _](length|size|window)[ _]?(is |was )?exceed|exceed\w*[ _](the )?[\w' ]*context"
     r"|prompt is too long|input is too long|input token count.*exceeds the maximum"
-    r"|input length and .?max_tokens.? exceed",
+    r"|input length and .?max_tokens.? exceed"
+    r"|max(imum)? (prompt|input|sequence|model|total|allowed) ?(token|length|len)|max_(model_len|seq_len|total_tokens)"
+    r"|(prompt|input|request|messages?|conversation) (is|are|was|were)? ?(far )?too (long|large|many)"
+    r"|too many (input )?tokens"
+    r"|(token|tokens|token count|prompt|input|sequence)\b[^.]{0,80}\b(exceed\w*|longer than|larger than|greater than)"
+    r"[^.]{0,60}\b(limit|maximum|max|context|window|length)"
+    r"|(exceed\w*|longer than|over) [^.]{0,60}\b(token limit|context|max\w* (token|length|input)\w*)"
+    r"|tokens? \+ .{0,30}must be <=|requested token count"
+    r"|please (shorten|truncate|reduce) (your|the) (prompt|input|message)",
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -13,6 +13,9 @@ from shared.domain.messages import Message, estimate_message_tokens, estimate_to
 from shared.domain.model_servers import Wire, origin_of, without_credentials
 from shared.domain.runs import Usage
 
+COUNTS_WITHIN_S = 2.0
+"""Seconds that a server has, once it has said why its answer ends, to say more: its counts."""
+
 
 class Route(msgspec.Struct, frozen=True):
     """Where the calls of one handle go. Hashable: it is the key under which built models are kept."""

@@ -105,7 +105,7 @@ class SdkModel:
                     yield ours
             if connection.garbled:
                 raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.")
-            for ours in answer.finish(response):
+            for ours in answer.finish(response, has_ended=connection.has_ended):
                 yield ours
 
     def _named(self, error: ModelError) -> ModelError:

@@ -8,6 +8,9 @@ LONGEST_EVENT = 32 * 1024 * 1024
 """Bytes. Far beyond any answer; a server that never ends an event must not fill the memory."""
 
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
 class EventTooLong(ValueError):
     """A server goes on and on with one event."""
 
@@ -22,9 +25,13 @@ class EventStream:
         """The lines of data of the event that has not ended yet."""
         self._size = 0
         self._after_return = False
+        self._beginning: bytes | None = b""
+        """The first bytes, until they are known to be a byte order mark or not; None behind that."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that end in this chunk. Raises `EventTooLong`."""
+        if self._beginning is not None:
+            chunk = self._without_mark(self._beginning + chunk)
         chunk = self._with_line_feeds(chunk)
         self._size += len(chunk)
         if self._size > LONGEST_EVENT:
@@ -40,6 +47,14 @@ class EventStream:
         if ended or not self._data:
             self._size = len(lines[-1]) + sum(map(len, self._data))
         return ended
+
+    def _without_mark(self, chunk: bytes) -> bytes:
+        """The beginning of the stream without its byte order mark."""
+        if chunk and len(chunk) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(chunk):
+            self._beginning = chunk
+            return b""
+        self._beginning = None if chunk else b""
+        return chunk.removeprefix(BYTE_ORDER_MARK)
 
     def _take(self, line: bytes, ended: list[bytes]) -> None:
         if not line:

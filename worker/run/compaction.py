@@ -6,14 +6,19 @@ nothing. A context that is full in the middle of a run is `context_window`'s.
 
 from collections.abc import Sequence
 
+import structlog
+
 from shared.domain.compaction import Compaction, CompactionOptions
+from shared.domain.errors import ModelError
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import CompactionStats, CompactionTrigger, Message, NewMessage, Summary, SystemMessage
 from shared.domain.model_catalog import window_of
 from shared.domain.settling import RunEnd
 from worker.run.context import Outcome, RunContext
-from worker.run.summary import write_summary
+from worker.run.summary import REFUSALS, excerpt_instead, write_summary
 from worker.run.what_leaves import messages_to_summarise
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn")
 
@@ -25,7 +30,15 @@ async def compact_thread(context: RunContext, options: CompactionOptions) -> Out
     gone = messages_to_summarise(history, options, window)
     if not gone:
         return Outcome(end=COMPACTED)
-    text = await write_summary(context, gone, options, is_step=True)
+    try:
+        text = await write_summary(context, gone, options, is_step=True)
+    except ModelError as error:
+        if error.error_type not in REFUSALS:
+            raise
+        log.warning("summary_failed", error=error.facts)
+        # The step has brought nothing.
+        context.progress.in_hand = None
+        text = excerpt_instead(gone, options.clip_chars)
     stats = stats_of(history, gone, window, "request")
     return Outcome(end=COMPACTED, compaction=new_compaction(context, gone, text, options.clip_chars, stats))
 

@@ -9,6 +9,7 @@ write with the run's fence. Until then, a cancel or a crash has changed nothing;
 """
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import structlog
 
@@ -21,9 +22,8 @@ from worker.run.answer import take_answer, tool_specs
 from worker.run.answer_draft import Answer
 from worker.run.compaction import new_compaction, stats_of
 from worker.run.context import RunContext
-from worker.run.request_size import LastAnswer, fixed_tokens, history_tokens, last_answer, text_tokens
-from worker.run.summary import write_summary
-from worker.run.transcript import excerpt
+from worker.run.request_size import LastAnswer, fixed_tokens, history_tokens, last_answer, taken_before, text_tokens
+from worker.run.summary import excerpt_instead, write_summary
 from worker.run.what_leaves import SUMMARY_SHARE, clipped, leaving, longest_that_fits
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -43,7 +43,14 @@ MOST_TOO_LITTLE = 3
 MOST_REFUSALS = 4
 """So often a step is tried with a shorter request: the last of them has a sixteenth of the first one's history."""
 
-NO_SUMMARY = "[{messages} older messages are left out here. No summary of them could be written; this is an excerpt.]"
+REFUSED_FOR_LENGTH = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""With these, servers refuse a request that is too long, and many other things. A 413 says nothing else."""
+
+LEAST_GROWTH = 2_000
+"""Tokens by which a request must be longer than the last accepted one for a refusal to be put down to its length."""
+
+MUCH_LONGER = 1.1
+"""So many times as long, too."""
 
 
 class ContextWindow:
@@ -75,13 +82,17 @@ class ContextWindow:
         size = await self._size_of(sent)
         if size > self._limit:
             history, sent = await self._make_room(history, size, "post_step_context_check")
+        may_suspect = True
         for _ in range(MOST_REFUSALS):
             in_hand = context.progress.in_hand
             try:
                 return await take_answer(context, sent)
             except ModelError as error:
-                if error.error_type is not ModelErrorType.CONTEXT_WINDOW or context.publisher.shown.text:
+                is_known = error.error_type is ModelErrorType.CONTEXT_WINDOW
+                is_suspect = may_suspect and not is_known and self._may_be_too_long(error, sent)
+                if not (is_known or is_suspect) or context.publisher.shown.text:
                     raise
+                may_suspect = may_suspect and is_known
                 refused = history_tokens(sent)
                 log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.facts)
                 self._learn(refused)
@@ -91,6 +102,18 @@ class ContextWindow:
                 if history_tokens(sent) >= refused:
                     raise
         return await take_answer(context, sent)
+
+    def _may_be_too_long(self, error: ModelError, sent: Sequence[Message]) -> bool:
+        """Whether a refusal in unknown words may be one for the request's length: it is much longer than the last one
+        that the provider has taken, or fills much of the window."""
+        if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return True
+        if error.error_type is not ModelErrorType.BAD_REQUEST or error.status not in REFUSED_FOR_LENGTH:
+            return False
+        size, taken = history_tokens(sent), history_tokens(taken_before(sent))
+        fixed = self._fixed_tokens
+        is_much_longer = size - taken >= LEAST_GROWTH and fixed + size >= (fixed + taken) * MUCH_LONGER
+        return is_much_longer or fixed + size >= self._window * SHARE_OF_ONE_TEXT
 
     @property
     def _fixed_tokens(self) -> int:
@@ -168,8 +191,7 @@ class ContextWindow:
             return await write_summary(self._context, gone, self._context.run.options.when_full, longest=longest)
         except ModelError as error:
             log.warning("summary_failed", error=error.facts)
-            note = NO_SUMMARY.format(messages=len(gone))
-            return f"{note}\n\n{excerpt(gone, max(longest - len(note), 0))}"
+            return excerpt_instead(gone, longest)
 
 
 def _count_of(step: Step, model: str) -> int | None:

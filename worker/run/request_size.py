@@ -97,3 +97,11 @@ def last_answer(history: Sequence[Message]) -> LastAnswer | None:
             is_stale = any(one.created_at >= message.created_at for one in summaries)
             return None if is_stale else LastAnswer(message.step_id, history[place + 1 :])
     return None
+
+
+def taken_before(history: Sequence[Message]) -> Sequence[Message]:
+    """What of a history a provider has taken already: what its newest answer answers."""
+    for place in range(len(history) - 1, -1, -1):
+        if isinstance(history[place].body, AssistantMessage):
+            return history[:place]
+    return ()

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from shared.domain.base_tools import SPEAKS
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
-from shared.domain.settling import RunEnd, open_calls
+from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, returns_event
 from shared.domain.tool_rules import ends_turn
 from worker.run.answer_draft import Answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.context_window import ContextWindow
+from worker.run.tool_calls import error_return
 from worker.run.tool_turn import finish_open_calls, run_tools
 
 STOP_REASONS = {
@@ -20,6 +23,11 @@ STOP_REASONS = {
     "length": "max_tokens_exceeded",
     "content_filter": "error",
 }
+
+CUT_OFF = ("length", "content_filter")
+"""Why an answer ends that the model had more to say of."""
+
+NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
 
 
 async def run_steps(context: RunContext) -> Outcome | Parked:
@@ -69,11 +77,30 @@ async def _step(
     if not answer.calls:
         if not await _goes_on(context, answer):
             end = _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)
+    elif answer.reason in CUT_OFF:
+        end = _completed(STOP_REASONS[answer.reason], [answer.message, *_refusals(context, answer)])
     elif any(call.needs_approval for call in answer.calls):
         end = await ask_for_approval(context, answer)
     else:
         await run_tools(context, answer.message, answer.calls)
     return answer, end
+
+
+def _refusals(context: RunContext, answer: Answer) -> list[NewMessage]:
+    """Results for the calls of an answer that was cut off. Even a call that looks whole may not be what the model would
+    have come to, so none is made."""
+    text = NOT_CALLED.format(reason=answer.reason)
+    closing = close_calls(
+        OpenCalls(step_id=answer.message.step_id, calls=answer.calls, decided=False),
+        known={call.id: replace(error_return(call, text), of_speech=call.speech is not None) for call in answer.calls},
+        started=set(),
+        why="denied",
+        reason=text,
+        ids=context.services.ids,
+        now=context.services.clock.now(),
+    )
+    context.emit(*(event for message in closing if (event := returns_event(message, context.at)) is not None))
+    return closing
 
 
 def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:

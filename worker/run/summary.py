@@ -52,6 +52,12 @@ CHARACTERS_PER_WORD = 7
 """Of a summary whose length is limited; the model is told the limit in words."""
 
 
+NO_SUMMARY = "[{messages} older messages are left out here. No summary of them could be written; this is an excerpt.]"
+
+REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
+"""How a model answers that cannot be shown the conversation, in known words or in others."""
+
+
 class Writer(NamedTuple):
     """A model that may write the summary."""
 
@@ -85,6 +91,12 @@ async def write_summary(
                 raise
             log.warning("summary_model_failed", model=writer.handle, error=error.facts)
     raise AssertionError("a run has a model")
+
+
+def excerpt_instead(gone: Sequence[Message], longest: int | None) -> str:
+    """What takes the place of a summary that could not be written."""
+    note = NO_SUMMARY.format(messages=len(gone))
+    return f"{note}\n\n{excerpt(gone, None if longest is None else max(longest - len(note), 0))}"
 
 
 def _writers(context: RunContext, options: CompactionOptions) -> Iterator[Writer]:
@@ -121,7 +133,7 @@ async def _written_by(
         try:
             return await _ask(context, call, is_step=is_step)
         except ModelError as error:
-            if error.error_type is not ModelErrorType.CONTEXT_WINDOW or share == SHORTER_TRANSCRIPTS[-1]:
+            if error.error_type not in REFUSALS or share == SHORTER_TRANSCRIPTS[-1]:
                 raise
             log.info("transcript_too_long", model=writer.handle, characters=len(shown))
     raise AssertionError("the last transcript was asked with, or raised")
