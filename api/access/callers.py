@@ -39,6 +39,12 @@ def may_see_secrets(caller: Caller) -> bool:
     return caller.scopes.level is Level.ADMIN
 
 
+def may_see_instructions(caller: Caller) -> bool:
+    """Whether this caller is shown what the project has written into an agent: its instructions, and its tools' source.
+    A key of single agents is not: it is for strangers."""
+    return not caller.scopes.agents
+
+
 EVERYBODY = Caller(DEFAULT_PROJECT, ANYBODY, EVERYTHING, ANYBODY)
 """The caller of a server that asks for no key."""
 
