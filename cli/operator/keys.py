@@ -16,9 +16,10 @@ import msgspec
 import typer
 
 from api.access.issuing import DEFAULT_GRACE_S, LONGEST_GRACE_S, Issued, KeyIssuer
+from api.callbacks.signature import key_of_project, signing_key, written_secret
 from api.letta.admin import status_of, wire_key
 from cli.operator.processes import production_database
-from cli.operator.start import operate
+from cli.operator.start import operate, read_settings
 from cli.options import JsonOption, days_at_most
 from shared.clock import SystemClock
 from shared.domain.api_keys import ApiKey
@@ -99,6 +100,20 @@ def rotate(
 ) -> None:
     """Give a key a new secret, and print it: it is shown once."""
     operate(partial(_rotate, key_id=KeyId(key), grace=grace, as_json=as_json))
+
+
+@commands.command("callback-secret", epilog="Example: holdfast keys callback-secret --project default")
+def callback_secret(
+    project: Annotated[str, typer.Option(help="Whose callbacks the secret signs.")] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Print the secret with which a project's receivers check callbacks. Needs HOLDFAST_CALLBACK_SECRET alone."""
+    project_id = ProjectId(project.strip())
+    key = key_of_project(signing_key(read_settings().callback_secret.get_secret_value()), project_id)
+    if key is None:
+        raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")
+    told = {"project": project_id, "secret": written_secret(key)}
+    print(msgspec.json.encode(told).decode() if as_json else told["secret"])
 
 
 @asynccontextmanager
