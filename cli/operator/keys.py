@@ -21,6 +21,7 @@ from api.letta.admin import status_of, wire_key
 from cli.operator.processes import production_database
 from cli.operator.start import operate, read_settings
 from cli.options import JsonOption, days_at_most
+from cli.printable import printable, printable_json
 from shared.clock import SystemClock
 from shared.domain.api_keys import ApiKey
 from shared.domain.errors import InvalidRequest
@@ -149,7 +150,7 @@ async def _list(settings: Settings, *, project: str | None, as_json: bool) -> No
         now = issuer.clock.now()
     shown = [msgspec.json.encode(wire_key(key, now)).decode() for key in keys] if as_json else _table(keys, now)
     for row in shown:
-        print(row)
+        print(printable_json(row) if as_json else printable(row))
 
 
 async def _revoke(settings: Settings, *, key_id: KeyId, as_json: bool) -> None:
@@ -159,7 +160,7 @@ async def _revoke(settings: Settings, *, key_id: KeyId, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(wire_key(key, now)).decode())
         return
-    print(f"holdfast keys: {key.id} of project {key.project_id} ({key.name}) is revoked")
+    print(f"holdfast keys: {key.id} of project {key.project_id} ({printable(key.name)}) is revoked")
 
 
 async def _rotate(settings: Settings, *, key_id: KeyId, grace: int, as_json: bool) -> None:
