@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from api.access.callers import Caller, may_see_secrets
-from api.letta.agent_state import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent
+from api.access.callers import Caller, may_see_instructions, may_see_secrets
+from api.letta.agent_state import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent, without_instructions
 from api.letta.messages import wire_approval_request
 from api.services import Services
 from shared.domain.agents import Agent
@@ -31,7 +31,7 @@ async def _answers(
     with_values = caller is not None and may_see_secrets(caller)
     if with_values and SECRETS in wanted:
         await _record_who_is_shown(services, agents)
-    return [
+    states = [
         wire_agent(
             details,
             services.environment,
@@ -40,6 +40,9 @@ async def _answers(
         )
         for details in some
     ]
+    if caller is None or may_see_instructions(caller):
+        return states
+    return [without_instructions(state) for state in states]
 
 
 async def agent_answer(

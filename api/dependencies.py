@@ -17,6 +17,7 @@ from api.letta.envelope import in_utc
 from api.letta.message_input import IfBusy
 from api.letta.messages import MessageType
 from api.letta.submission_keys import SubmissionHeaders, try_of
+from api.message_answers import types_for
 from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import (
@@ -118,7 +119,15 @@ OldestFirst = Annotated[Page, Depends(_page_of(50, "asc"))]
 HundredOldestFirst = Annotated[Page, Depends(_page_of(100, "asc"))]
 HundredNewestFirst = Annotated[Page, Depends(_page_of(100, "desc"))]
 
-MessageTypes = Annotated[list[MessageType] | None, Query(alias="include_return_message_types")]
+_AskedTypes = Annotated[list[MessageType] | None, Query(alias="include_return_message_types")]
+
+
+async def _types_shown(caller: CallerDep, asked: _AskedTypes = None) -> list[str] | None:
+    return types_for(caller, asked)
+
+
+MessageTypes = Annotated[list[str] | None, Depends(_types_shown)]
+"""The types of messages that a list shows; None: all."""
 
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""

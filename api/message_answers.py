@@ -1,15 +1,25 @@
 """Answers that list messages: a page of a history or of a run, of the types that were asked for."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, get_args
 
-from api.letta.messages import is_shown, wire_messages
+from api.access.callers import Caller, may_see_instructions
+from api.letta.messages import MessageType, is_shown, wire_messages
 from api.services import Services
 from shared.domain.ids import MessageId
 from shared.domain.messages import Message
 from shared.domain.runs import Run
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
+
+_NO_INSTRUCTIONS = [name for name in get_args(MessageType) if name != "system_message"]
+
+
+def types_for(caller: Caller, asked: Collection[str] | None) -> list[str] | None:
+    """The types of messages that are shown to the caller, who has asked for these. None: all."""
+    if may_see_instructions(caller):
+        return None if asked is None else list(asked)
+    return [name for name in _NO_INSTRUCTIONS if asked is None or name in asked]
 
 
 async def message_answers(
@@ -35,11 +45,11 @@ async def message_answers(
     return wire_messages(found[::-1] if turned and not page.ascending else found, types)
 
 
-async def run_message_answers(services: Services, run: Run, page: Page) -> list[dict[str, Any]]:
+async def run_message_answers(services: Services, run: Run, page: Page, caller: Caller) -> list[dict[str, Any]]:
     """The wire's messages of a page of what the run has added, of the types that its submission asked for, oldest
     first. A run that waits for its turn has added nothing: what it will begin with stands for that, with the same
     ids."""
-    types = run.options.include_return_message_types
+    types = types_for(caller, run.options.include_return_message_types)
     if run.turn is not None:
         return await message_answers(services, MessageFilter(run.project_id, run_id=run.id), page, types)
     waiting = await services.runs.waiting_input(run)

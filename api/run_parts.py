@@ -24,6 +24,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns
+from shared.sql.access.audit import AuditLog
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
@@ -122,6 +123,7 @@ def tool_run_service(
         waiter=waiter,
         agents=agents,
         tool_runs=ToolRunStore(process.database),
+        audit=AuditLog(process.database),
         clock=process.clock,
         ids=process.ids,
     )

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access.agent_fields import refused_field
 from api.access.callers import Caller
 from api.access.route_rules import CHAT, Reach
 from shared.domain.ids import ProjectId, is_id
@@ -40,13 +42,8 @@ class AgentReach:
         named += [path[name] for name in ("agent_id", *_OWNED) if name in path and path[name] != _DEFAULT]
         return await self._as(caller, named)
 
-    async def through_body(self, caller: Caller, path: str, body: bytes) -> Caller:
+    async def through_body(self, caller: Caller, path: str, fields: Mapping[str, Any]) -> Caller:
         """The caller as whom the request goes on, by what its body names."""
-        try:
-            given: Any = json.loads(body) if body else None
-        except (ValueError, RecursionError):
-            given = None
-        fields = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
         named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
         if path in CHAT:
             named.append(fields.get("model"))
@@ -65,13 +62,22 @@ class AgentReach:
         return bool(owners) and owners <= caller.scopes.agents
 
 
+def _fields(body: bytes) -> dict[str, Any]:
+    """The fields of a body that is a JSON object; of another one there are none."""
+    try:
+        given: Any = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+
+
 def _pairs(query: bytes) -> list[tuple[str, str]]:
     return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
 
 
 class AgentBodies:
-    """Looks at what the bodies of requests name, when their key sees single agents only. The body has been read and
-    checked before."""
+    """Looks at what the bodies of requests name and change, when their key sees single agents only. The body has been
+    read and checked before."""
 
     def __init__(self, app: ASGIApp, *, reach: AgentReach) -> None:
         self._app = app
@@ -85,7 +91,14 @@ class AgentBodies:
 
     async def _within_reach(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
-        scope["state"]["caller"] = await self._reach.through_body(caller, scope["path"], message.get("body", b""))
+        fields, method, path = _fields(message.get("body", b"")), scope["method"], scope["path"]
+        refused = refused_field(fields, method, path, is_chat=path in CHAT)
+        if refused is not None:
+            said = f"FORBIDDEN: {refused} is for keys of the project; this key is for talking with the agent as it is"
+            await JSONResponse({"detail": said}, 403)(scope, receive, send)
+            return
+        scope["state"]["caller"] = await self._reach.through_body(caller, path, fields)
+        del fields
         first: list[Message] = [message]
         del message  # whoever reads it lets go of it
 

@@ -18,6 +18,10 @@ DEFAULT_PROJECT = ProjectId("default")
 ANYBODY = "anybody"
 """The key of those who need none."""
 
+_SALT_OF_IDS = b"holdfast ids of configured keys"
+_COST = 2**14
+"""Of scrypt: some 50 ms and 16 MiB for each configured key, once, as a process starts."""
+
 ENOUGH = 20
 """Characters of a configured key that nobody guesses. Shorter ones are taken, with a warning."""
 
@@ -37,6 +41,12 @@ def may_see_secrets(caller: Caller) -> bool:
     """Whether the values of agents' secrets are shown to this caller: to administrators, and to everybody where no key
     is asked for, which is on one's own machine."""
     return caller.scopes.level is Level.ADMIN
+
+
+def may_see_instructions(caller: Caller) -> bool:
+    """Whether this caller is shown what the project has written into an agent: its instructions, and its tools' source.
+    A key of single agents is not: it is for strangers."""
+    return not caller.scopes.agents
 
 
 EVERYBODY = Caller(DEFAULT_PROJECT, ANYBODY, EVERYTHING, ANYBODY)
@@ -135,5 +145,11 @@ def _key_of(entry: str, place: str) -> ConfiguredKey:
         # A header is bytes, and clients disagree about those of other characters.
         raise InvalidRequest(f"{place}: the key has a character that clients cannot send; take letters and digits")
     secret = key.encode()
-    key_id = f"configured-{hashlib.sha256(secret).hexdigest()[:12]}"
-    return ConfiguredKey(secret, Caller(ProjectId(project), key_id, EVERYTHING, place), place)
+    return ConfiguredKey(secret, Caller(ProjectId(project), _id_of(secret), EVERYTHING, place), place)
+
+
+def _id_of(secret: bytes) -> str:
+    """The key's id, the same in every process. Audit log, budgets and stream tokens name the key by it, so those see it
+    who may not know the key. Finding a short key by its id costs as much for each try as making the id."""
+    made = hashlib.scrypt(secret, salt=_SALT_OF_IDS, n=_COST, r=8, p=1, dklen=8)
+    return f"configured-{made.hex()}"

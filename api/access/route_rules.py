@@ -1,7 +1,8 @@
 """What a key needs for each route. A route that is not here is refused to every key but an admin's.
 
 A key of single agents is a key for strangers: the page of a chat, a customer's program. It reaches what is its agents'
-by a route that names it, and nothing that the whole project shares or that makes an agent what it is.
+by a route that names it, and nothing that the whole project shares or that makes an agent what it is. Where such a
+route shows an agent, a tool or a history, the answer leaves out what the project has written into it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,8 +43,7 @@ CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
 _READ: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         f"GET {_A}",
-        *(f"GET {_A}/{part}" for part in ("core-memory", "context", "export", "tools", "messages", "archival-memory")),
-        f"POST {_A}/export",
+        *(f"GET {_A}/{part}" for part in ("core-memory", "tools", "messages", "archival-memory")),
         *(f"GET {_A}/{part}" for part in ("archival-memory/search", "files", "repositories", *_ABSENT)),
         *(f"GET {_A}/core-memory/blocks{part}" for part in ("", "/{block_label}")),
         *(f"GET {_C}{part}" for part in ("", "/messages")),
@@ -65,7 +65,8 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}/count" for nouns in ("agents", "tools", "blocks")),
         *(f"GET /v1/{noun}s/{{{noun}_id}}" for noun in ("tool", "block", "archive")),
         *(f"GET /v1/{noun}s/{{{noun}_id}}/agents" for noun in ("block", "archive")),
-        f"GET {_A}/secrets",
+        *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
+        f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
     ),
 }
@@ -74,11 +75,11 @@ _WRITE: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         *(f"POST {_A}/messages{part}" for part in ("", "/stream", "/async", "/cancel")),
         f"PATCH {_A}/reset-messages",
-        *(f"POST {_A}/{part}" for part in ("summarize", "recompile", "archival-memory")),
+        *(f"POST {_A}/{part}" for part in ("summarize", "archival-memory")),
         f"DELETE {_A}/archival-memory/{{memory_id}}",
         f"PATCH {_A}/core-memory/blocks/{{block_label}}",
         *(f"{method} {_C}" for method in ("PATCH", "DELETE")),
-        *(f"POST {_C}/{part}" for part in ("messages", "cancel", "compact", "fork", "recompile")),
+        *(f"POST {_C}/{part}" for part in ("messages", "cancel", "compact", "fork")),
         f"DELETE {_R}",
         *(f"POST {_R}/{part}" for part in ("cancel", "inject")),
         "POST /v1/approvals/{approval_id}",
@@ -91,6 +92,7 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{method} {_A}" for method in ("PATCH", "DELETE")),
         *(f"PATCH {_A}/tools/{part}" for part in ("attach/{tool_id}", "detach/{tool_id}", "approval/{tool_name}")),
         f"POST {_A}/tools/{{tool_name}}/run",
+        *(f"POST {which}/recompile" for which in (_A, _C)),
         *(f"PATCH {_A}/core-memory/blocks/{part}/{{block_id}}" for part in ("attach", "detach")),
         *(f"PATCH {_A}/archives/{part}/{{archive_id}}" for part in ("attach", "detach")),
         "PUT /v1/tools",

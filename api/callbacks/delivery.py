@@ -17,7 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from api.callbacks.places import DeliveryPlaces
-from api.callbacks.signature import signed_headers
+from api.callbacks.signature import key_of_project, signed_headers
 from api.letta.runs import wire_callback
 from shared.clock import Clock
 from shared.domain.errors import NotFound, Unavailable
@@ -66,7 +66,7 @@ class CallbackDelivery:
     jitter: Callable[[], float]
     """Gives a number from 0 to 1."""
     key: bytes | None
-    """Signs what is sent; None: unsigned."""
+    """The keys that sign what is sent, one for each project, are made of it; None: unsigned."""
     intervals: IntervalLock
     places: DeliveryPlaces
     tracer: Tracer
@@ -168,9 +168,8 @@ class CallbackDelivery:
     async def _post(self, callback: Callback, body: bytes, run: Run) -> int:
         """The status of the receiver's answer. The receiver is told the run's trace, and may go on with it."""
         about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": callback.attempts}
-        signed = signed_headers(
-            self.key, message_id=callback.run_id, timestamp=int(self.clock.now().timestamp()), body=body
-        )
+        key, now = key_of_project(self.key, callback.project_id), int(self.clock.now().timestamp())
+        signed = signed_headers(key, message_id=callback.run_id, timestamp=now, body=body)
         headers = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{VERSION}", **signed}
         with self.tracer.begin("callback", parent=run.options.traceparent, kind="client", attributes=about) as span:
             if span.traceparent is not None:

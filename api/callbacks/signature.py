@@ -9,8 +9,12 @@ import hashlib
 import hmac
 
 from shared.domain.errors import InvalidRequest
+from shared.domain.ids import ProjectId
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the standard's mark of an encoded secret, not one
+
+
+_OF_PROJECT = b"holdfast callbacks of the project "
 
 
 def signing_key(secret: str) -> bytes | None:
@@ -24,6 +28,17 @@ def signing_key(secret: str) -> bytes | None:
         return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
         raise InvalidRequest("HOLDFAST_CALLBACK_SECRET begins with whsec_, but base64 does not follow") from error
+
+
+def key_of_project(key: bytes | None, project_id: ProjectId) -> bytes | None:
+    """What signs one project's callbacks. Each project has a key of its own, made of the operator's secret, because who
+    submits chooses the receiver: with one key for all, a project could have another one's receiver believe it."""
+    return None if key is None else hmac.new(key, _OF_PROJECT + project_id.encode(), hashlib.sha256).digest()
+
+
+def written_secret(key: bytes) -> str:
+    """A key as receivers and their libraries take it."""
+    return SECRET_PREFIX + base64.b64encode(key).decode()
 
 
 def signed_headers(key: bytes | None, *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:

@@ -8,7 +8,7 @@ from api.letta.blocks import wire_block
 from api.letta.compaction import wire_settings
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config, wire_llm_config, wire_model_settings
-from api.letta.tools import wire_tool
+from api.letta.tools import wire_tool, without_source
 from shared.domain.agents import Agent
 from shared.sql.definitions.agents import AgentDetails
 
@@ -81,6 +81,22 @@ def wire_agent(
         "approval_expires_s": agent.approval_expires_s,
         "on_approval_expiry": agent.on_approval_expiry,
         **_echoed(agent.extra),
+    }
+
+
+def without_instructions(state: dict[str, Any]) -> dict[str, Any]:
+    """The state for a caller who talks with the agent and may not see what the project has written into it. Fields that
+    clients require are there, and empty."""
+    return {
+        **state,
+        "system": "",
+        "tools": [without_source(tool) for tool in state["tools"]],
+        "tool_rules": [],
+        "compaction_settings": None,
+        "response_format": None,
+        "metadata": None,
+        "tool_exec_environment_variables": [],
+        "secrets": [],
     }
 
 

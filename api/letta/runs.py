@@ -80,6 +80,7 @@ def wire_callback(run: Run, messages: Iterable[Message]) -> dict[str, Any]:
     shown = wire_run(run)
     return {
         "run_id": run.id,
+        "project_id": run.project_id,
         "status": shown["status"],
         "completed_at": shown["completed_at"],
         "metadata": {**shown["metadata"], "lettuce": None, "result": wire_answer(run, messages, with_input=True)},

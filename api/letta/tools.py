@@ -278,5 +278,14 @@ def wire_tool(tool: Tool) -> dict[str, Any]:
     }
 
 
+def without_source(tool: dict[str, Any]) -> dict[str, Any]:
+    """The wire's tool for a caller who may know that it is there, not how it is made."""
+    shown = {"id", "name", "description", "tool_type", "source_type", "return_char_limit", "default_requires_approval"}
+    return {name: value if name in shown else _EMPTY.get(name) for name, value in tool.items()}
+
+
+_EMPTY: dict[str, Any] = {"tags": [], "args_json_schema": {}, "metadata_": {}}
+
+
 def _hash_of(tool: Tool) -> str:
     return hashlib.sha256(tool.source_code.encode()).hexdigest()[:12]

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 
 from api.agent_answers import agent_answer
-from api.dependencies import AgentIdPath, BlockIdPath, NewestFirst, ProjectDep, ServicesDep
+from api.dependencies import AgentIdPath, BlockIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep
 from api.letta.blocks import BlockUpdate, wire_block
+from shared.domain.agents import Block
 from shared.sql.definitions.blocks import BlockFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"])
@@ -50,8 +51,15 @@ async def retrieve_block_of_agent(
 
 @router.patch("/{block_label}")
 async def update_block_of_agent(
-    agent_id: AgentIdPath, block_label: str, body: BlockUpdate, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath, block_label: str, body: BlockUpdate, services: ServicesDep, caller: CallerDep
 ) -> dict[str, Any]:
     """Changes the agent's block of this label, for every agent that has it."""
-    block = await services.blocks.with_label(project_id, agent_id, block_label)
-    return wire_block(await services.blocks.update(project_id, block.id, body.apply, services.clock.now()))
+
+    def change(block: Block) -> Block:
+        if block.read_only and caller.scopes.agents:
+            said = f"FORBIDDEN: the block {block.label!r} is read-only, for the agent and for keys of single agents"
+            raise HTTPException(403, said)
+        return body.apply(block)
+
+    block = await services.blocks.with_label(caller.project_id, agent_id, block_label)
+    return wire_block(await services.blocks.update(caller.project_id, block.id, change, services.clock.now()))

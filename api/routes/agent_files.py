@@ -192,6 +192,8 @@ def _notes_on_tools(arrival: Arrival) -> list[str]:
 
 async def _exported(services: Services, project_id: ProjectId, agent_id: AgentId, wanted: ExportRequest) -> Response:
     [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
+    # Stored before it is shown: there is no export without its event.
+    await services.access.audit.add(project_id, "agent.exported", agent_id)
     history = await _history(services, project_id, details, wanted.conversation_id)
     file = agent_file(
         details,

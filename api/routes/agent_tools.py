@@ -5,10 +5,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel
 
+from api.access.callers import may_see_instructions
 from api.agent_answers import agent_answer
-from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep, SubmissionHeadersDep, ToolIdPath
+from api.dependencies import (
+    AgentIdPath,
+    CallerDep,
+    NewestFirst,
+    ProjectDep,
+    ServicesDep,
+    SubmissionHeadersDep,
+    ToolIdPath,
+)
 from api.letta.tool_runs import ToolRunRequest
-from api.letta.tools import wire_tool
+from api.letta.tools import wire_tool, without_source
 from shared.domain.errors import InvalidRequest
 from shared.sql.definitions.tools import ToolFilter
 
@@ -24,11 +33,13 @@ class ApprovalSetting(BaseModel):
 
 @router.get("")
 async def list_tools_of_agent(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, page: NewestFirst
+    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
-    """The agent's tools."""
-    await services.agents.get(project_id, agent_id)
-    return [wire_tool(tool) for tool in await services.tools.list(project_id, ToolFilter(agent_id=agent_id), page)]
+    """The agent's tools; without their source for a key of single agents."""
+    await services.agents.get(caller.project_id, agent_id)
+    found = await services.tools.list(caller.project_id, ToolFilter(agent_id=agent_id), page)
+    shown = [wire_tool(tool) for tool in found]
+    return shown if may_see_instructions(caller) else [without_source(tool) for tool in shown]
 
 
 @router.patch("/attach/{tool_id}")

@@ -68,7 +68,7 @@ async def list_messages(
     services: ServicesDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
-    types: MessageTypes = None,
+    types: MessageTypes,
     agent_id: OptionalAgentIdQuery = None,
 ) -> list[dict[str, Any]]:
     """The history, newest first unless `order` is `asc`. An agent's default history is listed as the agent lists it:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from api.agent_answers import agent_answer
 from api.dependencies import (
     AgentIdPath,
+    CallerDep,
     HundredNewestFirst,
     MessageTypes,
     ProjectDep,
@@ -84,7 +85,7 @@ async def list_messages(
     services: ServicesDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
-    types: MessageTypes = None,
+    types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
     """The agent's messages, listed oldest first: of all its histories, or of one.
@@ -111,8 +112,8 @@ async def cancel_messages(
 
 
 @router.patch("/reset-messages")
-async def reset_messages(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def reset_messages(agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
     """Empties the agent's context, but for its system message."""
-    agent = await services.agents.get(project_id, agent_id)
-    await services.messages.reset(project_id, ThreadId(agent.id))
-    return await agent_answer(services, agent)
+    agent = await services.agents.get(caller.project_id, agent_id)
+    await services.messages.reset(caller.project_id, ThreadId(agent.id))
+    return await agent_answer(services, agent, caller=caller)

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from api.dependencies import HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
+from api.dependencies import CallerDep, HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
 from api.letta.message_search import MessageSearch, wire_found
-from api.letta.messages import wire_message
-from api.message_answers import message_answers
+from api.letta.messages import wire_messages
+from api.message_answers import message_answers, types_for
 from api.runs.threads import DEFAULT
 from shared.domain.errors import NotFound
 from shared.domain.ids import UUID4_PATTERN, MessageId, ThreadId
@@ -23,7 +23,7 @@ async def list_messages(
     services: ServicesDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
-    types: MessageTypes = None,
+    types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
     """The messages of all histories, of one conversation, or of all default histories; oldest first.
@@ -53,13 +53,11 @@ async def search_messages(
 
 
 @router.get("/{message_id}")
-async def retrieve_message(
-    message_id: MessageIdPath, services: ServicesDep, project_id: ProjectDep
-) -> list[dict[str, Any]]:
+async def retrieve_message(message_id: MessageIdPath, services: ServicesDep, caller: CallerDep) -> list[dict[str, Any]]:
     """The parts of one message, which the wire shows as messages of their own."""
-    found = await services.messages.find(project_id, [message_id])
+    found = wire_messages(await services.messages.find(caller.project_id, [message_id]), types_for(caller, None))
     # The calls and the approval requests of one stored answer may have an id each.
-    parts = [part for message in found for part in wire_message(message) if part["id"] == message_id]
+    parts = [part for part in found if part["id"] == message_id]
     if not parts:
         raise NotFound(f"Message with id {message_id} not found.")
     return parts

@@ -116,12 +116,12 @@ async def delete_run(run_id: RunIdPath, services: ServicesDep, project_id: Proje
 
 @router.get("/{run_id}/messages")
 async def list_run_messages(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredOldestFirst
+    run_id: RunIdPath, services: ServicesDep, caller: CallerDep, page: HundredOldestFirst
 ) -> list[dict[str, Any]]:
     """The messages that the run added, its input included: those of the types that its submission asked for. Of a run
     that waits for its turn, the input."""
-    run = await services.runs.get(project_id, run_id)
-    shown = await run_message_answers(services, run, page)
+    run = await services.runs.get(caller.project_id, run_id)
+    shown = await run_message_answers(services, run, page, caller)
     return shown if page.ascending else shown[::-1]
 
 

@@ -6,11 +6,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 
 from api.answer_headers import warn_if_pruned
-from api.dependencies import HundredOldestFirst, Moment, NewestFirst, ProjectDep, ServicesDep, StepIdPath, Texts
+from api.dependencies import (
+    CallerDep,
+    HundredOldestFirst,
+    Moment,
+    NewestFirst,
+    ProjectDep,
+    ServicesDep,
+    StepIdPath,
+    Texts,
+)
 from api.letta.run_metrics import wire_step_metrics
 from api.letta.run_requests import FeedbackRequest
 from api.letta.runs import wire_step
-from api.message_answers import message_answers
+from api.message_answers import message_answers, types_for
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, RunId
 from shared.domain.runs import Feedback
@@ -67,11 +76,12 @@ async def retrieve_step(step_id: StepIdPath, services: ServicesDep, project_id: 
 
 @router.get("/{step_id}/messages")
 async def list_step_messages(
-    step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredOldestFirst
+    step_id: StepIdPath, services: ServicesDep, caller: CallerDep, page: HundredOldestFirst
 ) -> list[dict[str, Any]]:
     """The messages that the step added."""
-    await services.steps.get(project_id, step_id)
-    shown = await message_answers(services, MessageFilter(project_id, step_id=step_id), page, None)
+    await services.steps.get(caller.project_id, step_id)
+    of = MessageFilter(caller.project_id, step_id=step_id)
+    shown = await message_answers(services, of, page, types_for(caller, None))
     return shown if page.ascending else shown[::-1]
 
 

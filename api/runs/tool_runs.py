@@ -24,6 +24,7 @@ from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
 from shared.domain.runs import Run, RunOptions
 from shared.domain.tool_runs import TOOL_RUN
 from shared.domain.tools import Tool
+from shared.sql.access.audit import AuditLog
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.runs.tool_runs import ToolRunStore
 
@@ -36,6 +37,7 @@ class ToolRunService:
     waiter: RunWaiter
     agents: AgentStore
     tool_runs: ToolRunStore
+    audit: AuditLog
     clock: Clock
     ids: IdMaker
 
@@ -53,6 +55,8 @@ class ToolRunService:
         or `Conflict` when the run was cancelled.
         """
         tool = await self._tool(project_id, agent_id, tool_name)
+        # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
+        await self.audit.add(project_id, "tool.called", tool.id)
         now = self.clock.now()
         call = ToolCall(self.ids.tool_call(), tool.name, request.arguments())
         asked = NewMessage(id=self.ids.message(), created_at=now, body=AssistantMessage(tool_calls=[call]))

@@ -77,7 +77,7 @@ def create(
     given = {"name": name, "model": model, "system": system, "tools": tool or None}
     with server_at(url) as server:
         made = server.post("/v1/agents", {field: value for field, value in given.items() if value is not None})
-    print_json(made) if as_json else print(made["id"])
+    print_json(made) if as_json else print(printable(str(made["id"])))
     if not as_json:
         hint(f"[talk with it: holdfast chat {made['id']}]")
 
@@ -103,4 +103,4 @@ def delete(
     if as_json:
         print_json({"id": found["id"], "deleted": True})
     else:
-        print(f"holdfast agents: {found['id']} ({name}) is deleted")
+        print(printable(f"holdfast agents: {found['id']} ({name}) is deleted"))

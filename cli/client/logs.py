@@ -35,7 +35,7 @@ def logs(
         stream = RunStream(server, run, starting_after)
         try:
             for frame in stream.frames() if follow else _present(stream):
-                _show(shown, frame, as_json=as_json)
+                show_frame(shown, frame, as_json=as_json)
         except KeyboardInterrupt:
             say_how_to_come_back(run, stream.after)
             raise typer.Exit(INTERRUPTED) from None
@@ -47,12 +47,14 @@ def _present(stream: RunStream) -> Generator[Record]:
         hint(f"[the run goes on: holdfast logs {stream.run_id} --follow --starting-after {stream.after}]")
 
 
-def _show(shown: Console, frame: Record, *, as_json: bool) -> None:
+def show_frame(shown: Console, frame: Record, *, as_json: bool) -> None:
+    """One frame of a log, as a line or as JSON."""
     if as_json:
         print_json(frame)
         return
     facts = {name: value for name, value in frame.items() if name not in _HEAD and value is not None}
-    line = Text(f"{frame.get('seq_id', ''):>7}  {second(str(frame.get('date') or '')):<19}  ", style="dim")
-    line.append(f"{frame.get('message_type')}  ", style="cyan")
+    number = printable(str(frame.get("seq_id", "")))
+    line = Text(f"{number:>7}  {second(str(frame.get('date') or '')):<19}  ", style="dim")
+    line.append(f"{printable(str(frame.get('message_type')))}  ", style="cyan")
     line.append(printable(" ".join(f"{name}={value!r}" for name, value in facts.items())))
     shown.print(line, soft_wrap=True)

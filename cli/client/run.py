@@ -11,6 +11,7 @@ from cli.client.follow import Follower, say_how_to_come_back, status_of
 from cli.client.server import DEFAULT_URL, UrlOption, server_at
 from cli.client.terminal import hint, print_json
 from cli.options import JsonOption
+from cli.printable import printable
 from shared.domain.errors import InvalidRequest
 
 commands = typer.Typer()
@@ -39,7 +40,7 @@ def run(
         history = conversation_of(server, agent_of(server, agent), conversation)
         run_id = history.submit(given, if_busy=if_busy)
         if detach:
-            print_json(server.get(f"/v1/runs/{run_id}")) if as_json else print(run_id)
+            print_json(server.get(f"/v1/runs/{run_id}")) if as_json else print(printable(run_id))
             say_how_to_come_back(run_id)
             return
         if not as_json:

@@ -1,6 +1,5 @@
 """What commands show: tables and text for people, JSON for machines."""
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.client.server import Record
-from cli.printable import printable
+from cli.printable import printable, printable_json
 
 COLOURS = {
     "running": "cyan",
@@ -21,9 +20,6 @@ COLOURS = {
     "cancelled": "yellow",
     "requires_approval": "magenta",
 }
-
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
-"""What JSON leaves as it is in a string, and a terminal or `splitlines` does not."""
 
 WIDE = 500
 """Columns where nobody looks: programs that read lines get whole ones."""
@@ -46,8 +42,7 @@ def is_interactive() -> bool:
 
 def print_json(record: object) -> None:
     """One line of JSON, for terminals and for programs that break lines where Unicode does."""
-    line = msgspec.json.encode(record).decode()
-    print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line), flush=True)
+    print(printable_json(msgspec.json.encode(record).decode()), flush=True)
 
 
 def print_all(records: Iterable[Record], columns: Sequence[str], *, as_json: bool, nothing: str) -> None:

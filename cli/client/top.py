@@ -104,7 +104,7 @@ def _counts(found: Record) -> Table:
 
 def _told(text: str, of: Record | None) -> str:
     """What a part of the deployment says; it is None while that part does not answer."""
-    return UNKNOWN if of is None else text.format(**of)
+    return UNKNOWN if of is None else printable(text.format(**of))
 
 
 def _apis(processes: Sequence[Record] | None) -> str:

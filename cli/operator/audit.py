@@ -12,6 +12,7 @@ from api.letta.admin import wire_audit_event
 from cli.operator.processes import production_database
 from cli.operator.start import operate
 from cli.options import JsonOption, days_at_most, positive
+from cli.printable import printable, printable_json
 from shared.clock import SystemClock
 from shared.domain.ids import ProjectId
 from shared.process.settings import Settings
@@ -50,7 +51,11 @@ async def _show(settings: Settings, *, project: str | None, wanted: AuditFilter,
     finally:
         await database.aclose()
     for event in events:
-        print(msgspec.json.encode(wire_audit_event(event)).decode() if as_json else _shown(event))
+        print(
+            printable_json(msgspec.json.encode(wire_audit_event(event)).decode())
+            if as_json
+            else printable(_shown(event))
+        )
     if not events:
         print("holdfast audit: nothing was recorded that fits", file=sys.stderr)
 

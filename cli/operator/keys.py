@@ -16,10 +16,12 @@ import msgspec
 import typer
 
 from api.access.issuing import DEFAULT_GRACE_S, LONGEST_GRACE_S, Issued, KeyIssuer
+from api.callbacks.signature import key_of_project, signing_key, written_secret
 from api.letta.admin import status_of, wire_key
 from cli.operator.processes import production_database
-from cli.operator.start import operate
+from cli.operator.start import operate, read_settings
 from cli.options import JsonOption, days_at_most
+from cli.printable import printable, printable_json
 from shared.clock import SystemClock
 from shared.domain.api_keys import ApiKey
 from shared.domain.errors import InvalidRequest
@@ -101,6 +103,20 @@ def rotate(
     operate(partial(_rotate, key_id=KeyId(key), grace=grace, as_json=as_json))
 
 
+@commands.command("callback-secret", epilog="Example: holdfast keys callback-secret --project default")
+def callback_secret(
+    project: Annotated[str, typer.Option(help="Whose callbacks the secret signs.")] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Print the secret with which a project's receivers check callbacks. Needs HOLDFAST_CALLBACK_SECRET alone."""
+    project_id = ProjectId(project.strip())
+    key = key_of_project(signing_key(read_settings().callback_secret.get_secret_value()), project_id)
+    if key is None:
+        raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")
+    told = {"project": project_id, "secret": written_secret(key)}
+    print(msgspec.json.encode(told).decode() if as_json else told["secret"])
+
+
 @asynccontextmanager
 async def _issuing(settings: Settings) -> AsyncGenerator[KeyIssuer]:
     """What makes keys, on the settings' database; what is done in the block is recorded as this user's."""
@@ -134,7 +150,7 @@ async def _list(settings: Settings, *, project: str | None, as_json: bool) -> No
         now = issuer.clock.now()
     shown = [msgspec.json.encode(wire_key(key, now)).decode() for key in keys] if as_json else _table(keys, now)
     for row in shown:
-        print(row)
+        print(printable_json(row) if as_json else printable(row))
 
 
 async def _revoke(settings: Settings, *, key_id: KeyId, as_json: bool) -> None:
@@ -144,7 +160,7 @@ async def _revoke(settings: Settings, *, key_id: KeyId, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(wire_key(key, now)).decode())
         return
-    print(f"holdfast keys: {key.id} of project {key.project_id} ({key.name}) is revoked")
+    print(f"holdfast keys: {key.id} of project {key.project_id} ({printable(key.name)}) is revoked")
 
 
 async def _rotate(settings: Settings, *, key_id: KeyId, grace: int, as_json: bool) -> None:

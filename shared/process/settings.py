@@ -169,7 +169,10 @@ class Settings(ToolSettings, TelemetrySettings):
     cancel_wait_s: float = Field(default=5.0, ge=0, description="Seconds that a cancel waits for the run to stop.")
     keepalive_s: float = Field(default=20.0, gt=0, description="Seconds of silence before a stream gets a ping.")
     callback_allow_private: bool = Field(default=False, description="Allow callbacks to private addresses.")
-    callback_secret: SecretStr = Field(default=SecretStr(""), description="Signs callbacks (Standard Webhooks).")
+    callback_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="Signs callbacks (Standard Webhooks), with a secret for each project that is made of it.",
+    )
 
     reachable_networks: str = Field(
         default="",

@@ -7,8 +7,9 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.callbacks.delivery import RETRY_AFTER_S
-from api.callbacks.signature import signed_headers, signing_key
+from api.callbacks.signature import key_of_project, signed_headers, signing_key
 from api.main import serving
+from shared.domain.ids import ProjectId
 from shared.sql.engine import Database
 from tests.kit.clocks import SettableClock
 from tests.kit.model_server import ModelServer
@@ -98,7 +99,7 @@ async def test_a_callback_is_signed(product: Product, receiver: CallbackReceiver
     callback = await receiver.called()
 
     expected = signed_headers(
-        signing_key(SECRET),
+        key_of_project(signing_key(SECRET), ProjectId("default")),
         message_id=run_id,
         timestamp=int(callback.headers["webhook-timestamp"]),
         body=callback.content,
@@ -112,7 +113,7 @@ async def test_a_run_that_failed_says_so(product: Product, receiver: CallbackRec
 
     body = (await receiver.called()).body
 
-    assert body["status"] == "failed"
+    assert (body["status"], body["project_id"]) == ("failed", "default")
     assert body["metadata"]["error"]["error_type"] == "llm_authentication"
 
 

@@ -1,5 +1,6 @@
 """A configured key stands for a project; whatever is not a key stands for nothing."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,26 @@ from shared.domain.errors import InvalidRequest
 def project_of(keys: ConfiguredKeys, secret: str) -> str | None:
     found = keys.find(secret.encode())
     return None if found is None else found.caller.project_id
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "k1", "correct-horse-battery-staple", "z" * 64])
+def test_a_key_could_be_found_by_its_id(secret: str) -> None:
+    """The id stands in stream tokens, in URLs of pages. A list of words must not be compared with it at the speed of a
+    plain hash."""
+    made, again = [ConfiguredKeys.parse(f"default={secret}").find(secret.encode()) for _ in range(2)]
+    assert made is not None and again is not None
+    assert made.caller.key_id == again.caller.key_id, "every process has the same"
+    shown = made.caller.key_id.removeprefix("configured-")
+    for name in sorted(hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}):
+        for salted in (secret, f"default={secret}", f"{secret}default"):
+            cheap = hashlib.new(name, salted.encode(), usedforsecurity=False).hexdigest()
+            assert shown not in cheap and cheap[:12] not in shown, name
+
+
+def test_keys_have_ids_of_their_own() -> None:
+    secrets = ("k1", "k2", "K1", "k1 2", "k" * 200)
+    found = [ConfiguredKeys.parse(f"default={secret}").find(secret.encode()) for secret in secrets]
+    assert len({one.caller.key_id for one in found if one is not None}) == len(secrets)
 
 
 def test_a_key_is_its_project() -> None:

@@ -6,8 +6,9 @@ import hmac
 
 import pytest
 
-from api.callbacks.signature import signed_headers, signing_key
+from api.callbacks.signature import key_of_project, signed_headers, signing_key, written_secret
 from shared.domain.errors import InvalidRequest
+from shared.domain.ids import ProjectId
 
 BODY = b'{"test": 2432232314}'
 
@@ -31,6 +32,28 @@ def test_a_secret_without_the_prefix_is_the_key_itself() -> None:
     headers = signed_headers(signing_key("open sesame"), message_id="run-1", timestamp=7, body=BODY)
     expected = base64.b64encode(hmac.new(b"open sesame", b"run-1.7." + BODY, hashlib.sha256).digest()).decode()
     assert headers["webhook-signature"] == f"v1,{expected}"
+
+
+def test_one_project_could_sign_for_another_and_be_believed_by_its_receiver() -> None:
+    key = signing_key("open sesame")
+    projects = ("default", "a", "b", "ab", "a b", "", "größe")
+    keys = [key_of_project(key, ProjectId(project)) for project in projects]
+
+    assert len({key, *keys}) == len(projects) + 1, "nobody's is the operator's, or another project's"
+    signatures = [signed_headers(one, message_id="run-1", timestamp=7, body=BODY)["webhook-signature"] for one in keys]
+    assert len(set(signatures)) == len(projects)
+    assert all(" " not in signature for signature in signatures), "one signature alone, none by a shared secret"
+
+
+def test_a_projects_key_is_the_same_in_every_process_and_another_one_with_another_secret() -> None:
+    first, again = [key_of_project(signing_key("open sesame"), ProjectId("a")) for _ in range(2)]
+    assert first == again != key_of_project(signing_key("another"), ProjectId("a"))
+    assert key_of_project(None, ProjectId("a")) is None
+
+
+def test_what_receivers_are_given_is_the_key_that_signs() -> None:
+    key = key_of_project(signing_key("open sesame"), ProjectId("a"))
+    assert key is not None and signing_key(written_secret(key)) == key
 
 
 def test_without_a_secret_there_is_no_signature() -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from shared.domain.archival import Archive, NewPassage, Passage
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
+from shared.sql.access.audit import record
 from shared.sql.archival.archives import agent_row, archive_for_insert, archive_ids_of, load_archive
 from shared.sql.archival.passage_rows import delete_passages, insert_passages, passage_of, shown_passages
 from shared.sql.connection import Connection
@@ -114,6 +115,7 @@ class PassageStore:
         async with self._database.write() as connection:
             await agent_row(connection, project_id, agent_id)
             await _delete(connection, passage_id, _is_agents(project_id, agent_id), f"of agent {agent_id}")
+            await record(connection, project_id, "passage.deleted", passage_id)
 
     async def delete_from_archive(self, project_id: ProjectId, archive_id: ArchiveId, passage_id: PassageId) -> None:
         """Deletes a passage of the archive. Raises `NotFound`."""
@@ -121,6 +123,7 @@ class PassageStore:
             await load_archive(connection, project_id, archive_id)
             is_there = sa.and_(passages.c.project_id == project_id, passages.c.archive_id == archive_id)
             await _delete(connection, passage_id, is_there, f"of archive {archive_id}")
+            await record(connection, project_id, "passage.deleted", passage_id)
 
 
 def _is_agents(project_id: ProjectId, agent_id: AgentId) -> sa.ColumnElement[bool]:

@@ -1,13 +1,13 @@
 """Agents: what they are made of and the head of their history."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.agents import Agent, Block, render_system, with_approval_override, with_default_approvals
+from shared.domain.agents import OVERRIDES, Agent, Block, render_system, with_approval_override, with_default_approvals
 from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
@@ -110,6 +110,8 @@ class AgentEditor(AgentStore):
             await connection.execute(sa.update(agents).where(agents.c.id == agent_id).values(values))
             await link_agent(connection, agent)
             await render_again(connection, [agent])
+            for action, object_ids in _acts(before, agent):
+                await record(connection, project_id, action, *object_ids)
             return agent
 
     async def attach_tool(self, project_id: ProjectId, agent_id: AgentId, tool_id: ToolId, now: datetime) -> Agent:
@@ -171,6 +173,23 @@ class AgentEditor(AgentStore):
             await remember_place(connection, agents, agent_id)
             await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
             await record(connection, project_id, "agent.deleted", agent_id)
+
+
+def _acts(before: Agent, after: Agent) -> Iterator[tuple[str, Sequence[str]]]:
+    """What of a change decides which code runs for the agent, with which secrets, and whether a person is asked. The
+    audit log has these; the rest of an agent is in its answer. Tools go by their own ids, the rest by the agent's."""
+    yield "tool.attached", [tool_id for tool_id in after.tool_ids if tool_id not in before.tool_ids]
+    yield "tool.detached", [tool_id for tool_id in before.tool_ids if tool_id not in after.tool_ids]
+    for action, old, new in (
+        ("secrets.changed", before.tool_environment, after.tool_environment),
+        ("approvals.changed", _approvals_of(before), _approvals_of(after)),
+    ):
+        yield action, [] if old == new else [after.id]
+
+
+def _approvals_of(agent: Agent) -> tuple[object, ...]:
+    asked = [rule for rule in agent.tool_rules if rule.get("type") == "requires_approval"]
+    return asked, agent.extra.get(OVERRIDES), agent.approval_expires_s, agent.on_approval_expiry
 
 
 def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Run
+from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import oldest_in_progress, thread_lock
@@ -250,6 +251,7 @@ class MessageStore:
                 detail = f"run {active.run_id} has not ended: wait for it or cancel it"
                 raise Conflict(f"{detail} before the messages are reset")
             await clear_context(connection, thread_id)
+            await record(connection, project_id, "messages.reset", thread_id)
 
 
 def is_listed() -> sa.ColumnElement[bool]:

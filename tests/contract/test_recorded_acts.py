@@ -1,0 +1,136 @@
+"""What changes something by the API is in the audit log, or somebody has said why it is not."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.access.route_rules import RULES
+from shared.domain.api_keys import Level
+from tests.kit.model_server import ModelServer
+from tests.kit.product.in_process import running_product
+from tests.kit.services.databases import open_database
+from tests.kit.services.redis_servers import RedisService
+
+KEYS_PAGE = Path(__file__).parents[2] / "docs/operations/keys.md"
+CONFIGURED = "a-long-key-of-the-operator"
+LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
+
+_A = "/v1/agents/{agent_id}"
+_C = "/v1/conversations/{conversation_id}"
+ACTS = {
+    f"PATCH {_A}": "approvals.changed",
+    f"DELETE {_A}": "agent.deleted",
+    f"PATCH {_A}/tools/attach/{{tool_id}}": "tool.attached",
+    f"PATCH {_A}/tools/detach/{{tool_id}}": "tool.detached",
+    f"PATCH {_A}/tools/approval/{{tool_name}}": "approvals.changed",
+    f"POST {_A}/tools/{{tool_name}}/run": "tool.called",
+    f"PATCH {_A}/reset-messages": "messages.reset",
+    f"DELETE {_A}/archival-memory/{{memory_id}}": "passage.deleted",
+    "DELETE /v1/archives/{archive_id}/passages/{passage_id}": "passage.deleted",
+    f"POST {_A}/export": "agent.exported",
+    "POST /v1/agents/import": "tool.created",
+    **dict.fromkeys(("POST /v1/tools", "PUT /v1/tools"), "tool.created"),
+    "PATCH /v1/tools/{tool_id}": "tool.changed",
+    **{f"DELETE /v1/{noun}s/{{{noun}_id}}": f"{noun}.deleted" for noun in ("tool", "block", "archive")},
+    f"DELETE {_C}": "conversation.deleted",
+    "DELETE /v1/runs/{run_id}": "run.deleted",
+    **dict.fromkeys(
+        (f"POST {_A}/messages/cancel", f"POST {_C}/cancel", "POST /v1/runs/{run_id}/cancel"), "run.cancelled"
+    ),
+    "POST /v1/approvals/{approval_id}": "approval.approved",
+    "POST /v1/admin/keys": "key.created",
+    "DELETE /v1/admin/keys/{key_id}": "key.revoked",
+    "POST /v1/admin/keys/{key_id}/rotate": "key.rotated",
+    "POST /v1/admin/callbacks/{run_id}/retry": "callback.retried",
+}
+
+_RUN = "the run is the record: it has the key that submitted it"
+_MADE = "takes nothing away, and lets nothing run: it is in its own answer, with its time"
+_CONTEXT = "changes what the agent remembers, not what it may do"
+REASONS = {
+    **dict.fromkeys((f"POST {_A}/messages{part}" for part in ("", "/stream", "/async")), _RUN),
+    **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize"), _RUN),
+    **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
+    "POST /v1/runs/{run_id}/inject": "the message is in the run's history",
+    **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),
+    **dict.fromkeys((f"POST {_C}/fork", "POST /v1/tools/add-base-tools", f"POST {_A}/archival-memory"), _MADE),
+    **dict.fromkeys((f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")), _MADE),
+    **dict.fromkeys((f"PATCH {_A}/core-memory/blocks/{part}/{{block_id}}" for part in ("attach", "detach")), _CONTEXT),
+    **dict.fromkeys((f"PATCH {_A}/archives/{part}/{{archive_id}}" for part in ("attach", "detach")), _CONTEXT),
+    **dict.fromkeys((f"PATCH {_A}/core-memory/blocks/{{block_label}}", f"PATCH {_C}"), _CONTEXT),
+    **dict.fromkeys(("PATCH /v1/blocks/{block_id}", "PATCH /v1/archives/{archive_id}"), _CONTEXT),
+    **dict.fromkeys((f"POST {_A}/recompile", f"POST {_C}/recompile"), "renders what is stored"),
+    "PATCH /v1/steps/{step_id}/feedback": "an opinion",
+}
+
+
+def test_every_route_that_changes_something_has_its_act_or_a_reason() -> None:
+    changing = {
+        route for route, rule in RULES.items() if rule.level is not Level.READ and not route.startswith("GET ")
+    } | {route for route in RULES if route.endswith("/export") and route.startswith("POST ")}
+    assert set(ACTS) | set(REASONS) == changing
+    assert not set(ACTS) & set(REASONS)
+
+
+def test_every_act_is_on_the_page_about_keys() -> None:
+    page = KEYS_PAGE.read_text()
+    assert [act for act in sorted({*ACTS.values(), "secrets.changed"}) if f"`{act}`" not in page] == []
+
+
+@pytest.fixture
+async def http(sqlite_url: str) -> AsyncGenerator[httpx.AsyncClient]:
+    redis = RedisService(None)
+    async with (
+        open_database(sqlite_url) as database,
+        ModelServer() as models,
+        running_product(database, redis.client(), models, settings={"api_keys": f"default={CONFIGURED}"}) as product,
+    ):
+        product.http.headers["Authorization"] = f"Bearer {CONFIGURED}"
+        yield product.http
+    await redis.close()
+
+
+async def test_who_changed_what_an_agent_may_do_was_not_recorded(http: httpx.AsyncClient) -> None:
+    async def ask(method: str, path: str, body: Any = None) -> Any:
+        answer = await http.request(method, path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    tool = (await ask("PUT", "/v1/tools", {"source_code": LOOK, "default_requires_approval": True}))["id"]
+    agent = (await ask("POST", "/v1/agents", {"model": "builtin/echo", "include_base_tools": False}))["id"]
+    path = f"/v1/agents/{agent}"
+    await ask("PATCH", f"{path}/tools/attach/{tool}")
+    await ask("PATCH", f"{path}/tools/attach/{tool}")
+    await ask("PATCH", f"{path}/tools/approval/look", {"requires_approval": False})
+    await ask("POST", f"{path}/tools/look/run", {"args": {}})
+    await ask("PATCH", path, {"secrets": {"TOKEN": "sesame"}})
+    await ask("PATCH", path, {"name": "another name"})
+    [memory] = await ask("POST", f"{path}/archival-memory", {"text": "a passage"})
+    await ask("GET", f"{path}/export")
+    await ask("POST", f"{path}/export", {})
+    await ask("PATCH", f"{path}/reset-messages")
+    await ask("PATCH", f"{path}/tools/detach/{tool}")
+    assert (await http.delete(f"{path}/archival-memory/{memory['id']}")).is_success
+    archive = (await ask("POST", "/v1/archives", {"name": "papers"}))["id"]
+    passage = (await ask("POST", f"/v1/archives/{archive}/passages", {"text": "another"}))["id"]
+    assert (await http.delete(f"/v1/archives/{archive}/passages/{passage}")).is_success
+
+    events = (await http.get("/v1/admin/audit", params={"order": "asc"})).json()
+    assert [(event["action"], event["object_id"]) for event in events] == [
+        ("tool.created", tool),
+        ("tool.attached", tool),
+        ("approvals.changed", agent),  # the tool has brought its default rule
+        ("approvals.changed", agent),
+        ("tool.called", tool),
+        ("secrets.changed", agent),
+        ("agent.exported", agent),
+        ("agent.exported", agent),
+        ("messages.reset", agent),
+        ("tool.detached", tool),
+        ("passage.deleted", memory["id"]),
+        ("passage.deleted", passage),
+    ]
+    assert "sesame" not in str(events)
