@@ -17,6 +17,7 @@ from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from api.runs.tool_runs import ToolRunService
+from api.server_models import ServerModels
 from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
@@ -53,6 +54,7 @@ class Services:
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     models: OfferedModels
+    server_models: ServerModels
     secret_keys: SecretKeys
     agents: AgentEditor
     brought_agents: BroughtAgentStore
