@@ -47,12 +47,12 @@ from api.runs.cancel import CancelService
 from api.runs.streaming import AnswerService
 from api.runs.threads import AgentThreads
 from api.runs.waiting import RunWaiter
-from api.server_models import ServerModels
 from api.services import Services
 from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
+from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
 from shared.process.context import ProcessContext

@@ -17,10 +17,10 @@ from api.runs.compaction import CompactionService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from api.runs.tool_runs import ToolRunService
-from api.server_models import ServerModels
 from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
+from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.process.settings import Settings
 from shared.secret_keys import SecretKeys

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.server_models import FoundModels
 from shared.domain.errors import InvalidRequest
 from shared.domain.model_catalog import (
     DEFAULT_LIMIT,
@@ -23,6 +22,7 @@ from shared.domain.model_providers import (
     offered,
     split_handle,
 )
+from shared.network.server_models import FoundModels
 
 
 @dataclass(frozen=True)

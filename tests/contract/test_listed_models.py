@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.server_models import KEPT_S, LONGEST_ANSWER, FoundModels, ServerModels
 from shared.domain.model_providers import split_handle
 from shared.network.checked_http import PUBLIC_ONLY
+from shared.network.server_models import KEPT_S, LONGEST_ANSWER, FoundModels, ServerModels
 from shared.sql.engine import Database
 from tests.kit.clocks import FrozenClock
 from tests.kit.model_server.http_exchange import HttpRequest, read_request, write_json

@@ -3,9 +3,9 @@
 import pytest
 
 from api.letta.models import OfferedModels
-from api.server_models import FoundModels
 from shared.domain.model_catalog import MODELS, context_window_of, family_of
 from shared.domain.model_providers import PROVIDERS, split_handle
+from shared.network.server_models import FoundModels
 
 
 @pytest.mark.parametrize(
