@@ -52,6 +52,7 @@ from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
+from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
 from shared.process.context import ProcessContext
@@ -108,13 +109,15 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         stack.push_async_callback(http.aclose)
         embeddings = EmbeddingClient(process.environment, network)
         stack.push_async_callback(embeddings.aclose)
+        server_models = ServerModels(process.environment, network, process.clock)
+        stack.push_async_callback(server_models.aclose)
         await stack.enter_async_context(feed.running())
         await stack.enter_async_context(quotas.counting())
         await stack.enter_async_context(_callbacks(process, http).delivering())
         packages = await stack.enter_async_context(_packages(process))
         await stack.enter_async_context(showing_process(process, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
-        services = _services(await _for_callers(process), process, feed, embeddings, quotas, packages)
+        services = _services(await _for_callers(process), process, feed, embeddings, server_models, quotas, packages)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
@@ -169,6 +172,7 @@ def _services(
     everybodys: ProcessContext,
     feed: EventFeed,
     embeddings: EmbeddingClient,
+    server_models: ServerModels,
     quotas: CallerQuotas,
     packages: PackageEnvironments,
 ) -> Services:
@@ -193,6 +197,7 @@ def _services(
         quotas=quotas,
         environment=process.environment,
         models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
+        server_models=server_models,
         secret_keys=process.secret_keys,
         agents=agent_store,
         brought_agents=BroughtAgentStore(database, process.secret_keys),

@@ -20,6 +20,7 @@ from api.runs.tool_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory
 from shared.clock import Clock
 from shared.domain.ids import IdMaker
+from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.process.settings import Settings
 from shared.secret_keys import SecretKeys
@@ -53,6 +54,7 @@ class Services:
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     models: OfferedModels
+    server_models: ServerModels
     secret_keys: SecretKeys
     agents: AgentEditor
     brought_agents: BroughtAgentStore

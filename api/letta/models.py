@@ -22,6 +22,7 @@ from shared.domain.model_providers import (
     offered,
     split_handle,
 )
+from shared.network.server_models import FoundModels
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,13 @@ class OfferedModels:
     default: str = ""
     """The handle of `HOLDFAST_DEFAULT_MODEL`; empty: none is set."""
 
-    def wire(self) -> list[dict[str, Any]]:
-        """The models of every provider that is configured. Servers with models of their own (Ollama) are not asked.
+    def wire(self, found: FoundModels) -> list[dict[str, Any]]:
+        """The models of every provider that is configured: what its server was `found` to have, else the well-known
+        ones.
 
         The default comes first, whoever serves it: clients that are told no model take the first one.
         """
-        return [_wire_model(model, self.environment) for model in self._known()]
+        return [_wire_model(model, self.environment) for model in self._listed(found)]
 
     def served(self, handle: str | None) -> str | None:
         """The model that a request's handle means here; None if it names none.
@@ -64,8 +66,14 @@ class OfferedModels:
             )
         return meant
 
-    def _known(self) -> list[KnownModel]:
-        known = [model for model in MODELS if offered(model.provider, self.environment, builtin=self.builtin)]
+    def _listed(self, found: FoundModels) -> list[KnownModel]:
+        well_known = [
+            model
+            for model in MODELS
+            if offered(model.provider, self.environment, builtin=self.builtin) and model.provider not in found.answered
+        ]
+        builtin = [model for model in well_known if is_builtin(model.handle)]
+        known = [*(model for model in well_known if model not in builtin), *found.models, *builtin]
         if not self.default:
             return known
         limit = answer_limit_of(self.default) or DEFAULT_LIMIT
@@ -73,7 +81,7 @@ class OfferedModels:
         return [first or KnownModel(*split_handle(self.default), limit), *(model for model in known if model != first)]
 
     def _choice(self, asked: str) -> str:
-        first = next(iter(self._known()), None)
+        first = next(iter(self._listed(FoundModels())), None)
         if first is None:
             raise InvalidRequest(
                 f"the model {asked!r} leaves the choice to the server, and this one knows of no model: name one, or "
@@ -105,7 +113,7 @@ def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, 
         "model_endpoint": provider.url(environment),
         "provider_category": "base",
         "model_wrapper": None,
-        "context_window": model.family.context_window,
+        "context_window": model.window,
         "put_inner_thoughts_in_kwargs": False,
         "temperature": None,
         "max_tokens": model.max_output_tokens,
@@ -124,7 +132,7 @@ def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, 
         "top_logprobs": None,
         "return_token_ids": False,
         "tool_call_parser": None,
-        "max_context_window": model.family.context_window,
+        "max_context_window": model.window,
     }
 
 

@@ -1,7 +1,6 @@
 """Runs and steps as Letta's wire shows them. A run that waits for a person is `completed` there."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 from api.letta.envelope import wire_time
@@ -42,7 +41,7 @@ def wire_run(run: Run) -> dict[str, Any]:
         "id": run.id,
         "status": wire_status(run.status),
         "created_at": wire_time(run.created_at),
-        "completed_at": _without_zone(run.completed_at),
+        "completed_at": wire_time(run.completed_at),
         "agent_id": run.agent_id,
         "conversation_id": run.conversation_id,
         "base_template_id": None,
@@ -51,7 +50,7 @@ def wire_run(run: Run) -> dict[str, Any]:
         "request_config": request_config,
         "stop_reason": run.stop_reason,
         "callback_url": run.callback_url,
-        "callback_sent_at": _without_zone(run.callback_sent_at),
+        "callback_sent_at": wire_time(run.callback_sent_at),
         "callback_status_code": run.callback_status_code,
         "callback_error": run.callback_error,
         "ttft_ns": ns_between(run.created_at, run.first_token_at),
@@ -83,7 +82,7 @@ def wire_callback(run: Run, messages: Iterable[Message]) -> dict[str, Any]:
         "project_id": run.project_id,
         "status": shown["status"],
         "completed_at": shown["completed_at"],
-        "metadata": {**shown["metadata"], "lettuce": None, "result": wire_answer(run, messages, with_input=True)},
+        "metadata": {**shown["metadata"], "result": wire_answer(run, messages, with_input=True)},
     }
 
 
@@ -203,8 +202,3 @@ def _error_object(run_id: RunId, error: RunError | None) -> dict[str, Any] | Non
 
 def _ms(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e6
-
-
-def _without_zone(moment: datetime | None) -> str | None:
-    """The wire leaves the zone out of some times; they are UTC."""
-    return None if moment is None else moment.astimezone(UTC).replace(tzinfo=None).isoformat()

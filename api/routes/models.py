@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
+from api.answer_headers import warning_of
 from api.dependencies import ProjectDep, ServicesDep, Texts
 from api.letta.models import wire_embeddings
 
@@ -14,15 +15,21 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 async def list_models(
     services: ServicesDep,
     _project_id: ProjectDep,
+    response: Response,
     provider_name: str | None = None,
     provider_type: str | None = None,
     provider_category: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The models of the configured providers, and the built-in ones where they are on; the default one first."""
+    """The models of the configured providers, and the built-in ones where they are on; the default one first.
+
+    Gateways, Ollama, vLLM and LM Studio are asked for theirs; a `Warning` header names those that did not answer."""
+    found = await services.server_models.found()
+    if found.notes:
+        response.headers.append("Warning", warning_of(found.notes))
     wanted = {"provider_name": provider_name, "provider_type": provider_type}
     return [
         model
-        for model in services.models.wire()
+        for model in services.models.wire(found)
         if all(value is None or model[key] == value for key, value in wanted.items())
         and (not provider_category or model["provider_category"] in provider_category)
     ]

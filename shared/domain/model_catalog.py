@@ -38,6 +38,8 @@ class KnownModel(NamedTuple):
     provider: str
     name: str
     max_output_tokens: int
+    own_window: int | None = None
+    """Tokens that the model's server says it takes in; None: what is known of the family counts."""
 
     @property
     def handle(self) -> str:
@@ -46,6 +48,10 @@ class KnownModel(NamedTuple):
     @property
     def family(self) -> ModelFamily:
         return family_of(self.handle)
+
+    @property
+    def window(self) -> int:
+        return self.own_window or self.family.context_window
 
 
 class KnownEmbedding(NamedTuple):

@@ -10,6 +10,7 @@ from shared.domain.model_servers import Address, Provider, Quirks, Wire
 
 BUILTIN = "builtin"
 DEFAULT_HANDLE = "builtin/echo"
+OPENAI_PROXY = "openai-proxy"
 
 BUILTIN_IS_OFF = (
     "The built-in models are off here: choose a provider's model, or set HOLDFAST_BUILTIN_MODELS=true for the API and "
@@ -26,6 +27,10 @@ def _keyed(
 
 
 _OPENAI_KEY = ("OPENAI_API_KEY",)
+_OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+_OPENAI = tuple(Address(name, _OPENAI_KEY) for name in _OPENAI_URLS)
+_OPENAI_URL = "https://api.openai.com/v1"
+_COMPATIBLE = Address("OPENAI_COMPATIBLE_BASE_URL", ("OPENAI_COMPATIBLE_API_KEY",))
 _GEMINI = tuple(Address(name, ("GEMINI_API_KEY",)) for name in ("GOOGLE_GEMINI_BASE_URL", "GEMINI_BASE_URL"))
 _LM_STUDIO = (Address("LMSTUDIO_BASE_URL", ("LMSTUDIO_API_KEY",)),)
 _OLDER_LIMIT = Quirks(limit_field="max_tokens")
@@ -39,8 +44,8 @@ PROVIDERS: dict[str, Provider] = {
             "openai",
             "openai",
             "chat",
-            tuple(Address(name, _OPENAI_KEY) for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE")),
-            "https://api.openai.com/v1",
+            _OPENAI,
+            _OPENAI_URL,
             needs_key=True,
         ),
         _keyed("anthropic", "https://api.anthropic.com", wire="anthropic", version="/v1", quirks=_CONTINUES),
@@ -138,13 +143,13 @@ PROVIDERS: dict[str, Provider] = {
             "openai",
             "chat",
             (
-                Address("OPENAI_COMPATIBLE_BASE_URL", ("OPENAI_COMPATIBLE_API_KEY",)),
-                *(
-                    Address(name, ("OPENAI_COMPATIBLE_API_KEY", "OPENAI_API_KEY"))
-                    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE")
-                ),
+                _COMPATIBLE,
+                *(Address(name, ("OPENAI_COMPATIBLE_API_KEY", *_OPENAI_KEY)) for name in _OPENAI_URLS),
             ),
         ),
+        # How Letta's servers name the models behind their OPENAI_BASE_URL. Programs and agent files carry the name to
+        # servers that have no such gateway; there OpenAI itself is asked.
+        Provider(OPENAI_PROXY, "openai", "chat", (*_OPENAI, _COMPATIBLE), _OPENAI_URL),
     )
 }
 

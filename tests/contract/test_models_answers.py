@@ -155,7 +155,14 @@ async def test_usage_is_estimated_where_a_server_reports_none() -> None:
 
 @pytest.mark.parametrize(
     "handle",
-    ["ollama/qwen3:8b", "vllm/org/model", "lmstudio/m", "openrouter/meta-llama/llama-3", "openai_compatible/m"],
+    [
+        "ollama/qwen3:8b",
+        "vllm/org/model",
+        "lmstudio/m",
+        "openrouter/meta-llama/llama-3",
+        "openai_compatible/m",
+        "openai-proxy/m",
+    ],
 )
 async def test_every_compatible_server_is_asked_over_chat(handle: str) -> None:
     async with models_on_server() as (server, models):

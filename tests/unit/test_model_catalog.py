@@ -5,6 +5,7 @@ import pytest
 from api.letta.models import OfferedModels
 from shared.domain.model_catalog import MODELS, context_window_of, family_of
 from shared.domain.model_providers import PROVIDERS, split_handle
+from shared.network.server_models import FoundModels
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_provider_is_configured_by_its_key_or_by_its_address() -> None:
 
 def test_models_that_nobody_had_chosen_came_first_in_lists() -> None:
     environment = {"GROQ_API_KEY": "k", "OPENAI_API_KEY": "k", "OLLAMA_BASE_URL": "http://h"}
-    listed = [model["handle"] for model in OfferedModels(environment, builtin=True).wire()]
+    listed = [model["handle"] for model in OfferedModels(environment, builtin=True).wire(FoundModels())]
     assert listed[0].startswith("openai/")
     assert [handle for handle in listed if handle.startswith("builtin/")] == listed[-3:]
     assert {handle.partition("/")[0] for handle in listed} == {"openai", "groq", "builtin"}

@@ -49,6 +49,11 @@ def test_compatible_servers_never_use_responses() -> None:
         ("openai/m", {**KEYS, "OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
         ("openai_compatible/m", {"OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
         ("openai/m", {**KEYS, "OPENAI_API_BASE": "http://h/v1"}, "http://h/v1"),
+        ("openai-proxy/m", {"OPENAI_BASE_URL": "http://h/v1"}, "http://h/v1"),
+        ("openai-proxy/org/m", {"OPENAI_API_BASE": "http://h/v1"}, "http://h/v1"),
+        ("openai-proxy/m", {"OPENAI_COMPATIBLE_BASE_URL": "http://h/v1"}, "http://h/v1"),
+        ("openai-proxy/m", {"OPENAI_BASE_URL": "http://a", "OPENAI_COMPATIBLE_BASE_URL": "http://b"}, "http://a"),
+        ("openai-proxy/m", KEYS, "https://api.openai.com/v1"),
         ("lmstudio_openai/m", {"LMSTUDIO_BASE_URL": "http://h:1"}, "http://h:1/v1"),
         ("groq/m", {"GROQ_API_KEY": "k"}, "https://api.groq.com/openai/v1"),
         ("minimax/m", {"MINIMAX_API_KEY": "k", "MINIMAX_BASE_URL": "http://h/anthropic/v1"}, "http://h/anthropic"),
@@ -115,6 +120,23 @@ def test_an_openai_key_never_goes_to_somebody_elses_server() -> None:
     route = route_for("openai_compatible/m", {**KEYS, "OPENAI_COMPATIBLE_BASE_URL": "http://h/v1"})
     assert route.api_key != "sk-o"
     assert route_for("openai_compatible/m", {**KEYS, "OPENAI_BASE_URL": "http://h/v1"}).api_key == "sk-o"
+
+
+@pytest.mark.parametrize(
+    ("environment", "key"),
+    [
+        ({"OPENAI_BASE_URL": "http://h/v1", "OPENAI_API_KEY": "sk-o", "OPENAI_COMPATIBLE_API_KEY": "sk-c"}, "sk-o"),
+        (
+            {"OPENAI_COMPATIBLE_BASE_URL": "http://h", "OPENAI_API_KEY": "sk-o", "OPENAI_COMPATIBLE_API_KEY": "sk-c"},
+            "sk-c",
+        ),
+        ({"OPENAI_API_KEY": "sk-o", "OPENAI_COMPATIBLE_API_KEY": "sk-c"}, "sk-o"),
+        ({"OPENAI_COMPATIBLE_BASE_URL": "http://h", "OPENAI_API_KEY": "sk-o"}, "none"),
+    ],
+)
+def test_the_handle_that_lettas_servers_give_to_gateways_was_unknown(environment: dict[str, str], key: str) -> None:
+    route = route_for("openai-proxy/gpt-5", environment)
+    assert (route.wire, route.model, route.api_key) == ("chat", "gpt-5", key)
 
 
 def test_a_route_does_not_show_its_key() -> None:

@@ -29,7 +29,9 @@ def test_published_prices_are_known(handle: str) -> None:
     assert DOLLAR / 10 < price < 1000 * DOLLAR
 
 
-@pytest.mark.parametrize("handle", ["openai/no-such-model", "openai_compatible/mine", "together/what"])
+@pytest.mark.parametrize(
+    "handle", ["openai/no-such-model", "openai_compatible/mine", "openai-proxy/gpt-4o", "together/what"]
+)
 def test_what_nobody_knows_has_no_price(handle: str) -> None:
     assert Prices({}).nano_usd(handle, MILLION) is None
 

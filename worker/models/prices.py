@@ -13,7 +13,7 @@ import msgspec
 
 from shared.domain.budgets import NANO
 from shared.domain.errors import InvalidRequest
-from shared.domain.model_providers import PROVIDERS, split_handle
+from shared.domain.model_providers import OPENAI_PROXY, PROVIDERS, split_handle
 from shared.domain.runs import Usage
 
 PER = 1_000_000
@@ -84,7 +84,7 @@ class Prices:
         return self._by_published_price(provider, model, usage)
 
     def _by_published_price(self, provider: str, model: str, usage: Usage) -> int | None:
-        if PROVIDERS[provider].wire == "builtin" or provider == "openai_compatible":
+        if PROVIDERS[provider].wire == "builtin" or provider in ("openai_compatible", OPENAI_PROXY):
             return None
         if self._published is None:
             self._published = importlib.import_module("genai_prices")

@@ -46,14 +46,13 @@ export function bytes(value) {
 }
 
 /**
- * A moment of the API. Some of its times have no zone; those are UTC.
+ * A moment of the API.
  * @param {string | null | undefined} text
  * @returns {Date | null}
  */
 export function moment(text) {
   if (!text) return null;
-  const hasZone = /(Z|[+-]\d\d:?\d\d)$/.test(text);
-  const found = new Date(hasZone ? text : `${text}Z`);
+  const found = new Date(text);
   return Number.isNaN(found.getTime()) ? null : found;
 }
 
