@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from random import random
 from secrets import token_bytes
+from typing import NamedTuple
 
 import structlog
 from fastapi import FastAPI
@@ -93,6 +94,14 @@ READINESS_KEPT_S = 1.0
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
+class _Clients(NamedTuple):
+    """What the API asks other servers with: models' servers, and the index of packages."""
+
+    embeddings: EmbeddingClient
+    lists: ServerModels
+    packages: PackageEnvironments
+
+
 @asynccontextmanager
 async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     """The application, with its feed running and callbacks delivered for as long as the block lasts."""
@@ -117,7 +126,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         packages = await stack.enter_async_context(_packages(process))
         await stack.enter_async_context(showing_process(process, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
-        services = _services(await _for_callers(process), process, feed, embeddings, server_models, quotas, packages)
+        clients = _Clients(embeddings, server_models, packages)
+        services = _services(await _for_callers(process), process, feed, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
@@ -171,10 +181,8 @@ def _services(
     process: ProcessContext,
     everybodys: ProcessContext,
     feed: EventFeed,
-    embeddings: EmbeddingClient,
-    server_models: ServerModels,
+    clients: _Clients,
     quotas: CallerQuotas,
-    packages: PackageEnvironments,
 ) -> Services:
     """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
@@ -197,18 +205,18 @@ def _services(
         quotas=quotas,
         environment=process.environment,
         models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
-        server_models=server_models,
+        server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
         brought_agents=BroughtAgentStore(database, process.secret_keys),
         tools=tool_store,
-        packages=packages,
+        packages=clients.packages,
         base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),
         tags=TagStore(database),
         archives=ArchiveStore(database),
         passages=PassageStore(database),
-        archival_memory=_archival_memory(process, embeddings),
+        archival_memory=_archival_memory(process, clients.embeddings),
         conversations=conversation_store,
         messages=message_store,
         message_lists=MessageLists(database),

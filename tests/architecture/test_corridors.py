@@ -26,7 +26,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     # What both sides share. SQL and Redis do not know each other: SQL has the truth, Redis may lose all it has.
     "shared/domain": (),
     "shared": ("shared/domain",),
-    "shared/network": (),
+    # Other servers: what may be asked for, and which models the operator's own servers have.
+    "shared/network": ("shared", "shared/domain"),
     # TypeScript is read by the API, for its model, and by the worker, for Node.js.
     "shared/typescript": ("shared/domain",),
     "shared/redis": ("shared", "shared/domain"),
@@ -35,7 +36,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "shared/sql/migrations/versions": (),
     # Keys and the audit log. Every other room of SQL records what a caller did there, in its own transaction.
     "shared/sql/access": ("shared", "shared/domain", "shared/sql"),
-    "shared/sql/history": ("shared", "shared/domain", "shared/sql"),
+    "shared/sql/history": ("shared", "shared/domain", "shared/sql", "shared/sql/access"),
     "shared/sql/runs": ("shared", "shared/domain", "shared/sql", "shared/sql/access", "shared/sql/history"),
     "shared/sql/archival": ("shared", "shared/domain", "shared/sql", "shared/sql/access"),
     "shared/sql/definitions": (
@@ -109,7 +110,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "cli": ("shared/domain", "shared/process"),
     "cli/client": ("cli", "shared/domain"),
     "cli/operator": (
-        *(*_STATE, "shared/process", "cli", "api", "api/access", "api/letta"),
+        *(*_STATE, "shared/process", "cli", "api", "api/access", "api/callbacks", "api/letta"),
         *("worker", "worker/models", "worker/tools"),
     ),
 }

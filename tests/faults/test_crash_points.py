@@ -78,7 +78,7 @@ ELSEWHERE = (
 )
 DIES = (pytest.param("before", marks=pytest.mark.exhaustive), "after")
 LOSES = tuple(pytest.param(lost, marks=pytest.mark.exhaustive) for lost in ("lost", "lost:1:2"))
-"""An answer, and the first two answers. `make test` has each durable write once: it was stored, and its writer killed."""
+"""One answer, and the first two. `make test` has each durable write once: it was stored, and its writer killed."""
 
 NEVER_S = 3600.0
 UNSWEPT = {"sweep_s": NEVER_S, **PLAIN_TOOLS}
