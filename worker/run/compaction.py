@@ -15,7 +15,7 @@ from shared.domain.messages import CompactionStats, CompactionTrigger, Message, 
 from shared.domain.model_catalog import window_of
 from shared.domain.settling import RunEnd
 from worker.run.context import Outcome, RunContext
-from worker.run.summary import REFUSALS, excerpt_instead, write_summary
+from worker.run.summary import excerpt_instead, is_refusal, write_summary
 from worker.run.what_leaves import messages_to_summarise
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ async def compact_thread(context: RunContext, options: CompactionOptions) -> Out
     try:
         text = await write_summary(context, gone, options, is_step=True)
     except ModelError as error:
-        if error.error_type not in REFUSALS:
+        if not is_refusal(error):
             raise
         log.warning("summary_failed", error=error.facts)
         # The step has brought nothing.

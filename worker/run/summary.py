@@ -54,8 +54,15 @@ CHARACTERS_PER_WORD = 7
 
 NO_SUMMARY = "[{messages} older messages are left out here. No summary of them could be written; this is an excerpt.]"
 
-REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
-"""How a model answers that cannot be shown the conversation, in known words or in others."""
+
+def is_refusal(error: ModelError) -> bool:
+    """Whether a model's server refused what it was shown, in known words for its length or in others.
+
+    An error without a status is our own, as where a model may not be asked here at all: shorter texts do not help.
+    """
+    if error.error_type is ModelErrorType.CONTEXT_WINDOW:
+        return True
+    return error.error_type is ModelErrorType.BAD_REQUEST and error.status is not None
 
 
 class Writer(NamedTuple):
@@ -133,7 +140,7 @@ async def _written_by(
         try:
             return await _ask(context, call, is_step=is_step)
         except ModelError as error:
-            if error.error_type not in REFUSALS or share == SHORTER_TRANSCRIPTS[-1]:
+            if not is_refusal(error) or share == SHORTER_TRANSCRIPTS[-1]:
                 raise
             log.info("transcript_too_long", model=writer.handle, characters=len(shown))
     raise AssertionError("the last transcript was asked with, or raised")
