@@ -58,11 +58,11 @@ NO_SUMMARY = "[{messages} older messages are left out here. No summary of them c
 def is_refusal(error: ModelError) -> bool:
     """Whether a model's server refused what it was shown, in known words for its length or in others.
 
-    An error without a status is our own, as where a model may not be asked here at all: shorter texts do not help.
+    Shorter texts do not help where the model is unknown (404), nor against an error of our own, which has no status.
     """
     if error.error_type is ModelErrorType.CONTEXT_WINDOW:
         return True
-    return error.error_type is ModelErrorType.BAD_REQUEST and error.status is not None
+    return error.error_type is ModelErrorType.BAD_REQUEST and error.status in (400, 413, 422)
 
 
 class Writer(NamedTuple):
