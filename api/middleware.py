@@ -151,16 +151,21 @@ _NOT_OURS = re.compile(
     "/v1/(?:"
     # whole nouns
     r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
-    r"|mcp-servers|providers|sandbox-config|shared-agents|sources|telemetry|templates|voice-beta)(?:/.*)?"
+    r"|mcp-servers|metadata|providers|ready|repositories|sandbox-config|shared-agents|sources|telemetry|templates"
+    r"|voice-beta)(?:/.*)?"
     # Letta's own administration, and what its own pages and coding tools ask
     r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
     # parts of nouns that are ours
     rf"|{_AGENT}(?:files|folders|groups|identities|mcp-servers|repositories|schedule|sources|variables)(?:/.*)?"
-    rf"|{_AGENT}core-memory/variables|{_AGENT}generate"
-    r"|agents/search"
+    rf"|{_AGENT}core-memory/variables|{_AGENT}generate|{_AGENT}system-prompt/recompile"
+    rf"|{_AGENT}messages/preview-raw-payload|{_AGENT}messages/message-[^/]+"
+    r"|agents/(?:messages/)?search"
     r"|blocks/[^/]+/identities(?:/.*)?"
+    r"|conversations/[^/]+/messages/preview-raw-payload"
     r"|messages/batches(?:/.*)?"
-    r"|tools/(?:composio.*|generate-tool|mcp.*|run|search)"
+    r"|models/catalog"
+    r"|steps/[^/]+/transaction/.*"
+    r"|tools/(?:composio.*|generate-schema|generate-tool|mcp.*|run|search)"
     r")"
 )
 

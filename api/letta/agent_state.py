@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from api.letta.agent_notes import notes_on
 from api.letta.blocks import wire_block
 from api.letta.compaction import wire_settings
 from api.letta.envelope import wire_time
@@ -80,6 +81,7 @@ def wire_agent(
         "timezone": agent.timezone,
         "approval_expires_s": agent.approval_expires_s,
         "on_approval_expiry": agent.on_approval_expiry,
+        "not_acted_on": notes_on(agent, environment),
         **_echoed(agent.extra),
     }
 

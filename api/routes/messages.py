@@ -15,7 +15,8 @@ from api.dependencies import (
     SubmissionHeadersDep,
 )
 from api.direct_route import DirectRoute
-from api.letta.message_input import MessagesRequest
+from api.letta.captured import CaptureRequest, captured_messages
+from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.run_requests import CancelRequestIn
 from api.message_answers import message_answers
 from api.runs.submission import Submission
@@ -77,6 +78,19 @@ async def send_messages_async(
         headers=headers,
     )
     return await services.sending.send_later(submission)
+
+
+@router.post("/messages/capture")
+async def capture_messages(
+    agent_id: AgentIdPath, request: CaptureRequest, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. No run is
+    made; the agent's next run knows of it."""
+    services.input_limits.refuse_long_messages(request.users_messages(), "request_messages")
+    services.input_limits.refuse_long_messages([MessageIn(content=request.answer())], "response_dict.content")
+    captured = captured_messages(request, services.ids, services.clock.now())
+    await services.messages.append(project_id, agent_id, captured)
+    return {"success": True, "messages_created": len(captured), "run_ids": []}
 
 
 @router.get("/messages")

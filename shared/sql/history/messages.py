@@ -15,7 +15,7 @@ from shared.domain.runs import Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.thread_queue import oldest_in_progress, thread_lock
+from shared.sql.history.thread_queue import next_turn, oldest_in_progress, thread_lock
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.tables import agents, messages, to_json
 
@@ -235,6 +235,28 @@ class MessageStore:
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
             return [message_of(row) for row in found.mappings()]
+
+    async def append(self, project_id: ProjectId, agent_id: AgentId, new: Sequence[NewMessage]) -> None:
+        """Stores a turn that no run has had, behind all others of the agent's default history. A run that is at work
+        does not see it; the next one does. Raises `NotFound`."""
+        thread_id = ThreadId(agent_id)
+        async with self._database.write(None, thread_lock(thread_id)) as connection:
+            known = await connection.execute(
+                sa.select(agents.c.id).where(agents.c.id == agent_id, agents.c.project_id == project_id)
+            )
+            if known.one_or_none() is None:
+                raise NotFound(f"Agent {agent_id} not found")
+            turn = await next_turn(connection, thread_id)
+            insert_into_thread(
+                connection,
+                new,
+                agent_id=agent_id,
+                thread_id=thread_id,
+                conversation_id=None,
+                run_id=None,
+                turn=turn,
+                after=0,
+            )
 
     async def reset(self, project_id: ProjectId, thread_id: ThreadId) -> None:
         """Empties the context of one of the project's threads, but for its system message.
