@@ -20,8 +20,15 @@ def settings() -> dict[str, Any]:
 
 async def capture(product: Product, agent_id: str, *asked: Any, answer: Any = "Hello, Ada.") -> Any:
     """What the server answers to a captured turn. `asked` are the request's messages, or texts of users."""
-    sent = [message if isinstance(message, dict) else {"role": "user", "content": message} for message in asked]
-    body = {"provider": "openai", "model": "gpt-5", "request_messages": sent, "response_dict": {"content": answer}}
+    sent: list[dict[str, Any]] = [
+        message if isinstance(message, dict) else {"role": "user", "content": message} for message in asked
+    ]
+    body: dict[str, Any] = {
+        "provider": "openai",
+        "model": "gpt-5",
+        "request_messages": sent,
+        "response_dict": {"content": answer},
+    }
     return await product.http.post(f"/v1/agents/{agent_id}/messages/capture", json=body)
 
 
