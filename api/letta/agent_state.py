@@ -1,16 +1,16 @@
 """The state of an agent, as Letta's wire answers it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from api.letta.agent_notes import notes_on
 from api.letta.blocks import wire_block
 from api.letta.compaction import wire_settings
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config, wire_llm_config, wire_model_settings
 from api.letta.tools import wire_tool, without_source
 from shared.domain.agents import Agent
+from shared.domain.model_providers import PROVIDERS, can_embed, split_handle
 from shared.sql.definitions.agents import AgentDetails
 
 SECRETS = "agent.secrets"
@@ -81,7 +81,7 @@ def wire_agent(
         "timezone": agent.timezone,
         "approval_expires_s": agent.approval_expires_s,
         "on_approval_expiry": agent.on_approval_expiry,
-        "not_acted_on": notes_on(agent, environment),
+        "not_acted_on": list(_notes_on(agent, environment)),
         **_echoed(agent.extra),
     }
 
@@ -135,3 +135,19 @@ def _variable(agent: Agent, secret: ShownSecret) -> dict[str, Any]:
         "created_by_id": None,
         "last_updated_by_id": None,
     }
+
+
+def _notes_on(agent: Agent, environment: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each field of the agent that is kept and not acted on, with the field's name before it. A request
+    with one is answered with a `Warning` header, too, which clients drop."""
+    if agent.extra.get("enable_sleeptime"):
+        yield "enable_sleeptime: no agent works while this one sleeps"
+    if agent.embedding is not None and not _can_be_asked(agent.embedding, environment):
+        yield (
+            f"embedding: this server cannot ask {agent.embedding!r}, so archival memory is searched by words; "
+            "GET /v1/models/embedding lists the models that it can ask"
+        )
+
+
+def _can_be_asked(handle: str, environment: Mapping[str, str]) -> bool:
+    return can_embed(handle) and PROVIDERS[split_handle(handle)[0]].is_configured(environment)
