@@ -90,19 +90,16 @@ async def test_a_reader_that_was_shown_nothing_of_what_came_had_no_sign_of_life(
         async for body in streams.batches(run, Seq(1), options):
             signs.append(body)
 
-    async def think() -> None:
-        for number in itertools.count(2):  # never silent for so long that the log's silence would be a reason
-            await log.append(run.id, run.fence, LogTail(Seq(number), (_thought("hm"),)), needs=NONE)
-            await asyncio.sleep(0.01)
+    numbers = itertools.count(2)
+
+    async def think() -> bool:
+        """Writes one more thought, so the log is never silent for so long that this would be a reason."""
+        await log.append(run.id, run.fence, LogTail(Seq(next(numbers)), (_thought("hm"),)), needs=NONE)
+        return len(signs) >= 2
 
     answers = FrameOptions(pings=pings, message_types=frozenset({"assistant_message"}))
-    async with (
-        asyncio.timeout(60),
-        feed.running(),
-        background(think(), name="a model that thinks"),
-        background(read(answers), name="a reader"),
-    ):
-        await wait_until(lambda: len(signs) >= 2, description="signs of life")
+    async with feed.running(), background(read(answers), name="a reader"):
+        await wait_until(think, description="signs of life", every=0.01)
     sign = b'"message_type":"ping"' if pings else b""  # what is empty is sent as a comment
     assert all(sign in one for one in signs)
 
