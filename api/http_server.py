@@ -8,8 +8,8 @@ import asyncio
 import functools
 import gc
 import signal
+import socket
 from contextlib import suppress
-from socket import socket
 from types import FrameType
 from typing import Any, cast
 
@@ -35,6 +35,9 @@ IDLE_S = 75
 """Seconds that a connection may be idle between two requests. Whoever uses it again must be the first to let go, or a
 request is sent into a connection that is just being closed. Clients let go after 5 s (httpx) or 4 s (Node), proxies
 after 60 s (nginx, AWS ALB). uvicorn's own limit is 5 s."""
+
+TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+"""RFC 5482. None where the system has no such limit, as macOS."""
 
 STREAMS_END_S = 5
 """Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
@@ -85,6 +88,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_excess and len(self.connections) > 2 * self._limit.most:
             transport.abort()
             return
+        _forget_vanished(transport.get_extra_info("socket"), self._reader_timeout_s)
         self._expect_request(EXCESS_S if self._is_excess else self._timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -231,6 +235,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end()
 
 
+def _forget_vanished(connection: Any, after_s: float) -> None:
+    """Has the kernel end the connection when its peer has acknowledged nothing of what it was sent for so long. A peer
+    that vanished without a word, as a telephone in a tunnel, would keep its place for some 15 minutes."""
+    is_tcp = connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
+    if is_tcp and TCP_USER_TIMEOUT is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, max(1, round(after_s * 1000)))
+
+
 def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
     """How to serve the application. `given` are further fields of uvicorn's."""
     protocol = functools.partial(
@@ -254,7 +266,7 @@ def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S,
     )
 
 
-async def serve(app: FastAPI, sockets: list[socket], rules: ConnectionRules) -> None:
+async def serve(app: FastAPI, sockets: list[socket.socket], rules: ConnectionRules) -> None:
     """Serves on bound sockets until SIGTERM or SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.

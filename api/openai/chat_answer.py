@@ -5,11 +5,12 @@ empty line. Calls of tools that run here are not in it: a client takes a call th
 make.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from api.openai.errors import interrupted, model_error
 from shared.domain import events
-from shared.domain.ids import MessageId
+from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.messages import ToolCall
 from shared.domain.runs import Run
 
@@ -19,27 +20,37 @@ _CUT_SHORT = frozenset({"max_tokens_exceeded", "max_steps", "cancelled"})
 """Stop reasons of answers that are not whole. OpenAI has one word for them all; `native_finish_reason` has ours."""
 
 
+Owned = events.StepRestarted | events.LogContinued
+"""What the first entry of a new owner can be."""
+
+
+def is_void(seq: Seq, message_id: MessageId, told: Owned) -> bool:
+    """Whether an entry that came before does not count: by its number, as when the last worker's entries were lost with
+    Redis and nobody can say whose they were; or by its message."""
+    is_behind = told.follows is not None and seq > told.follows
+    return is_behind or (isinstance(told, events.StepRestarted) and message_id in told.void_message_ids)
+
+
 class ChatOutcome:
     """What a run has come to, but for its text: the calls that wait, why it stopped, what it used."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._tools_of_client = {tool.name for tool in run.options.client_tools}
-        self._waiting: dict[str, tuple[MessageId, ToolCall]] = {}
+        self._asked: list[tuple[Seq, events.ToolCallChunk | events.ToolCalls]] = []
         self._stop_reason = "end_turn"
         self._usage = events.UsageReported(at=0)
         self._has_gap = False
         self.is_over = False
         self.failure: events.Failed | None = None
 
-    def take(self, event: events.Event | events.Unknown) -> None:
-        """Takes the next event of the log."""
+    def take(self, seq: Seq, event: events.Event | events.Unknown) -> None:
+        """Takes the next event of the log, with its number."""
         match event:
             case events.ToolCallChunk(needs_approval=True) | events.ToolCalls(needs_approval=True):
-                self._take_calls(event)
-            case events.StepRestarted():
-                void = set(event.void_message_ids)
-                self._waiting = {key: kept for key, kept in self._waiting.items() if kept[0] not in void}
+                self._asked.append((seq, event))
+            case events.StepRestarted() | events.LogContinued():
+                self._asked = [one for one in self._asked if not is_void(one[0], one[1].message_id, event)]
             case events.Stopped():
                 self._stop_reason = event.reason
             case events.UsageReported():
@@ -69,14 +80,14 @@ class ChatOutcome:
         """The calls that the client is to make."""
         return [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for _, call in self._waiting.values()
+            for call in self._waiting().values()
             if call.name in self._tools_of_client
         ]
 
     @property
     def refusal(self) -> str | None:
         """What a person has to decide before the agent goes on. The agent has not said it, so it is no content."""
-        names = [call.name for _, call in self._waiting.values() if call.name not in self._tools_of_client]
+        names = [call.name for call in self._waiting().values() if call.name not in self._tools_of_client]
         if not names:
             return None
         asked = f"GET /v1/approvals?agent_id={self._run.agent_id} shows what is asked"
@@ -101,13 +112,17 @@ class ChatOutcome:
             "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
         }
 
-    def _take_calls(self, event: events.ToolCallChunk | events.ToolCalls) -> None:
-        if isinstance(event, events.ToolCalls):
-            self._waiting |= {call.id: (event.message_id, call) for call in event.calls}
-            return
-        _, known = self._waiting.get(event.call_id, (None, ToolCall(event.call_id, "", "")))
-        name, arguments = event.name or known.name, known.arguments + (event.arguments or "")
-        self._waiting[event.call_id] = (event.message_id, ToolCall(event.call_id, name, arguments))
+    def _waiting(self) -> dict[str, ToolCall]:
+        """The calls that wait, by id. A call that comes in pieces has its name in the first."""
+        waiting: dict[str, ToolCall] = {}
+        for _, event in self._asked:
+            if isinstance(event, events.ToolCalls):
+                waiting |= {call.id: call for call in event.calls}
+                continue
+            known = waiting.get(event.call_id, ToolCall(event.call_id, "", ""))
+            name, arguments = event.name or known.name, known.arguments + (event.arguments or "")
+            waiting[event.call_id] = ToolCall(event.call_id, name, arguments)
+        return waiting
 
 
 class ChatAnswer:
@@ -116,19 +131,24 @@ class ChatAnswer:
     def __init__(self, run: Run, model: str) -> None:
         self._run = run
         self._model = model
-        self._texts: dict[tuple[MessageId, int], str] = {}
+        self._texts: list[str] = []
+        """Of steps that are over: nobody takes them back."""
+        self._step: StepId | None = None
+        self._pieces: list[tuple[Seq, events.TextChunk]] = []
+        """Of the step in hand."""
         self.outcome = ChatOutcome(run)
 
-    def take(self, event: events.Event | events.Unknown) -> None:
-        """Takes the next event of the log."""
-        self.outcome.take(event)
+    def take(self, seq: Seq, event: events.Event | events.Unknown) -> None:
+        """Takes the next event of the log, with its number."""
+        self.outcome.take(seq, event)
         match event:
             case events.TextChunk() if event.text:
-                place = (event.message_id, event.part)
-                self._texts[place] = self._texts.get(place, "") + event.text
-            case events.StepRestarted():
-                void = set(event.void_message_ids)
-                self._texts = {place: text for place, text in self._texts.items() if place[0] not in void}
+                if event.step_id != self._step:
+                    self._texts.extend(_joined(self._pieces))
+                    self._step, self._pieces = event.step_id, []
+                self._pieces.append((seq, event))
+            case events.StepRestarted() | events.LogContinued():
+                self._pieces = [one for one in self._pieces if not is_void(one[0], one[1].message_id, event)]
             case _:
                 pass
 
@@ -137,7 +157,7 @@ class ChatAnswer:
         outcome = self.outcome
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": BETWEEN_TEXTS.join(self._texts.values()),
+            "content": BETWEEN_TEXTS.join([*self._texts, *_joined(self._pieces)]),
             "refusal": outcome.refusal,
         }
         if outcome.tool_calls:
@@ -147,6 +167,13 @@ class ChatAnswer:
             "choices": [{"index": 0, "message": message, "logprobs": None, **outcome.ending()}],
             "usage": outcome.usage(),
         }
+
+
+def _joined(pieces: list[tuple[Seq, events.TextChunk]]) -> Iterator[str]:
+    texts: dict[tuple[MessageId, int], list[str]] = {}
+    for _, piece in pieces:
+        texts.setdefault((piece.message_id, piece.part), []).append(piece.text)
+    yield from map("".join, texts.values())
 
 
 def completion_head(run: Run, model: str, kind: str) -> dict[str, Any]:

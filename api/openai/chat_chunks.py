@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from api.openai.chat_answer import BETWEEN_TEXTS, ChatOutcome, completion_head
+from api.openai.chat_answer import BETWEEN_TEXTS, ChatOutcome, Owned, completion_head, is_void
 from shared.domain import events
-from shared.domain.ids import MessageId
+from shared.domain.ids import MessageId, Seq
 from shared.domain.runs import Run
 
 
@@ -18,17 +18,17 @@ class ChatChunks:
         self._outcome = ChatOutcome(run)
         self._text = _ShownText()
 
-    def of(self, event: events.Event | events.Unknown) -> Iterator[dict[str, Any]]:
-        """The chunks of an event; most have none."""
-        self._outcome.take(event)
+    def of(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[dict[str, Any]]:
+        """The chunks of the next event of the log, with its number; most have none."""
+        self._outcome.take(seq, event)
         match event:
             case events.RunCreated():
                 yield self._chunk({"role": "assistant", "content": ""})
             case events.TextChunk() if event.text:
-                if text := self._text.more(event):
+                if text := self._text.more(seq, event):
                     yield self._chunk({"content": text})
-            case events.StepRestarted():
-                self._text.begin_again(event.void_message_ids)
+            case events.StepRestarted() | events.LogContinued():
+                self._text.take_back(event)
             case events.Ended():
                 yield from self._ending()
             case _:
@@ -60,8 +60,8 @@ class ChatChunks:
 class _ShownText:
     """The text that was shown, of which nothing can be taken back.
 
-    When a step begins again, a model mostly says the same again: that is not shown twice. Where it says something else,
-    that follows behind an empty line.
+    When a step begins again, or an answer goes on from before its last words, a model mostly says the same again: that
+    is not shown twice. Where it says something else, that follows behind an empty line.
     """
 
     def __init__(self) -> None:
@@ -71,26 +71,37 @@ class _ShownText:
         self._was_first = True
         """Whether there was no text before the message in hand."""
         self._of_message = ""
+        """The text of the message in hand, as far as it counts, with what parts it from the one before."""
+        self._pieces: list[tuple[Seq, int]] = []
+        """Its pieces: the number of each, and the characters of the text up to its end."""
         self._void = ""
-        """Shown, void, and not yet said again; empty when nothing is."""
+        """All that was shown of the message, of which the end is void and not yet said again; empty when nothing is."""
 
-    def more(self, chunk: events.TextChunk) -> str:
+    def more(self, seq: Seq, chunk: events.TextChunk) -> str:
         """What of it is to be shown now."""
         text = chunk.text
         if chunk.message_id != self._message:
-            self._message, self._of_message, self._was_first = chunk.message_id, "", self._is_first
+            self._message, self._was_first = chunk.message_id, self._is_first
+            self._of_message, self._pieces = "", []
             text = text if self._is_first else BETWEEN_TEXTS + text
         elif chunk.part != self._part:
             text = BETWEEN_TEXTS + text
         self._part, self._is_first = chunk.part, False
         self._of_message += text
+        self._pieces.append((seq, len(self._of_message)))
         return self._not_shown_yet() if self._void else text
 
-    def begin_again(self, void: list[MessageId]) -> None:
-        """The step in hand begins again: texts of these messages are void."""
-        if self._message in void:
-            # While it catches up, more is shown than was said again.
-            self._void = self._void or self._of_message
+    def take_back(self, told: Owned) -> None:
+        """A new owner goes on: some of the message in hand does not count."""
+        if self._message is None:
+            return
+        kept = [piece for piece in self._pieces if not is_void(piece[0], self._message, told)]
+        if len(kept) == len(self._pieces):
+            return
+        # While it catches up, more is shown than was said again.
+        self._void = self._void or self._of_message
+        self._pieces, self._of_message = kept, self._of_message[: kept[-1][1]] if kept else ""
+        if not kept:
             self._message, self._is_first = None, self._was_first
 
     def _not_shown_yet(self) -> str:

@@ -72,12 +72,12 @@ class ChatService:
 
     async def _read(self, run: Run, answer: ChatAnswer) -> None:
         async for entries in self.reader.follow(run, Seq(0), quiet_s=self.keepalive_s):
-            for _, entry in entries:
-                answer.take(decode(entry))
+            for seq, entry in entries:
+                answer.take(seq, decode(entry))
 
     async def _chunks(self, run: Run, request: ChatRequest) -> AsyncGenerator[bytes]:
         """Batches of chunks. One with nothing to show is a sign of life: the agent thinks, or its tools work."""
         chunks = ChatChunks(run, request.model, with_usage=request.shows_usage)
         async for entries in self.reader.follow(run, Seq(0), quiet_s=min(self.keepalive_s, LONGEST_SILENCE_S)):
-            yield b"".join(chunk_bytes(chunk) for _, entry in entries for chunk in chunks.of(decode(entry)))
+            yield b"".join(chunk_bytes(chunk) for seq, entry in entries for chunk in chunks.of(seq, decode(entry)))
         yield b"".join(map(chunk_bytes, chunks.lost_ending())) + DONE

@@ -28,6 +28,13 @@ AWAY_S = 0.5
 """Seconds before a reader asks a service again that did not answer."""
 
 
+@dataclass
+class Sent:
+    """When a client was last sent anything, by the event loop's clock."""
+
+    at: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunReader:
     """Reads logs for this process's clients."""
@@ -40,8 +47,11 @@ class RunReader:
     on_gap: Callable[[], None] = lambda: None
     """Told when a reader is shown that a part of a log is gone."""
 
-    async def follow(self, run: Run, after: Seq, *, quiet_s: float) -> AsyncGenerator[Entries]:
-        """Batches of entries after a cursor, up to the end of the log. An empty batch: nothing came for `quiet_s`.
+    async def follow(
+        self, run: Run, after: Seq, *, quiet_s: float, sent: Sent | None = None
+    ) -> AsyncGenerator[Entries]:
+        """Batches of entries after a cursor, up to the end of the log. An empty batch: nothing came for `quiet_s`, or
+        with `sent`, its client was sent nothing of what came.
 
         Every reader from every cursor gets the same entries. A cursor at or after the end of an ended run gives
         nothing. A service that is away raises nothing: the reader waits for it.
@@ -50,7 +60,7 @@ class RunReader:
         if last < FIRST_SEQ:
             last = FIRST_SEQ
             yield [(FIRST_SEQ, encode(RunCreated(at=unix_ms(run.created_at))))]
-        reading = self._stored(run, last) if run.status in STREAM_ENDED else self._live(run, last, quiet_s)
+        reading = self._stored(run, last) if run.status in STREAM_ENDED else self._live(run, last, quiet_s, sent)
         async for entries in reading:
             yield entries
 
@@ -71,14 +81,14 @@ class RunReader:
             yield entries
             last = entries[-1][0]
 
-    async def _live(self, run: Run, last: Seq, quiet_s: float) -> AsyncGenerator[Entries]:
+    async def _live(self, run: Run, last: Seq, quiet_s: float, sent: Sent | None) -> AsyncGenerator[Entries]:
         async with self.feed.subscribe(run.id) as subscription:
             with self.log_ends.watch(subscription, last) as watch:
                 watch.end = LogEnd(run.last_seq, is_over=False)
-                async for entries in self._heard(run, watch, quiet_s):
+                async for entries in self._heard(run, watch, quiet_s, sent):
                     yield entries
 
-    async def _heard(self, run: Run, watch: LogWatch, quiet_s: float) -> AsyncGenerator[Entries]:
+    async def _heard(self, run: Run, watch: LogWatch, quiet_s: float, sent: Sent | None) -> AsyncGenerator[Entries]:
         now = asyncio.get_running_loop().time
         heard_at = now()
         ended: Run | None = None
@@ -86,7 +96,7 @@ class RunReader:
             entries = await self._next(run, watch, wait_s=heard_at + quiet_s - now())
             if entries:
                 yield entries
-                heard_at, watch.last = now(), entries[-1][0]
+                heard_at, watch.last = now() if sent is None else sent.at, entries[-1][0]
                 if is_end(entries[-1][1]):
                     return
             elif watch.is_over:

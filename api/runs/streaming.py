@@ -20,7 +20,7 @@ from api.letta.message_input import MessagesRequest
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
 from api.letta.run_requests import StreamRequest
 from api.letta.runs import wire_answer, wire_run
-from api.runs.reader import RunReader
+from api.runs.reader import RunReader, Sent
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
@@ -127,9 +127,13 @@ class StreamService:
     async def _bodies(self, run: Run, after: Seq, view: RunView) -> AsyncGenerator[bytes]:
         last = after
         has_ended = False
-        async for entries in self.reader.follow(run, after, quiet_s=self.keepalive_s):
+        now = asyncio.get_running_loop().time
+        sent = Sent(now())
+        async for entries in self.reader.follow(run, after, quiet_s=self.keepalive_s, sent=sent):
             if not entries:
+                # Also where all that came was of types that this reader does not want: proxies count bytes.
                 yield self._ping(view, last)
+                sent.at = now()
                 continue
             last = entries[-1][0]
             for start in range(0, len(entries), FRAMES_AT_ONCE):
@@ -137,6 +141,7 @@ class StreamService:
                 body, has_ended = await self._body(view, entries[start : start + FRAMES_AT_ONCE])
                 if body:
                     yield body
+                    sent.at = now()
         if not has_ended:
             # The cursor was at the end already: the client still needs the mark that the stream is over.
             yield event_bytes(Frame(last, None))

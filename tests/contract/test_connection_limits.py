@@ -195,3 +195,13 @@ async def _length(connection: RawConnection) -> int:
         assert piece
         length += len(piece)
     return length
+
+
+async def test_a_peer_that_vanished_without_a_word_kept_its_place_for_a_quarter_of_an_hour() -> None:
+    """So long the kernel goes on sending what nobody acknowledges."""
+    async with serving(reader_timeout_s=7.5) as served, raw_connection(served.port):
+        connections = served.server.server_state.connections
+        await wait_until(lambda: connections, description="the connection to be there")
+        [protocol] = connections
+        kept: socket.socket = protocol.transport.get_extra_info("socket")
+        assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500

@@ -1,7 +1,9 @@
 """Readers of one run that want to see the same are sent the same bytes."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 from arq.connections import ArqRedis
@@ -12,7 +14,8 @@ from api.runs.log_ends import LogEnds
 from api.runs.reader import RunReader
 from api.runs.streaming import StreamService
 from shared.clock import SystemClock
-from shared.domain.events import Ended, StatusChanged, encode
+from shared.concurrency import background
+from shared.domain.events import Ended, ReasoningChunk, StatusChanged, encode
 from shared.domain.ids import Seq
 from shared.domain.limits import Limits, ProjectLimits
 from shared.domain.log_writer import LogTail
@@ -72,9 +75,42 @@ async def test_a_frame_was_made_anew_for_each_reader_of_a_run(stores: Stores, re
     assert not streams.views, "what nobody reads is not kept"
 
 
+@pytest.mark.parametrize("pings", [True, False])
+async def test_a_reader_that_was_shown_nothing_of_what_came_had_no_sign_of_life(
+    stores: Stores, redis: ArqRedis, pings: bool
+) -> None:
+    """A model that thinks aloud, and a reader that wants its answer alone: proxies cut the connection."""
+    log, feed = EventLog(redis, ttl_s=60), EventFeed(OneLogServer(redis))
+    streams = replace(_streams(stores, redis, log, feed), keepalive_s=0.2)
+    run = await stores.claimed()
+    await log.open(run.id, run.fence)
+    signs: list[bytes] = []
+
+    async def read(options: FrameOptions) -> None:
+        async for body in streams.batches(run, Seq(1), options):
+            signs.append(body)
+
+    numbers = itertools.count(2)
+
+    async def think() -> bool:
+        """Writes one more thought, so the log is never silent for so long that this would be a reason."""
+        await log.append(run.id, run.fence, LogTail(Seq(next(numbers)), (_thought("hm"),)), needs=NONE)
+        return len(signs) >= 2
+
+    answers = FrameOptions(pings=pings, message_types=frozenset({"assistant_message"}))
+    async with feed.running(), background(read(answers), name="a reader"):
+        await wait_until(think, description="signs of life", every=0.01)
+    sign = b'"message_type":"ping"' if pings else b""  # what is empty is sent as a comment
+    assert all(sign in one for one in signs)
+
+
 async def _all_have(seen: list[list[bytes]], seq: int) -> None:
     end = b"id: %d\n" % seq
     await wait_until(lambda: all(bodies and end in bodies[-1] for bodies in seen), description=f"all to see {seq}")
+
+
+def _thought(text: str) -> bytes:
+    return encode(ReasoningChunk(1, IDS.step(), IDS.message(), text))
 
 
 def _said(status: str) -> bytes:

@@ -36,8 +36,10 @@ def says(message_id: MessageId, *texts: str, part: int = 0) -> list[events.Event
     return [events.TextChunk(0, StepId(STEP), message_id, text, part) for text in texts]
 
 
-def restarted(*void: MessageId) -> events.Event:
-    return events.StepRestarted(0, attempt=2, void_message_ids=list(void), follows=Seq(1))
+def restarted(*void: MessageId, follows: int | None = None) -> events.Event:
+    """`follows`: the number behind which nothing counts; releases that said none named the messages."""
+    number = None if follows is None else Seq(follows)
+    return events.StepRestarted(0, attempt=2, void_message_ids=list(void), follows=number)
 
 
 def calls(message_id: MessageId, *pieces: tuple[str, str | None, str | None]) -> list[events.Event]:
@@ -49,7 +51,7 @@ def calls(message_id: MessageId, *pieces: tuple[str, str | None, str | None]) ->
 
 def chunks_of(log: Sequence[events.Event | events.Unknown], *, with_usage: bool = False) -> list[dict[str, Any]]:
     chunks = ChatChunks(a_run(), "agent-1", with_usage=with_usage)
-    shown = [chunk for event in log for chunk in chunks.of(event)]
+    shown = [chunk for seq, event in enumerate(log, start=1) for chunk in chunks.of(Seq(seq), event)]
     return [*shown, *chunks.lost_ending()]
 
 
@@ -60,8 +62,8 @@ def pieces_of(log: Sequence[events.Event]) -> list[str]:
 
 def whole_of(log: Sequence[events.Event]) -> dict[str, Any]:
     answer = ChatAnswer(a_run(), "agent-1")
-    for event in log:
-        answer.take(event)
+    for seq, event in enumerate(log, start=1):
+        answer.take(Seq(seq), event)
     assert answer.outcome.error is None
     return answer.completion()
 
@@ -110,6 +112,36 @@ def test_a_step_that_begins_again_twice_catches_up_once() -> None:
 def test_a_step_that_begins_again_before_it_said_anything_changes_nothing() -> None:
     log = [CREATED, *says(FIRST, "Hm."), restarted(SECOND), *says(THIRD, "one"), *END]
     assert "".join(pieces_of(log)) == text_of(log) == "Hm.\n\none"
+
+
+@pytest.mark.parametrize("follows", [1, 2, 3])
+def test_the_first_words_were_shown_twice_where_worker_and_redis_were_lost_together(follows: int) -> None:
+    """Nobody knew whose they were, so no message was named: only the number said that they are void."""
+    log = [CREATED, *says(FIRST, "one ", "two "), restarted(follows=follows), *says(SECOND, "one ", "two ", "three")]
+    kept = ["one ", "two "][: follows - 1]
+    whole = "".join(kept) + "\n\n" * bool(kept) + "one two three"
+    assert text_of([*log, *END]) == whole
+    if follows == 1:
+        assert pieces_of([*log, *END]) == ["one ", "two ", "three"]
+
+
+def test_an_answer_that_goes_on_from_before_its_last_words_does_not_say_them_twice() -> None:
+    """The next owner knows what SQL has of the answer, and readers had seen more."""
+    beginning = [CREATED, *says(FIRST, "one ", "two ", "three "), events.LogContinued(0, follows=Seq(2), attempt=2)]
+    for again in (("two ", "three ", "four"), ("two three four",), ("two thr", "ee four")):
+        log = [*beginning, *says(FIRST, *again), *END]
+        assert "".join(pieces_of(log)) == text_of(log) == "one two three four"
+    other = [*beginning, *says(FIRST, "too"), *END]
+    assert text_of(other) == "one too"
+    assert "".join(pieces_of(other)) == "one two three \n\none too"
+
+
+def test_calls_that_are_void_by_number_are_not_made() -> None:
+    waits = events.Stopped(0, "requires_approval")
+    log = [CREATED, *calls(FIRST, ("c1", "weather", "{}")), restarted(follows=1)]
+    log += [*calls(SECOND, ("c2", "weather", "{}")), waits, events.UsageReported(0), events.Ended(0)]
+    [choice] = whole_of(log)["choices"]
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c2"]
 
 
 def test_an_answer_that_follows_a_shorter_second_try_is_shown_whole() -> None:
