@@ -14,6 +14,7 @@ from shared.typescript.functions import Module, tool_module
 from worker.run.base_tools import run_base_tool
 from worker.run.context import RunContext
 from worker.run.run_code import run_code
+from worker.run.run_folder import EMPTY_AGAIN, has_lost_folder
 from worker.tools.invocation import ToolInvocation
 from worker.tools.redaction import without_secrets
 
@@ -33,7 +34,7 @@ async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: 
 
 
 async def _result_of(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
-    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.parameters
+    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.accepted_arguments
     checked = await check_arguments(arguments, schema)
     if isinstance(checked, RefusedArguments):
         return error_return(call, checked.text)
@@ -50,6 +51,7 @@ def error_return(call: ToolCall, text: str) -> ToolReturn:
 
 async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
     services, module = context.services, Module(tool.source_code)
+    lost_folder = tool.scratch == "run" and await has_lost_folder(context, call)
     try:
         if tool.source_type == TYPESCRIPT:
             module = await to_thread(tool_module, tool.source_code, tool.name)
@@ -83,7 +85,7 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
         tool_call_id=call.id,
         tool_name=call.name,
         status=outcome.status,
-        text=outcome.text,
+        text=EMPTY_AGAIN + outcome.text if lost_folder else outcome.text,
         stdout=outcome.stdout,
         stderr=outcome.stderr,
         is_text=outcome.is_text,
