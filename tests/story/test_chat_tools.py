@@ -131,16 +131,17 @@ async def test_a_call_that_a_person_decides_is_not_the_clients(product: Product,
     assert answer.choices[0].message.content == "Done."
 
 
-async def test_a_message_without_the_results_is_refused(product: Product, openai: AsyncOpenAI) -> None:
-    product.models.play(Turn(calls=[Call("weather", ASKED)]))
-    agent = await product.agent()
-    [call] = await calls_of(openai, agent.id, user("Weather?"), is_streamed=False)
+async def test_a_message_is_refused_while_a_person_has_to_decide(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]))
+    agent = await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
+    await whole(openai, agent.id, user("Go"), tools=[WEATHER])
+    [call] = (await product.http.get("/v1/approvals")).json()
 
     with pytest.raises(ConflictError) as refused:
         await whole(openai, agent.id, user("Well?"), tools=[WEATHER])
 
     assert refused.value.code == "pending_approval"
-    assert body_of(refused.value)["tool_call_ids"] == [call.id]
+    assert body_of(refused.value)["tool_call_ids"] == [call["tool_call_id"]]
 
 
 async def test_tool_choice_none_offers_no_tools(product: Product, openai: AsyncOpenAI) -> None:

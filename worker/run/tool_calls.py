@@ -22,7 +22,7 @@ _ASKS = re.compile(r"\bagent_(state|id)\b")
 """What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
 
 EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again: the run went on elsewhere.]\n"
-"""Begins the result of the first call that finds it so, for the model and for whoever reads. The folder is the worker's:
+"""Begins the result of the first call that finds it so, for the model and for readers. The folder is the worker's:
 it is a new one behind an approval, which another run follows, and where another worker goes on with the run."""
 
 
