@@ -74,7 +74,9 @@ class ApprovalDecisions:
         """The new arguments as text; None when they are the old ones."""
         if arguments is None or arguments == parsed_arguments(asked.arguments):
             return None
-        schemas = {tool.name: tool.parameters for tool in await self.tools.for_agent(asked.project_id, asked.agent_id)}
+        schemas = {
+            tool.name: tool.accepted_arguments for tool in await self.tools.for_agent(asked.project_id, asked.agent_id)
+        }
         if asked.tool_name not in schemas:
             raise Conflict(f"the agent no longer has the tool {asked.tool_name}, so its arguments cannot be checked")
         text = json.dumps(arguments, ensure_ascii=False)

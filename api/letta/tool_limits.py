@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import LEAST_TOOL_MEMORY_MB
+from shared.process.tool_settings import ToolSettings
 
 
 class LimitsIn(BaseModel):
@@ -17,6 +18,22 @@ class LimitsIn(BaseModel):
     timeout_s: float | None = Field(default=None, gt=0, le=86_400)
     cpu_s: int | None = Field(default=None, ge=1, le=86_400)
     memory_mb: int | None = Field(default=None, ge=LEAST_TOOL_MEMORY_MB, le=1 << 20)
+
+
+def limits_that_are_less_here(wanted: LimitsIn | None, settings: ToolSettings) -> list[str]:
+    """A sentence for each limit that a tool asks for and this server does not give: the server's is less."""
+    if wanted is None:
+        return []
+    given = (
+        ("timeout_s", wanted.timeout_s, settings.tool_timeout, "HOLDFAST_TOOL_TIMEOUT"),
+        ("cpu_s", wanted.cpu_s, settings.tool_cpu_s, "HOLDFAST_TOOL_CPU_S"),
+        ("memory_mb", wanted.memory_mb, settings.tool_memory_mb, "HOLDFAST_TOOL_MEMORY_MB"),
+    )
+    return [
+        f"limits.{name} is {asked:g}, and this server gives a call {most:g} ({setting})"
+        for name, asked, most, setting in given
+        if asked is not None and asked > most
+    ]
 
 
 def refuse_network(wanted: Literal["none", "host"] | None, allowed_hosts: str) -> None:

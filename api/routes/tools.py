@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from msgspec.structs import replace
+from starlette.responses import Response
 
+from api.answer_headers import warning_of
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
-from api.letta.tool_limits import refuse_network
+from api.letta.tool_limits import LimitsIn, limits_that_are_less_here, refuse_network
 from api.letta.tools import TOOL_TYPES, ToolCreate, ToolUpdate, blank_tool, wire_tool
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import TYPESCRIPT, Tool
@@ -57,14 +59,19 @@ def _each(texts: list[str] | None) -> list[str] | None:
 
 
 @router.post("")
-async def create_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def create_tool(
+    body: ToolCreate, services: ServicesDep, project_id: ProjectDep, response: Response
+) -> dict[str, Any]:
     """Makes a tool, or changes the tool of this name: scripts make their tools each time they start."""
-    return await upsert_tool(body, services, project_id)
+    return await upsert_tool(body, services, project_id, response)
 
 
 @router.put("")
-async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def upsert_tool(
+    body: ToolCreate, services: ServicesDep, project_id: ProjectDep, response: Response
+) -> dict[str, Any]:
     """Makes a tool, or changes the tool of this name, which keeps its id and all that is left out."""
+    _warn_of_limits(services, body.limits, response)
     refuse_network(body.network, services.settings.tool_network)
     services.input_limits.refuse_long_source(body.source_code)
     page = Page(limit=1, after=None, before=None, ascending=True)
@@ -78,6 +85,12 @@ async def upsert_tool(body: ToolCreate, services: ServicesDep, project_id: Proje
     tool = change(blank)
     await _refuse_without_node(services, tool)
     return wire_tool(await services.tools.upsert(tool, change))
+
+
+def _warn_of_limits(services: ServicesDep, wanted: LimitsIn | None, response: Response) -> None:
+    notes = limits_that_are_less_here(wanted, services.settings)
+    if notes:
+        response.headers.append("Warning", warning_of(notes))
 
 
 async def _refuse_without_node(services: ServicesDep, tool: Tool) -> None:
@@ -122,9 +135,10 @@ async def retrieve_tool(tool_id: ToolIdPath, services: ServicesDep, project_id: 
 
 @router.patch("/{tool_id}")
 async def update_tool(
-    tool_id: ToolIdPath, body: ToolUpdate, services: ServicesDep, project_id: ProjectDep
+    tool_id: ToolIdPath, body: ToolUpdate, services: ServicesDep, project_id: ProjectDep, response: Response
 ) -> dict[str, Any]:
     """Changes a tool."""
+    _warn_of_limits(services, body.limits, response)
     refuse_network(body.network, services.settings.tool_network)
     services.input_limits.refuse_long_source(body.source_code)
     packages = None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from fastapi.responses import JSONResponse
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from api.caller_quotas import CallerQuotas
 from api.errors import SHOULD_RETRY, model_error_answer
 from api.event_stream import EventStream, finishes
+from api.letta.message_input import MessageIn
 from api.openai.chat_answer import ChatAnswer
 from api.openai.chat_chunks import ChatChunks
 from api.openai.chat_request import ChatRequest
@@ -18,12 +19,16 @@ from api.openai.errors import interrupted
 from api.runs.reader import RunReader
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import elsewhere
+from shared.domain.errors import PendingApproval
 from shared.domain.events import decode
 from shared.domain.ids import Seq
 from shared.domain.runs import Run
 
 LONGEST_SILENCE_S = 4.0
 """Voice clients give a stream up after five or ten seconds without a byte (LiveKit's), and ask once more."""
+
+DROPPED = "The program has not made this call, and asks something else."
+"""What the model is told of a call of the program's own tools to which the program brought no result."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -51,7 +56,7 @@ class ChatService:
 
         The run goes on when the client leaves.
         """
-        run = await self.submissions.submit(submission)
+        run = await self._submit(submission)
         if request.stream:
             cut = interrupted("This server is ending, and the run goes on", "server_ending", run.id)
             return EventStream(
@@ -69,6 +74,25 @@ class ChatService:
         if error is not None:
             return JSONResponse(error, 500, {SHOULD_RETRY: "false"})
         return JSONResponse(answer.completion())
+
+    async def _submit(self, submission: Submission) -> Run:
+        """Submits. Where nothing waits but calls that the program was to make itself, and it asks something else, these
+        are answered as dropped, beside the question. Raises as `SubmissionService.submit`."""
+        try:
+            return await self.submissions.submit(submission)
+        except PendingApproval:
+            project_id = submission.agent.project_id
+            waiting = await self.submissions.approvals.waiting_on_thread(project_id, submission.thread_id)
+            if not waiting or not all(one.client_side for one in waiting):
+                raise
+        dropped = [
+            {"type": "tool", "tool_call_id": one.tool_call_id, "tool_return": DROPPED, "status": "error"}
+            for one in waiting
+        ]
+        answered = MessageIn(type="tool_return", tool_returns=dropped)
+        messages = [answered, *submission.request.given_messages()]
+        request = submission.request.model_copy(update={"messages": messages, "input": None})
+        return await self.submissions.submit(replace(submission, request=request))
 
     async def _read(self, run: Run, answer: ChatAnswer) -> None:
         async for entries in self.reader.follow(run, Seq(0), quiet_s=self.keepalive_s):

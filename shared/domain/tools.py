@@ -1,5 +1,6 @@
 """Tools, as stored. A tool's source is text: the API parses it, and only the worker's sandbox runs it."""
 
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
@@ -21,6 +22,21 @@ PYTHON, TYPESCRIPT = LANGUAGES = ("python", "typescript")
 
 BASE_TYPES = "letta_"
 """How the types of the product's own tools begin."""
+
+
+_SAYS_OF_OTHERS = (
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+)
+"""Keywords by which an object may have more names than those of its `properties`."""
+
+_TAKES_ANY = re.compile(r"[(,]\s*\*\*\s*\w")
+"""`**` behind a bracket or a comma: a parameter that takes every name, or an argument, which does no harm here."""
 
 
 class SandboxTier(StrEnum):
@@ -86,6 +102,17 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> dict[str, Any]:
         """JSON Schema of the arguments."""
         return self.json_schema.get("parameters") or {"type": "object", "properties": {}}
+
+    @property
+    def accepted_arguments(self) -> dict[str, Any]:
+        """`parameters` as a call is checked by them: a name that they have not is refused, as the function would. Not
+        where the schema says what becomes of other names, or where the source has `**` of a function that takes any."""
+        parameters = self.parameters
+        is_open = any(name in parameters for name in _SAYS_OF_OTHERS)
+        takes_any = self.source_type == PYTHON and _TAKES_ANY.search(self.source_code) is not None
+        if self.tool_type != CUSTOM or is_open or takes_any or not isinstance(parameters.get("properties"), dict):
+            return parameters
+        return {**parameters, "additionalProperties": False}
 
 
 class ClientTool(msgspec.Struct, frozen=True):

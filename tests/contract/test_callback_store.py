@@ -86,6 +86,7 @@ async def test_a_deliverer_that_is_gone_is_replaced(stores: Stores) -> None:
 
 
 async def test_a_failed_attempt_is_due_again_later(stores: Stores) -> None:
+    """And was said to have been sent."""
     run = await stores.ended(callback_url=URL)
     await stores.callbacks.claim_due(NOW)
     later = NOW + timedelta(seconds=5)
@@ -93,7 +94,9 @@ async def test_a_failed_attempt_is_due_again_later(stores: Stores) -> None:
     assert await stores.callbacks.claim_due(NOW) == []
     assert await stores.callbacks.claim_due(later) == [Callback(run.id, URL, 2, run.project_id)]
     shown = await stores.runs.look_up(run.id)
-    assert (shown.callback_sent_at, shown.callback_status_code, shown.callback_error) == (NOW, 503, "busy")
+    assert (shown.callback_sent_at, shown.callback_status_code, shown.callback_error) == (None, 503, "busy")
+    await stores.callbacks.record_attempt(run.id, now=later, status_code=204, error=None, next_at=None)
+    assert (await stores.runs.look_up(run.id)).callback_sent_at == later
 
 
 async def test_a_delivered_callback_is_never_due_again(stores: Stores) -> None:

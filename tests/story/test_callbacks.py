@@ -56,7 +56,7 @@ async def attempted(product: Product, run_id: str) -> dict[str, Any]:
 
     async def look() -> dict[str, Any] | None:
         run = await product.run(run_id)
-        return run if run["callback_sent_at"] else None
+        return run if run["callback_status_code"] or run["callback_error"] else None
 
     return await wait_until(look, description="an attempt to be recorded")
 
@@ -81,6 +81,7 @@ async def test_the_receiver_gets_what_the_run_has_come_to(product: Product, rece
     assert (callback.path, callback.headers["content-type"]) == ("/called?by=holdfast", "application/json")
     assert callback.headers["host"] == f"127.0.0.1:{receiver.port}"
     assert (run["callback_status_code"], run["callback_error"]) == (200, None)
+    assert run["callback_sent_at"] is not None
 
 
 async def test_receivers_that_look_for_content_type_as_it_is_usually_written_did_not_find_it(

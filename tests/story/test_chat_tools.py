@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, ConflictError
 
+from api.runs.chat import DROPPED
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.chat_client import body_of, finish_of, openai_client, streamed, text_of, user, whole
@@ -91,6 +92,25 @@ async def test_the_agents_own_tools_run_here_beside_the_clients(product: Product
     assert [call.function.name for call in calls] == ["weather"]
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_program_that_dropped_its_own_call_was_refused_for_good(
+    product: Product, openai: AsyncOpenAI, is_streamed: bool
+) -> None:
+    """It asked something else, as people do, and every later request was a 409."""
+    asks = Turn(text="I look.", calls=[Call("weather", ASKED), Call("weather", {"place": "Bonn"})])
+    product.models.play(asks, Turn(text="Six."))
+    agent = await product.agent()
+    await calls_of(openai, agent.id, user("Weather?"), is_streamed=is_streamed)
+
+    chunks = await streamed(openai, agent.id, user("Weather?"), user("What is 2 times 3?"), tools=[WEATHER])
+
+    assert text_of(chunks) == "Six."
+    sent = product.models.requests[-1]
+    assert str(sent.body).count(DROPPED) == 2
+    assert sent.body["messages"][-1] == {"role": "user", "content": "What is 2 times 3?"}
+    assert [rule for request in product.models.requests for rule in broken_rules(request)] == []
+
+
 async def test_a_call_that_a_person_decides_is_not_the_clients(product: Product, openai: AsyncOpenAI) -> None:
     """It is told of both, but may not take the answer for one that it can go on from alone."""
     both = Turn(calls=[Call("weather", ASKED), Call("launch", {"target": "moon"})])
@@ -111,16 +131,17 @@ async def test_a_call_that_a_person_decides_is_not_the_clients(product: Product,
     assert answer.choices[0].message.content == "Done."
 
 
-async def test_a_message_without_the_results_is_refused(product: Product, openai: AsyncOpenAI) -> None:
-    product.models.play(Turn(calls=[Call("weather", ASKED)]))
-    agent = await product.agent()
-    [call] = await calls_of(openai, agent.id, user("Weather?"), is_streamed=False)
+async def test_a_message_is_refused_while_a_person_has_to_decide(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]))
+    agent = await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
+    await whole(openai, agent.id, user("Go"), tools=[WEATHER])
+    [call] = (await product.http.get("/v1/approvals")).json()
 
     with pytest.raises(ConflictError) as refused:
         await whole(openai, agent.id, user("Well?"), tools=[WEATHER])
 
     assert refused.value.code == "pending_approval"
-    assert body_of(refused.value)["tool_call_ids"] == [call.id]
+    assert body_of(refused.value)["tool_call_ids"] == [call["tool_call_id"]]
 
 
 async def test_tool_choice_none_offers_no_tools(product: Product, openai: AsyncOpenAI) -> None:

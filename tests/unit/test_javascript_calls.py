@@ -146,7 +146,7 @@ async def test_a_cancelled_call_may_clean_up_if_it_listens(sandbox: ToolSandbox,
     """
     call = msgspec.structs.replace(call_of(source), timeout_s=5)
     outcome = await sandbox.call(call)
-    assert outcome.text == "Error: tool timed out after 5 s"
+    assert outcome.text == "Error: tool timed out after 5 s (HOLDFAST_TOOL_TIMEOUT)"
     assert outcome.stdout == ["started", "cleaned up"]
 
 
@@ -157,7 +157,7 @@ async def test_a_cancelled_call_that_does_not_listen_ends_without_its_grace(name
             call_of("setInterval(() => 0, 100); export function tool() { return new Promise(() => 0); }"), timeout_s=5
         )
         outcome = await asyncio.wait_for(sandbox.call(call), 30)
-    assert outcome.text == "Error: tool timed out after 5 s"
+    assert outcome.text == "Error: tool timed out after 5 s (HOLDFAST_TOOL_TIMEOUT)"
 
 
 @pytest.mark.parametrize("name", EVERY_SANDBOX)

@@ -187,7 +187,7 @@ async def test_a_timeout_ends_the_call_and_keeps_its_output(sandbox: ProcessSand
                 print("cleaned")
     """
     outcome = await sandbox.call(msgspec.structs.replace(tool_call(source), timeout_s=4.0))
-    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 4 s")
+    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 4 s (HOLDFAST_TOOL_TIMEOUT)")
     assert outcome.stdout == ["cleaned"]
 
 
@@ -201,7 +201,7 @@ async def test_a_tool_that_swallows_the_cancellation_has_still_timed_out(sandbox
                 return "nothing happened"
     """
     outcome = await sandbox.call(msgspec.structs.replace(tool_call(source), timeout_s=4.0))
-    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 4 s")
+    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 4 s (HOLDFAST_TOOL_TIMEOUT)")
 
 
 async def test_a_call_cancelled_before_its_process_runs_starts_nothing(sandbox: ProcessSandbox, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_a_watcher_that_does_not_react_is_killed_with_all_below_it(tmp_pat
     pids, sandbox = tmp_path / "pids", ProcessSandbox(LIMITS, grace_s=0.0)
     source = FAMILY.replace("time.sleep(work)", "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(work)")
     call = msgspec.structs.replace(tool_call(source, path=str(pids)), timeout_s=4.0)
-    assert (await sandbox.call(call)).text == "Error: tool timed out after 4 s"
+    assert (await sandbox.call(call)).text == "Error: tool timed out after 4 s (HOLDFAST_TOOL_TIMEOUT)"
     family = written_pids(pids, 3)
     await wait_until(lambda: not any(is_alive(pid) for pid in family), description="the family's death")
 

@@ -177,7 +177,7 @@ async def test_a_tool_that_ignores_a_cancel_is_killed_after_the_grace(name: str)
     source = NAMED.format(work="__import__('signal').signal(15, 1); name(mark + '!'); time.sleep(600)")
     async with sandbox_of(name, grace_s=0.3) as sandbox:
         outcome = await sandbox.call(msgspec.structs.replace(tool_call(source, mark=f"deaf-{name}"), timeout_s=4.0))
-        assert outcome.text == "Error: tool timed out after 4 s"
+        assert outcome.text == "Error: tool timed out after 4 s (HOLDFAST_TOOL_TIMEOUT)"
         assert named_processes(f"deaf-{name}!") == []
 
 
@@ -187,7 +187,7 @@ async def test_a_timeout_lets_the_tool_clean_up_and_keeps_its_output(name: str) 
     call = msgspec.structs.replace(tool_call(NAMED.format(work=work), mark="slow"), timeout_s=4.0)
     async with sandbox_of(name) as sandbox:
         outcome = await sandbox.call(call)
-    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 4 s")
+    assert (outcome.status, outcome.text) == ("error", "Error: tool timed out after 4 s (HOLDFAST_TOOL_TIMEOUT)")
     assert outcome.stdout == ["cleaned"]
 
 

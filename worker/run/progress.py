@@ -47,6 +47,8 @@ class RunProgress:
     """What the tool rules look at."""
     open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
     """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
+    has_run_folder: bool = False
+    """A call of this owner has used the folder that calls of the run share (`scratch: run`)."""
     open_step_id: StepId | None = None
     """The step that these calls belong to."""
 

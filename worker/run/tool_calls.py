@@ -7,7 +7,8 @@ from typing import Any
 from shared.domain.agents import agent_for_tool
 from shared.domain.base_tools import base_tool_arguments, is_base_tool, runs_code
 from shared.domain.errors import InvalidRequest, InvalidToolSource, Unavailable
-from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns
+from shared.domain.settling import OUTCOME_UNKNOWN
 from shared.domain.tools import TYPESCRIPT, Tool, ToolLimits
 from shared.tool_arguments import RefusedArguments, check_arguments
 from shared.typescript.functions import Module, tool_module
@@ -19,6 +20,10 @@ from worker.tools.redaction import without_secrets
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
 """What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
+
+EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again: the run went on elsewhere.]\n"
+"""Begins the result of the first call that finds it so, for the model and for readers. The folder is the worker's:
+it is a new one behind an approval, which another run follows, and where another worker goes on with the run."""
 
 
 async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
@@ -33,7 +38,7 @@ async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: 
 
 
 async def _result_of(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
-    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.parameters
+    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.accepted_arguments
     checked = await check_arguments(arguments, schema)
     if isinstance(checked, RefusedArguments):
         return error_return(call, checked.text)
@@ -50,6 +55,7 @@ def error_return(call: ToolCall, text: str) -> ToolReturn:
 
 async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
     services, module = context.services, Module(tool.source_code)
+    lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
     try:
         if tool.source_type == TYPESCRIPT:
             module = await to_thread(tool_module, tool.source_code, tool.name)
@@ -83,7 +89,7 @@ async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, argum
         tool_call_id=call.id,
         tool_name=call.name,
         status=outcome.status,
-        text=outcome.text,
+        text=EMPTY_AGAIN + outcome.text if lost_folder else outcome.text,
         stdout=outcome.stdout,
         stderr=outcome.stderr,
         is_text=outcome.is_text,
@@ -103,3 +109,27 @@ def _environment(context: RunContext) -> dict[str, str]:
         "LETTA_RUN_ID": run.id,
         "LETTA_CONVERSATION_ID": run.conversation_id or "default",
     }
+
+
+async def _has_lost_folder(context: RunContext, call: ToolCall) -> bool:
+    """Whether this call, which uses the folder, is the first of this owner, and earlier calls have used another one."""
+    if context.progress.has_run_folder:
+        return False
+    context.progress.has_run_folder = True
+    run, services = context.run, context.services
+    if run.fence == 1 and run.continues is None:
+        return False
+    users = {name for name, tool in context.tools.items() if tool.scratch == "run"}
+    turn = await context.retry_while_unavailable(lambda: services.messages.list_of_turn(run))
+    started = await context.retry_while_unavailable(lambda: services.checkpoints.intents(run.id))
+    for message in turn:
+        if isinstance(message.body, ToolReturns):
+            # Without output no tool ran here, unless nobody knows.
+            ran = [one for one in message.body.returns if one.stdout is not None or one.text == OUTCOME_UNKNOWN]
+            if any(one.tool_name in users for one in ran):
+                return True
+        elif isinstance(message.body, AssistantMessage):
+            begun = [one for one in message.body.tool_calls if one.id in started and one.id != call.id]
+            if any(one.name in users for one in begun):
+                return True
+    return False

@@ -44,6 +44,12 @@ class ToolInvocation(msgspec.Struct, frozen=True):
         """Seconds after which the call is stopped."""
         return self.timeout_s if self.limits.timeout_s is None else min(self.timeout_s, self.limits.timeout_s)
 
+    @property
+    def limited_by(self) -> str:
+        """What says `longest_s`: the tool, or the server's setting where the tool may take longer or says nothing."""
+        own = self.limits.timeout_s
+        return "limits.timeout_s of the tool" if own is not None and own <= self.timeout_s else "HOLDFAST_TOOL_TIMEOUT"
+
 
 class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one call may use. The kernel holds it to them."""

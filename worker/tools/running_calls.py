@@ -103,7 +103,7 @@ async def _death(process: CallProcess) -> None:
 def _outcome(process: CallProcess, invocation: ToolInvocation, *, timed_out: bool) -> ToolOutcome:
     frame = read_frame(process.result)
     if timed_out:
-        frame = Frame("error", f"Error: tool timed out after {invocation.longest_s:g} s")
+        frame = Frame("error", f"Error: tool timed out after {invocation.longest_s:g} s ({invocation.limited_by})")
     elif process.stopped:
         frame = Frame("error", "Error: the tool was stopped, because the worker is shutting down")
     elif frame is None:

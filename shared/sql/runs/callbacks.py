@@ -89,7 +89,10 @@ class CallbackStore:
     async def record_attempt(
         self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
-        """What came of an attempt. `next_at` None: delivered, or given up when there is an error."""
+        """What came of an attempt. `next_at` None: delivered, or given up when there is an error.
+
+        The run has `callback_sent_at` only once its receiver has taken it.
+        """
         given_up_at = now if next_at is None and error is not None else None
         async with self._database.write() as connection:
             await connection.execute(
@@ -100,7 +103,11 @@ class CallbackStore:
             await connection.execute(
                 sa.update(runs)
                 .where(runs.c.id == run_id)
-                .values(callback_sent_at=now, callback_status_code=status_code, callback_error=error)
+                .values(
+                    callback_sent_at=now if error is None else None,
+                    callback_status_code=status_code,
+                    callback_error=error,
+                )
             )
 
     async def list_open(self, project_id: ProjectId, page: Page) -> list[OpenCallback]:
