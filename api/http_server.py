@@ -235,11 +235,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end()
 
 
-def _forget_vanished(connection: Any, after_s: float) -> None:
+def _forget_vanished(connection: socket.socket | None, after_s: float) -> None:
     """Has the kernel end the connection when its peer has acknowledged nothing of what it was sent for so long. A peer
     that vanished without a word, as a telephone in a tunnel, would keep its place for some 15 minutes."""
-    is_tcp = connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
-    if is_tcp and TCP_USER_TIMEOUT is not None:
+    if connection is None or TCP_USER_TIMEOUT is None:
+        return
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, max(1, round(after_s * 1000)))
 
 

@@ -5,7 +5,7 @@ the second the text: the rest (instructions, earlier answers that a program send
 """
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,12 +35,12 @@ class CaptureRequest(BaseModel):
         neither text nor parts."""
         said: list[MessageIn] = []
         for number, message in enumerate(self.request_messages):
-            content = message.get("content")
+            content: Any = message.get("content")
             if message.get("role") != "user" or not content:
                 continue
             if not isinstance(content, str | list):
                 raise InvalidRequest(f"request_messages[{number}].content must be a text or a list of content parts")
-            said.append(MessageIn(role="user", content=content))
+            said.append(MessageIn(role="user", content=cast("str | list[dict[str, Any]]", content)))
         return said
 
     def answer(self) -> str:

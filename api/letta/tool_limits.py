@@ -6,7 +6,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import LEAST_TOOL_MEMORY_MB
-from shared.process.tool_settings import ToolSettings
 
 
 class LimitsIn(BaseModel):
@@ -20,14 +19,14 @@ class LimitsIn(BaseModel):
     memory_mb: int | None = Field(default=None, ge=LEAST_TOOL_MEMORY_MB, le=1 << 20)
 
 
-def limits_that_are_less_here(wanted: LimitsIn | None, settings: ToolSettings) -> list[str]:
+def limits_that_are_less_here(wanted: LimitsIn | None, *, timeout_s: float, cpu_s: int, memory_mb: int) -> list[str]:
     """A sentence for each limit that a tool asks for and this server does not give: the server's is less."""
     if wanted is None:
         return []
     given = (
-        ("timeout_s", wanted.timeout_s, settings.tool_timeout, "HOLDFAST_TOOL_TIMEOUT"),
-        ("cpu_s", wanted.cpu_s, settings.tool_cpu_s, "HOLDFAST_TOOL_CPU_S"),
-        ("memory_mb", wanted.memory_mb, settings.tool_memory_mb, "HOLDFAST_TOOL_MEMORY_MB"),
+        ("timeout_s", wanted.timeout_s, timeout_s, "HOLDFAST_TOOL_TIMEOUT"),
+        ("cpu_s", wanted.cpu_s, cpu_s, "HOLDFAST_TOOL_CPU_S"),
+        ("memory_mb", wanted.memory_mb, memory_mb, "HOLDFAST_TOOL_MEMORY_MB"),
     )
     return [
         f"limits.{name} is {asked:g}, and this server gives a call {most:g} ({setting})"

@@ -88,7 +88,10 @@ async def upsert_tool(
 
 
 def _warn_of_limits(services: ServicesDep, wanted: LimitsIn | None, response: Response) -> None:
-    notes = limits_that_are_less_here(wanted, services.settings)
+    settings = services.settings
+    notes = limits_that_are_less_here(
+        wanted, timeout_s=settings.tool_timeout, cpu_s=settings.tool_cpu_s, memory_mb=settings.tool_memory_mb
+    )
     if notes:
         response.headers.append("Warning", warning_of(notes))
 

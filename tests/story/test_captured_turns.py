@@ -10,7 +10,7 @@ from tests.kit.tools import ROLL_DICE
 
 LONGEST = 1000
 
-CAPTURED = {"success": True, "messages_created": 2, "run_ids": []}
+CAPTURED: dict[str, Any] = {"success": True, "messages_created": 2, "run_ids": []}
 
 
 @pytest.fixture
