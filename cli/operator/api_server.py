@@ -1,5 +1,6 @@
 """What `holdfast api` runs."""
 
+from functools import partial
 from socket import socket
 
 from fastapi import FastAPI
@@ -43,6 +44,6 @@ def refuse_if_open(host: str, *, has_keys: bool) -> None:
 async def serve_on(app: FastAPI, settings: Settings, address: str, sockets: list[socket], hints: str = "") -> None:
     console = f"{address}/console"
     said = f"holdfast: {address} (console: {console}){hints.format(address=address)}"
-    announce(settings, "api_listens", said, address=address, console=console)
     rules = ConnectionRules(settings.request_timeout, settings.reader_timeout, settings.max_connections)
-    await serve(app, sockets, rules)
+    announced = partial(announce, settings, "api_listens", said, address=address, console=console)
+    await serve(app, sockets, rules, on_listening=announced)
