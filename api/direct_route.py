@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api.late_route import LateRoute
 from api.letta.unused_input import models_in
 
 JSON = "application/json"
@@ -144,11 +145,12 @@ def _takes_list(annotation: Any) -> bool:
     return any(list in (one, get_origin(one)) for one in (annotation, *get_args(annotation)))
 
 
-class DirectRoute(APIRoute):
+class DirectRoute(LateRoute):
     """Answers plain requests as its plan says, and has FastAPI answer the others."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def read(self) -> None:
+        """See `LateRoute.read`."""
+        super().read()
         self._plan, self._fastapi = Plan.of(self), self.app
         if self._plan is not None:
             self.app = self._answer

@@ -9,6 +9,7 @@ import functools
 import gc
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
@@ -267,8 +268,10 @@ def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S,
     )
 
 
-async def serve(app: FastAPI, sockets: list[socket.socket], rules: ConnectionRules) -> None:
-    """Serves on bound sockets until SIGTERM or SIGINT."""
+async def serve(
+    app: FastAPI, sockets: list[socket.socket], rules: ConnectionRules, *, on_listening: Callable[[], None]
+) -> None:
+    """Serves on bound sockets until SIGTERM or SIGINT. `on_listening` is called when the first request can come."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.
         signal.signal(number, _heard_already)
@@ -277,16 +280,17 @@ async def serve(app: FastAPI, sockets: list[socket.socket], rules: ConnectionRul
     gc.collect()
     gc.freeze()
     config = server_config(app, rules, access_log=False, timeout_graceful_shutdown=STREAMS_END_S)
-    server = _Server(config, app.state.services.streaming.ending)
+    server = _Server(config, app.state.services.streaming.ending, on_listening)
     await server.serve(sockets=sockets)
 
 
 class _Server(uvicorn.Server):
     """Tells the open streams when it is told to end: a stream with a silent run would never end by itself."""
 
-    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
         self._ending = ending
+        self._on_listening = on_listening
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -295,6 +299,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Serves until it is told to end. uvicorn's own looks ten times a second, also when there is nothing to do."""
+        self._on_listening()
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(DATE_S):

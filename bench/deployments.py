@@ -8,16 +8,18 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE, CalledProcessError, run
+from tempfile import TemporaryDirectory
 
 import psutil
 import sqlalchemy as sa
 
 from bench.client import Client
 from bench.model_reader import ModelReader
+from bench.starting import COMPILED
 from tests.kit.commands import execute
 from tests.kit.product.processes import HoldfastProcess, processes_in
 from tests.kit.services.databases import migrate_database, new_database
@@ -40,6 +42,8 @@ AT_REST = 0.05
 Replace = Callable[[signal.Signals, Callable[[], None]], Awaitable[None]]
 """The second is called when the signal is about to be sent."""
 
+Fresh = Callable[[], AbstractAsyncContextManager[tuple[Client, dict[str, int]]]]
+
 
 @dataclass
 class Deployment:
@@ -53,6 +57,8 @@ class Deployment:
     """The servers that it uses, each one or several processes."""
     database_url: str = ""
     redis_url: str = ""
+    fresh: Fresh | None = None
+    """Starts the same once more from the beginning, ready for the block: its client, and its processes' ids by name."""
     replace: Replace | None = None
     """Ends what executes the runs with this signal; another one is there afterwards."""
     keeps_readers: bool = False
@@ -138,7 +144,16 @@ async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerat
                 running = await processes.dev(port)
                 deployment.processes["api + worker"] = psutil.Process(running.pid)
 
-            deployment.replace = replace
+            @asynccontextmanager
+            async def fresh() -> AsyncGenerator[tuple[Client, dict[str, int]]]:
+                with TemporaryDirectory(prefix="holdfast-bench-") as place:
+                    variables = {**environment, **SETTINGS, **COMPILED}
+                    async with processes_in(Path(place), variables, execute) as others:
+                        other = await others.dev(port := free_port())
+                        with _closing(Client(port)) as client:
+                            yield client, {"holdfast dev": other.pid}
+
+            deployment.replace, deployment.fresh = replace, fresh
             yield deployment
 
 
@@ -164,7 +179,16 @@ async def services(directory: Path, environment: dict[str, str], postgres_url: s
                     await _end(ending, end)
                     deployment.processes["worker"] = psutil.Process(running.pid)
 
-                deployment.replace = replace
+                @asynccontextmanager
+                async def fresh() -> AsyncGenerator[tuple[Client, dict[str, int]]]:
+                    with TemporaryDirectory(prefix="holdfast-bench-") as place:
+                        async with processes_in(Path(place), {**variables, **COMPILED}, execute) as others:
+                            other = await others.api(port := free_port())
+                            more = await others.worker()
+                            with _closing(Client(port)) as client:
+                                yield client, {"holdfast api": other.pid, "holdfast worker": more.pid}
+
+                deployment.replace, deployment.fresh = replace, fresh
                 yield deployment
 
 

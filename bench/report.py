@@ -16,6 +16,11 @@ RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- figures: written by `python -m bench.report` -->", "<!-- end of the figures -->"
 
 TARGETS: dict[str, dict[str, float]] = {
+    "start of holdfast --help: CPU": {EMBEDDED: 0.3},
+    "a wrong setting: CPU": {EMBEDDED: 0.3},
+    "start of holdfast dev: CPU": {EMBEDDED: 1.2},
+    "start of holdfast api: CPU": {SERVICES: 1.0},
+    "start of holdfast worker: CPU": {SERVICES: 1.0},
     "submit → first token, p50": {SERVICES: 10, EMBEDDED: 10},
     "token delay, 100 runs x 30/s, p50": {SERVICES: 2, EMBEDDED: 5},
     "token delay, 100 runs x 30/s, p99": {SERVICES: 15, EMBEDDED: 30},

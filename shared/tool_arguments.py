@@ -6,18 +6,14 @@ runs no regular expression of the schema. It gives up on arguments and schemas t
 
 import asyncio
 import json
-from itertools import islice
 from typing import Any, cast
 
 import msgspec
-from jsonschema.exceptions import SchemaError
-from referencing.exceptions import Unresolvable
 
-from shared.bounded_schema import TooCostly, schema_errors, schema_flaw, shortened
+from shared.bounded_schema import schema_flaw
 from shared.json_limits import flaw_of
 
 MAX_ARGUMENTS_CHARS = 1_000_000
-MAX_COMPLAINTS = 5
 
 
 class RefusedArguments(msgspec.Struct, frozen=True):
@@ -52,27 +48,18 @@ def _checked(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
     flaw = flaw_of(arguments, size_only=True)
     if flaw is not None:
         return RefusedArguments(f"Error: the arguments cannot be used: {flaw.text}")
+    # Here, and not above: most processes that start check nothing for a while, and this is a thread's.
+    from shared.schema_validation import TooCostly, UnusableSchema, complaints_about
+
     try:
-        complaints = _complaints(arguments, schema)
-    except SchemaError as error:
-        return RefusedArguments(f"Error: the tool's parameter schema is not valid: {shortened(error.message)}")
-    except Unresolvable as error:
-        return RefusedArguments(f"Error: the tool's parameter schema refers to nothing known: {shortened(error)}")
-    except RecursionError:
-        return RefusedArguments("Error: the tool's parameter schema refers to itself without end")
+        complaints = complaints_about(arguments, schema)
+    except UnusableSchema as error:
+        return RefusedArguments(f"Error: the tool's parameter schema {error}")
     except TooCostly:
         return RefusedArguments("Error: so many arguments cannot be checked against the tool's parameter schema")
     if not complaints:
         return arguments
     return RefusedArguments(f"Error: the arguments do not fit the tool's parameters: {'; '.join(complaints)}")
-
-
-def _complaints(arguments: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    found: list[str] = []
-    for error in islice(schema_errors(arguments, schema), MAX_COMPLAINTS):
-        where = shortened(error.json_path.removeprefix("$").removeprefix("."))
-        found.append(f"{where}: {shortened(error.message)}" if where else shortened(error.message))
-    return found
 
 
 def _no_constant(name: str) -> None:

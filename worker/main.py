@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from uuid import uuid4
@@ -17,6 +17,7 @@ from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.network.checked_http import NetworkRules
 from shared.process.context import ProcessContext
+from shared.process.importing import without_collections
 from shared.process.measurements import measured
 from shared.process.traces import traced
 from shared.process.version import VERSION
@@ -68,12 +69,10 @@ HAND_OVER_S = 10.0
 
 
 @asynccontextmanager
-async def working(
-    process: ProcessContext, *, alone: bool = False, on_warm: Callable[[], None] = lambda: None
-) -> AsyncGenerator[QueueWorker]:
+async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGenerator[QueueWorker]:
     """A worker that takes runs for as long as the block lasts; at its end they are handed over.
 
-    `alone`: nobody shares this Redis, so runs in flight are taken up at once. `on_warm`: models' clients are imported.
+    `alone`: nobody shares this Redis, so runs in flight are taken up at once.
     """
     settings = process.settings
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
@@ -89,6 +88,7 @@ async def working(
             retries=settings.model_retries,
             builtin_models=settings.builtin_models,
             network=network,
+            importing=without_collections,
         )
         stack.push_async_callback(models.aclose)
         embeddings = EmbeddingClient(process.environment, network)
@@ -111,7 +111,6 @@ async def working(
         # What is started here logs the worker's name. The API of `holdfast dev` is started behind it, without.
         with bound_contextvars(worker=name):
             enter = stack.enter_async_context
-            await enter(background(models.warm(then=on_warm), name="import model clients"))
             await enter(active_runs.listening())
             await enter(_showing_tools(process, tools))
             await enter(_showing(process, name, queue_worker, tools))

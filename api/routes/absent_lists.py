@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 
 from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 
 
 async def any_filter(
@@ -14,7 +15,7 @@ async def any_filter(
     """What is asked of a list, page by page or by a filter, holds of an empty one."""
 
 
-router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)])
+router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)], route_class=LateRoute)
 
 KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "mcp-servers", "providers", "sources")
 COUNTED = ("folders", "groups", "identities", "sources")

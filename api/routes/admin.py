@@ -7,12 +7,13 @@ from pydantic import AwareDatetime
 
 from api.access.issuing import DEFAULT_GRACE_S
 from api.dependencies import CallerDep, NewestFirst, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 from api.letta.admin import KeyCreate, KeyRotate, wire_audit_event, wire_key, wire_status
 from shared.domain.ids import UUID4_PATTERN, KeyId
 from shared.process.version import VERSION
 from shared.sql.access.audit import AuditFilter
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 
 KeyIdPath = Annotated[KeyId, Path(pattern=f"^key-{UUID4_PATTERN}$")]
 Word = Annotated[str | None, Query(max_length=200)]

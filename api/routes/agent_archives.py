@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 
 from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage
 from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, MOST_TAGS, PassageQuery
 from shared.domain.ids import PassageId
@@ -12,7 +13,7 @@ from shared.domain.local_time import moment_of
 from shared.domain.words import LONGEST_QUERY
 from shared.sql.archival.passages import PassagePage
 
-router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"])
+router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], route_class=LateRoute)
 
 
 @router.get("/archival-memory")

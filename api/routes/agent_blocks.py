@@ -6,11 +6,12 @@ from fastapi import APIRouter, HTTPException
 
 from api.agent_answers import agent_answer
 from api.dependencies import AgentIdPath, BlockIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 from api.letta.blocks import BlockUpdate, wire_block
 from shared.domain.agents import Block
 from shared.sql.definitions.blocks import BlockFilter
 
-router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"])
+router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"], route_class=LateRoute)
 
 
 @router.get("")

@@ -8,11 +8,11 @@ import msgspec
 import structlog
 from fastapi import APIRouter, Form, Header, HTTPException, Request, Response, UploadFile
 from fastapi.params import Form as FormField
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 
 from api.answer_headers import warning_of
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
@@ -29,7 +29,7 @@ from shared.sql.definitions.agents import AgentDetails
 MULTIPART = "multipart/form-data"
 
 
-class MultipartRoute(APIRoute):
+class MultipartRoute(LateRoute):
     """A route whose form comes in parts: everything else is a 415 before it is read.
 
     A parser of forms in one line steps through their separators one by one, and a body has room for millions.

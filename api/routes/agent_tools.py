@@ -16,12 +16,13 @@ from api.dependencies import (
     SubmissionHeadersDep,
     ToolIdPath,
 )
+from api.late_route import LateRoute
 from api.letta.tool_runs import ToolRunRequest
 from api.letta.tools import wire_tool, without_source
 from shared.domain.errors import InvalidRequest
 from shared.sql.definitions.tools import ToolFilter
 
-router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"])
+router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"], route_class=LateRoute)
 
 
 class ApprovalSetting(BaseModel):

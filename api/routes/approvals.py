@@ -5,13 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path
 
 from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 from api.letta.approvals import DecisionIn, wire_approval, wire_decided
 from api.runs.threads import DEFAULT
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId
 from shared.sql.paging import Page
 
-router = APIRouter(prefix="/v1/approvals", tags=["approvals"])
+router = APIRouter(prefix="/v1/approvals", tags=["approvals"], route_class=LateRoute)
 
 ApprovalIdPath = Annotated[ApprovalId, Path(pattern=f"^approval-{UUID4_PATTERN}$")]
 

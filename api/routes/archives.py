@@ -14,12 +14,13 @@ from api.dependencies import (
     ServicesDep,
     Texts,
 )
+from api.late_route import LateRoute
 from api.letta.archives import ArchiveCreate, ArchiveUpdate, new_archive, wire_archive
 from api.letta.passages import PassageCreate, PassagesCreate, new_passages, wire_passage
 from shared.sql.archival.archives import ArchiveFilter
 from shared.sql.definitions.agents import AgentFilter
 
-router = APIRouter(prefix="/v1/archives", tags=["archives"])
+router = APIRouter(prefix="/v1/archives", tags=["archives"], route_class=LateRoute)
 
 
 @router.post("")

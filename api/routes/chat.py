@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Response
 
 from api.dependencies import ProjectDep, ServicesDep, SubmissionHeadersDep
+from api.late_route import LateRoute
 from api.openai.chat_request import ChatRequest
 from api.runs.submission import Submission
 from api.runs.threads import AgentThread
@@ -10,7 +11,7 @@ from api.services import Services
 from shared.domain.errors import NotFound, UnknownModel
 from shared.domain.ids import ProjectId, is_id
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=LateRoute)
 
 
 @router.post("/v1/chat/completions", response_model=None)

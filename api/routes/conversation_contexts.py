@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict
 
 from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
+from api.late_route import LateRoute
 from api.letta.compaction import CompactRequest
 from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
 from api.runs.threads import AgentThread
@@ -15,7 +16,7 @@ from shared.domain.conversations import copies_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, MessageId
 
-router = APIRouter(prefix="/v1", tags=["conversations"])
+router = APIRouter(prefix="/v1", tags=["conversations"], route_class=LateRoute)
 
 OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{UUID4_PATTERN}$")]
 

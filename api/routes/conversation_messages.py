@@ -13,6 +13,7 @@ from api.dependencies import (
     SubmissionHeadersDep,
     ThreadName,
 )
+from api.late_route import LateRoute
 from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
 from api.letta.run_requests import CancelRequestIn
 from api.message_answers import message_answers
@@ -27,7 +28,7 @@ from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 
-router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"])
+router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"], route_class=LateRoute)
 
 FAR_ENOUGH = 20
 """Newest runs among which the one is looked for whose stream can be resumed; the others are compactions."""

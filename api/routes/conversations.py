@@ -12,13 +12,14 @@ from api.dependencies import (
     ProjectDep,
     ServicesDep,
 )
+from api.late_route import LateRoute
 from api.letta.conversations import ConversationCreate, ConversationUpdate, new_conversation, wire_conversation
 from api.model_choice import with_served_model
 from api.services import Services
 from shared.domain.conversations import Conversation
 from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder
 
-router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=LateRoute)
 
 
 @router.post("")

@@ -6,10 +6,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from api.dependencies import ServicesDep
+from api.late_route import LateRoute
 from shared.process.version import VERSION
 from shared.telemetry.metrics import CONTENT_TYPE
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=LateRoute)
 
 LETTA_VERSION = "0.16.8"
 """The release of Letta's server whose API this is. Letta Code tells its users to update a server that names an older

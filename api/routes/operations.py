@@ -9,9 +9,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.dependencies import NewestFirst, ProjectDep, RunIdPath, ServicesDep
+from api.late_route import LateRoute
 from api.letta.operations import wire_open_callback, wire_operations
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 
 
 @router.get("/operations")

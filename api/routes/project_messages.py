@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 
 from api.dependencies import CallerDep, HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 from api.letta.message_search import MessageSearch, wire_found
 from api.letta.messages import wire_messages
 from api.message_answers import message_answers, types_for
@@ -13,7 +14,7 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import UUID4_PATTERN, MessageId, ThreadId
 from shared.sql.history.message_lists import MessageFilter
 
-router = APIRouter(prefix="/v1/messages", tags=["messages"])
+router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=LateRoute)
 
 MessageIdPath = Annotated[MessageId, Path(pattern=f"^message-{UUID4_PATTERN}$")]
 

@@ -16,6 +16,7 @@ from api.dependencies import (
     StepIdPath,
     Texts,
 )
+from api.late_route import LateRoute
 from api.letta.run_metrics import wire_step_metrics
 from api.letta.run_requests import FeedbackRequest
 from api.letta.runs import wire_step
@@ -26,7 +27,7 @@ from shared.domain.runs import Feedback
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.runs.steps import StepFilter
 
-router = APIRouter(prefix="/v1/steps", tags=["steps"])
+router = APIRouter(prefix="/v1/steps", tags=["steps"], route_class=LateRoute)
 
 
 async def _step_filter(

@@ -3,8 +3,9 @@
 from fastapi import APIRouter
 
 from api.dependencies import OldestFirst, ProjectDep, ServicesDep
+from api.late_route import LateRoute
 
-router = APIRouter(prefix="/v1/tags", tags=["tags"])
+router = APIRouter(prefix="/v1/tags", tags=["tags"], route_class=LateRoute)
 
 
 @router.get("")

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from api.answer_headers import warning_of
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
+from api.late_route import LateRoute
 from api.letta.tool_limits import LimitsIn, limits_that_are_less_here, refuse_network
 from api.letta.tools import TOOL_TYPES, ToolCreate, ToolUpdate, blank_tool, wire_tool
 from shared.domain.errors import InvalidRequest
@@ -21,7 +22,7 @@ async def _with_base_tools(services: ServicesDep, project_id: ProjectDep) -> Non
     await services.base_tools.fill(project_id)
 
 
-router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_with_base_tools)])
+router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_with_base_tools)], route_class=LateRoute)
 
 
 async def _tool_filter(

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from api.tool_source.annotations import TypeReader
-from api.tool_source.docstrings import read_docstring
 from api.tool_source.json_schema import parameters_schema
 from api.tool_source.read_state import ReadState
 from api.tool_source.syntax import FunctionNode, parse_source, tool_function
@@ -42,6 +41,9 @@ def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
 
 
 def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
+    # Here, and not above: griffe takes as long as all other readers, and a server may never be given a source.
+    from api.tool_source.docstrings import read_docstring
+
     state = ReadState()
     documentation = read_docstring(ast.get_docstring(function) or "")
     if not documentation.text:

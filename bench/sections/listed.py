@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from bench.deployments import Deployment
 from bench.figures import EMBEDDED, MODEL, RELAY, SERVICES, Figure
-from bench.sections import age, burst, cancels, idle, recovery, redis_floor, replay, throughput, waiting
+from bench.sections import age, burst, cancels, idle, recovery, redis_floor, replay, start, throughput, waiting
 
 PRODUCT = frozenset({EMBEDDED, SERVICES})
 WITH_RELAY = PRODUCT | {RELAY}
@@ -31,6 +31,7 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "redis-floor": Section(redis_floor.redis_floor, frozenset({RELAY}), is_repeated=True),
+    "start": Section(start.start, PRODUCT, is_repeated=True),
     "first-token": Section(waiting.first_token, EVERYTHING, is_repeated=True),
     "token-delay": Section(waiting.token_delay, EVERYTHING, is_repeated=True, profiles=True),
     "throughput": Section(throughput.tokens_per_s, EVERYTHING, is_repeated=True, profiles=True),

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cli.operator.start import announce
+from cli.operator.start import announce, require_database, require_redis
 from shared.clock import SystemClock
-from shared.domain.errors import InvalidRequest, Unavailable, Unusable
+from shared.domain.errors import Unavailable, Unusable
 from shared.domain.ids import IdMaker
 from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
@@ -123,8 +123,7 @@ async def named_file(file: Path) -> AsyncGenerator[None]:
 
 
 def _database_place(settings: Settings) -> str:
-    if not settings.database_url:
-        raise InvalidRequest("HOLDFAST_DATABASE_URL is not set: use postgresql://role:password@host/database")
+    require_database(settings)
     return shown(database_url(settings.database_url))
 
 
@@ -139,11 +138,7 @@ def _from_below(error: Unavailable) -> str:
 async def production_redis(settings: Settings) -> Redis:
     """A client of the setting's Redis. One that does not answer may do so later: a process starts without it, as it
     goes on when Redis is lost. One that refuses us is a mistake."""
-    if not settings.redis_url:
-        raise InvalidRequest(
-            "HOLDFAST_REDIS_URL is not set: use redis://host:6379/0. The embedded Redis lives in one process, so the "
-            "API and the workers cannot share it; `holdfast dev` runs both in one"
-        )
+    require_redis(settings)
     redis = connect(settings.redis_url)
     try:
         await greet(redis)

@@ -11,6 +11,7 @@ from cli.load import refuse_unknown_settings
 from cli.log_lines import event_line
 from shared.crash_points import arm
 from shared.domain.errors import InvalidRequest
+from shared.process.importing import without_collections
 from shared.process.logging import configure_logging
 from shared.process.settings import Settings
 from shared.process.wrong_settings import wrong_values
@@ -18,14 +19,16 @@ from shared.process.wrong_settings import wrong_values
 
 def operate(command: Callable[[Settings], Coroutine[Any, Any, None]], **chosen: object) -> None:
     """Runs the command on the settings. `chosen` are fields of `Settings` that the command line gives; None: it gives
-    none. Raises `InvalidRequest` for settings that are wrong."""
+    none. A command may import what it runs when it is called. Raises `InvalidRequest` for settings that are wrong."""
     settings = read_settings(**chosen)
     configure_logging(settings)
     if settings.crash_at:
         arm(settings.crash_at)
         said = f"holdfast: THIS PROCESS WILL END ITSELF at {settings.crash_at}"
         announce(settings, "process_ends_itself", said, stream=sys.stderr, point=settings.crash_at)
-    uvloop.run(command(settings))
+    with without_collections():
+        work = command(settings)
+    uvloop.run(work)
 
 
 def read_settings(**chosen: object) -> Settings:
@@ -37,6 +40,21 @@ def read_settings(**chosen: object) -> Settings:
     except ValidationError as error:
         # `from None`: the error shows what it was given, keys included.
         raise InvalidRequest("; ".join(wrong_values(error))) from None
+
+
+def require_database(settings: Settings) -> None:
+    """Raises `InvalidRequest` where the settings name no database."""
+    if not settings.database_url:
+        raise InvalidRequest("HOLDFAST_DATABASE_URL is not set: use postgresql://role:password@host/database")
+
+
+def require_redis(settings: Settings) -> None:
+    """Raises `InvalidRequest` where the settings name no Redis."""
+    if not settings.redis_url:
+        raise InvalidRequest(
+            "HOLDFAST_REDIS_URL is not set: use redis://host:6379/0. The embedded Redis lives in one process, so the "
+            "API and the workers cannot share it; `holdfast dev` runs both in one"
+        )
 
 
 def announce(settings: Settings, event: str, text: str, *, stream: TextIO | None = None, **facts: object) -> None:

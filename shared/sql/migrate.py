@@ -1,17 +1,15 @@
-"""Migrations, with alembic: they bring a database to the shape of `tables.py`. `holdfast migrate` and `holdfast dev`
-call it."""
+"""Migrations: they bring a database to the shape of `tables.py`, as `holdfast migrate` and `holdfast dev` ask for; and
+whether a database has that shape, as every process asks. Alembic applies them (`schema_upgrade.py`).
+"""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import ProgrammingError
 
@@ -21,6 +19,11 @@ from shared.sql.engine import Database
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+_REVISION = re.compile(r"\d{4}(?=_\w+\.pyc?$)")
+
+_VERSIONS = sa.table("alembic_version", sa.column("version_num", sa.Text))
+"""Where Alembic keeps the revision of a database, in one row."""
 
 TRIES = 10
 PAUSE_S = 1.0
@@ -40,13 +43,12 @@ async def migrate(database: Database) -> str:
 
     Raises `Unavailable`; as `Unusable` for a database that is another version's, or somebody else's.
     """
-    config = _config()
     try:
         async with database.read() as connection:
             revision = await connection.run_sync(_revision_of)
         _refuse_newer(revision)
         for target in _lacking(revision):
-            await _apply(database, config, target)
+            await _apply(database, target)
     except ProgrammingError as error:
         if getattr(error.orig, "sqlstate", None) != _MAY_NOT:
             raise
@@ -56,14 +58,17 @@ async def migrate(database: Database) -> str:
     return newest_revision()
 
 
-async def _apply(database: Database, config: Config, target: str) -> None:
+async def _apply(database: Database, target: str) -> None:
+    # Here, and not above: Alembic takes a tenth of a second, and most processes find their database as it should be.
+    from shared.sql.schema_upgrade import upgrade
+
     for left in reversed(range(TRIES)):
         try:
             async with database.migrating() as connection:
                 # Another process may have migrated it meanwhile.
                 _refuse_newer(await connection.run_sync(_revision_of))
                 await connection.run_sync(_refuse_foreign)
-                await connection.run_sync(_upgrade, config, target)
+                await connection.run_sync(upgrade, MIGRATIONS, target)
         except Unavailable as error:
             if isinstance(error, Unusable) or not left:
                 raise
@@ -90,8 +95,7 @@ async def require_current(database: Database) -> None:
 
 def _refuse_newer(revision: str | None) -> None:
     """Raises `Unusable` for a revision that this version does not know: migrations only go forward."""
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in revisions():
         raise Unusable(
             f"a newer version has migrated the database, to revision {revision[:40]!r}: run that version, or restore a "
             "back-up from before"
@@ -102,19 +106,20 @@ def _lacking(revision: str | None) -> Sequence[str]:
     """Where to go from this revision, oldest first."""
     if revision is None:
         return [newest_revision()]
-    return [script.revision for script in _scripts().iterate_revisions("head", revision)][::-1]
+    return revisions()[revisions().index(revision) + 1 :]
 
 
-@cache
 def newest_revision() -> str:
-    """The revision that this version of the product brings. Readiness asks for it every few seconds."""
-    return _scripts().get_current_head() or ""
+    """The revision that this version of the product brings."""
+    return revisions()[-1]
 
 
 @cache
-def _scripts() -> ScriptDirectory:
-    """The migrations. Reading them runs each."""
-    return ScriptDirectory.from_config(_config())
+def revisions() -> Sequence[str]:
+    """Every revision, oldest first: the numbers that the migrations' files begin with. Readiness asks every few
+    seconds."""
+    found = (_REVISION.match(path.name) for path in (MIGRATIONS / "versions").iterdir())
+    return sorted({match[0] for match in found if match})
 
 
 def _refuse_foreign(connection: Connection) -> None:
@@ -124,18 +129,7 @@ def _refuse_foreign(connection: Connection) -> None:
         raise Unusable("somebody else's tables are there, under names of ours: give Holdfast a database of its own")
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    return config
-
-
-def _upgrade(connection: Connection, config: Config, target: str) -> None:
-    config.attributes["connection"] = connection
-    command.upgrade(config, target)
-
-
 def _revision_of(connection: Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
+    if not sa.inspect(connection).has_table(_VERSIONS.name):
         return None
-    return MigrationContext.configure(connection).get_current_revision()
+    return connection.execute(sa.select(_VERSIONS.c.version_num)).scalar_one_or_none()

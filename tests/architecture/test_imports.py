@@ -1,7 +1,8 @@
 """Rule 2: imports point down. `api` and `worker` import `shared`, never each other; `shared` neither; `cli` all.
 
 No cycle of any size, also not through an import inside a function; and no import inside a function at all, but for the
-model SDKs, which cost seconds and hundreds of megabytes and of which a deployment uses one or two. What reaches a
+model SDKs, which cost seconds and hundreds of megabytes and of which a deployment uses one or two, and for what
+`LATE_MODULES` names: what most processes never need. What reaches a
 database, Redis, a web framework or the network is imported in one place each.
 """
 
@@ -31,8 +32,20 @@ LAZY_IMPORTERS = ("worker/models/",)
 LAZY_PACKAGES = ("pydantic_ai", "openai", "google", "genai_prices", "tiktoken")
 """Model SDKs. `worker/models` imports each when the first call needs it."""
 
-LATE_MODULES = {"shared/process/traces.py": "shared.telemetry.otlp"}
-"""A file, and the module of ours that it imports when the settings ask for it: OpenTelemetry's SDK is an extra."""
+LATE_MODULES = {
+    # OpenTelemetry's SDK is an extra, and the settings ask for it.
+    "shared/process/traces.py": ("shared.telemetry.otlp",),
+    # A wrong setting is said before a server is imported, and each server is imported without the others.
+    "cli/operator/servers.py": ("cli.operator.dev_server", "cli.operator.api_server", "cli.operator.worker_server"),
+    # Alembic: for a database that lacks a migration.
+    "shared/sql/migrate.py": ("shared.sql.schema_upgrade",),
+    # jsonschema: for the first arguments of a tool, in the thread that checks them.
+    "shared/tool_arguments.py": ("shared.schema_validation",),
+    # griffe: for the first source of a tool.
+    "api/tool_source/reader.py": ("api.tool_source.docstrings",),
+}
+"""A file, and the modules of ours that it imports when they are used, with the library that is the reason. What each
+command has imported when it is ready is in `tests/e2e/test_imported_packages.py`."""
 
 CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py")
 """One loads the module of the command that was given, the other that of a provider's wire, each from its own table."""
@@ -59,7 +72,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     # The engine's names stand in four files: its client, its keys, its description of a job, and its worker.
     "arq": ("shared/redis/connection.py", "shared/redis/keys.py", "shared/redis/queue.py", "worker/queue/arq_jobs.py"),
     "prometheus_client": ("shared/telemetry/",),
-    "fastapi": ("api/", "cli/operator/servers.py"),
+    "fastapi": ("api/", "cli/operator/api_server.py"),
     "starlette": ("api/",),
     "uvicorn": ("api/",),
     # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
@@ -134,7 +147,7 @@ def _may_be_late(source: Source, name: str) -> bool:
     package = name.split(".")[0]
     if source.is_in(TOOL_PROCESS):
         return package in TOOL_PROCESS_LATE
-    if name.rpartition(".")[0] == LATE_MODULES.get(source.path):
+    if name.rpartition(".")[0] in LATE_MODULES.get(source.path, ()):
         return True
     return source.is_in(LAZY_IMPORTERS) and (package in LAZY_PACKAGES or name.startswith("worker.models."))
 
@@ -168,8 +181,29 @@ def test_no_cycle() -> None:
 
 
 def test_no_import_inside_a_function() -> None:
-    """Imports are at the top of a file; only `worker/models` loads a model SDK at its first use."""
+    """Imports are at the top of a file, but for a model SDK, at its first use, and for what `LATE_MODULES` names."""
     expect_none(finding for source in product_sources() for finding in late_imports(source))
+
+
+def test_each_late_module_is_imported_late_and_nowhere_else() -> None:
+    """The list cannot go stale; and what another file imports at its top is not late."""
+    sources = {source.path: source for source in product_sources()}
+    for path, late in LATE_MODULES.items():
+        within = enclosing_functions(sources[path].tree)
+        found = {name.rpartition(".")[0] for node, name in imports(sources[path]) if node in within}
+        assert found >= set(late), path
+    everywhere = {module for late in LATE_MODULES.values() for module in late}
+    expect_none(
+        source.at(node, f"imports {name} at its top, which others import late")
+        for source in sources.values()
+        for node, name in imports(source)
+        if node not in enclosing_functions(source.tree) and name.rpartition(".")[0] in everywhere - _shared_by_servers()
+    )
+
+
+def _shared_by_servers() -> set[str]:
+    # `dev` is an API, and more.
+    return {"cli.operator.api_server"}
 
 
 def test_each_library_has_its_home() -> None:

@@ -41,7 +41,7 @@ async def _left_at(server: ModelServer) -> float:
 async def test_cancelling_the_listener_closes_the_connection(handle: str, turn: Turn, pieces: int) -> None:
     heard: list[str] = []
     async with models_on_server() as (server, models):
-        await models.warm([handle])
+        await models.model_for(handle)
         server.play(turn)
         async with asyncio.TaskGroup() as tasks:
             listener = tasks.create_task(_listen(models, call(handle), heard))
@@ -89,7 +89,7 @@ async def test_a_cancel_while_it_waits_to_retry_is_immediate(handle: str) -> Non
 @pytest.mark.parametrize("handle", HANDLES)
 async def test_one_cancel_leaves_the_other_calls_alone(handle: str) -> None:
     async with models_on_server() as (server, models):
-        await models.warm([handle])
+        await models.model_for(handle)
         server.play(SILENT_INSIDE, Turn(text="Still here.", silent_after_headers=0.1))
         async with asyncio.TaskGroup() as tasks:
             cancelled = tasks.create_task(_listen(models, call(handle), []))

@@ -232,7 +232,7 @@ async def test_a_connection_lost_before_the_first_event_is_retried() -> None:
 async def test_a_model_that_never_answers_is_given_up_once(handle: str, silent: str) -> None:
     silence = {"silent_before_headers": 3600.0} if silent == "before headers" else {"silent_after_headers": 3600.0}
     async with models_on_server(first_event_timeout=0.3, retries=3) as (server, models):
-        await models.warm([handle])
+        await models.model_for(handle)
         server.say("Too late.", **silence)
         with pytest.raises(ModelError, match=r"no event within 0\.3 s") as caught:
             await ask(models, call(handle))
@@ -255,7 +255,7 @@ async def test_a_model_that_falls_silent_is_given_up(handle: str) -> None:
 @pytest.mark.parametrize("handle", HANDLES)
 async def test_an_answer_may_take_longer_than_either_limit(handle: str) -> None:
     async with models_on_server(first_event_timeout=1.5, idle_timeout=1.5) as (server, models):
-        await models.warm([handle])
+        await models.model_for(handle)
         server.say(SIX_WORDS, pace=0.35)
         assert text_said(await ask(models, call(handle))) == SIX_WORDS
 

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -198,8 +199,15 @@ async def test_azures_addresses_old_and_new(variables: Mapping[str, str], path: 
 
 
 async def test_full_collections_looked_through_all_that_a_worker_had_imported() -> None:
-    """They held up every stream for a fifth of a second. A worker puts aside what is there when it is told."""
+    """They held up every stream for a fifth of a second. A worker puts aside what is there when an SDK has come."""
     there: list[bool] = []
-    async with models_on_server() as (_, models):
-        await models.warm([_handle("google_ai")], then=lambda: there.append("worker.models.google_wire" in sys.modules))
+
+    @contextmanager
+    def importing() -> Generator[None]:
+        yield
+        there.append("worker.models.google_wire" in sys.modules)
+
+    async with models_on_server(importing=importing) as (_, models):
+        await models.model_for(_handle("google_ai"))
+        await models.model_for(_handle("google_ai"))
     assert there == [True]

@@ -1,7 +1,8 @@
 """Commands of Holdfast as processes of their own: run from the beginning, or forked where everything is imported.
 
-Importing takes a process five seconds of work, and its life in a test often takes less than one. So tests fork it from
-a server of `multiprocessing` that has imported everything and run nothing: each child begins where `holdfast` begins.
+Importing takes a process a second of work, and three where nothing is compiled; its life in a test often takes less. So
+tests fork it from a server of `multiprocessing` that has imported everything and run nothing: each child begins where
+`holdfast` begins.
 """
 
 import multiprocessing
@@ -16,7 +17,10 @@ from pathlib import Path
 from cli.command_table import COMMANDS
 from cli.main import main
 
-PRELOADED = [__name__, "tests.kit.model_clients", *{place.module for place in COMMANDS.values()}]
+PRELOADED = [
+    *(__name__, "tests.kit.late_parts", "tests.kit.model_clients"),
+    *{place.module for place in COMMANDS.values()},
+]
 ROOT = Path(__file__).parents[2]
 
 

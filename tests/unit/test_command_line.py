@@ -19,6 +19,9 @@ URL, REDIS = "HOLDFAST_DATABASE_URL", "HOLDFAST_REDIS_URL"
 PASSWORD = "geheimes-wort"
 SECRET_URL = f"postgresql://holdfast:{PASSWORD}@127.0.0.1"
 
+SERVICES = {URL: "sqlite:////tmp/x.db", REDIS: "redis://127.0.0.1:6379/0"}
+"""Named, and never asked: what is wrong is said before."""
+
 WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
     (["worker"], {"HOLDFAST_MAX_RUNS": "many"}, "HOLDFAST_MAX_RUNS is 'many': it should be a valid integer"),
     (["worker"], {"HOLDFAST_LEASE_S": "-1"}, "HOLDFAST_LEASE_S is '-1': it should be greater than 0.2"),
@@ -44,15 +47,15 @@ WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
     (["prune"], {"HOLDFAST_RETAIN_DAY": "1"}, "did you mean HOLDFAST_RETAIN_DAYS?"),
     # keys and addresses to listen on
     (["dev", "--host", "0.0.0.0"], {}, "HOLDFAST_API_KEYS"),  # noqa: S104 - refused, and that is the point
-    (["api"], {"HOLDFAST_API_KEYS": ""}, "HOLDFAST_API_KEYS is set and empty"),
-    (["api"], {"HOLDFAST_API_KEYS": " , ,"}, "no key is in it"),
+    (["api"], {"HOLDFAST_API_KEYS": "", **SERVICES}, "HOLDFAST_API_KEYS is set and empty"),
+    (["api"], {"HOLDFAST_API_KEYS": " , ,", **SERVICES}, "no key is in it"),
     (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ""}, "without API keys"),
     (["dev", "--host", "127.0.0.2"], {"HOLDFAST_API_KEYS": ","}, "no key is in it"),
-    (["api"], {"HOLDFAST_API_KEYS": "nonsense"}, "entry 1: write it as project=key"),
+    (["api"], {"HOLDFAST_API_KEYS": "nonsense", **SERVICES}, "entry 1: write it as project=key"),
     (["dev", "--port", "99999"], {}, "--port: must be from 1 to 65535"),
     (["api", "--port", "-1"], {}, "--port"),
     (["dev", "--host", "192.0.2.1"], {"HOLDFAST_API_KEYS": "a=b"}, "--host 192.0.2.1 is no address of this machine"),
-    (["api", "--host", NOTHING], {"HOLDFAST_API_KEYS": "a=b"}, "no address is known for this name"),
+    (["api", "--host", NOTHING], {"HOLDFAST_API_KEYS": "a=b", **SERVICES}, "no address is known for this name"),
     # the database
     (["worker"], {}, "HOLDFAST_DATABASE_URL is not set"),
     (["migrate"], {}, "HOLDFAST_DATABASE_URL is not set"),
@@ -76,7 +79,11 @@ WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
     (["api"], {URL: "sqlite:////tmp/x.db", REDIS: "redis://h/first"}, "HOLDFAST_REDIS_URL is not the address"),
     (["api"], {URL: "sqlite:////tmp/x.db", REDIS: "redis://h/0?colour=red"}, "HOLDFAST_REDIS_URL is not the address"),
     # agents' secrets
-    (["worker"], {"HOLDFAST_ENCRYPTION_KEY": "nonsense"}, "HOLDFAST_ENCRYPTION_KEY, entry 1: write it as id:key"),
+    (
+        ["worker"],
+        {"HOLDFAST_ENCRYPTION_KEY": "nonsense", **SERVICES},
+        "HOLDFAST_ENCRYPTION_KEY, entry 1: write it as id:key",
+    ),
     (["secrets", "rotate"], {}, "HOLDFAST_ENCRYPTION_KEY is not set"),
     # the command itself
     (["serve"], {}, "No such command 'serve'"),

@@ -181,15 +181,3 @@ async def test_a_missing_package_sent_users_to_somebody_elses_project(monkeypatc
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
     assert "pip install '.[google]' -c constraints.txt" in caught.value.message
     assert "install holdfast" not in caught.value.message
-
-
-def test_handles_are_listed_for_providers_with_a_key() -> None:
-    def listed(environment: dict[str, str], *, builtin: bool) -> list[str]:
-        models = Models(environment, first_event_timeout=1, idle_timeout=1, retries=0, builtin_models=builtin)
-        return models.known_handles()
-
-    assert listed({}, builtin=False) == []
-    assert listed({}, builtin=True) == ["builtin/echo", "builtin/slow", "builtin/scripted"]
-    handles = listed(KEYS, builtin=False)
-    assert {"openai/gpt-5", "google_ai/gemini-2.5-pro"} <= set(handles)
-    assert all(route_for(handle, KEYS) for handle in handles)

@@ -3,24 +3,24 @@ the model at its end, and the retries around a call of it.
 
 Everything comes from the environment that the process was started with. A handle that leads nowhere is told to the
 caller with the variable that is missing, before anything is imported or sent. A model is made once and asked by handle;
-an SDK is imported when a handle first needs it, or by `warm` at the worker's start, in a thread, since an import of
-seconds would hold up lease renewals.
+an SDK is imported when a handle first needs it, in a thread, since an import of a second would hold up every other run.
+Most handles need none.
 """
 
 import asyncio
 import importlib
 import random
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from itertools import count
 from uuid import uuid4
 
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.model_catalog import MODELS, family_of
-from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
+from shared.domain.model_catalog import family_of
+from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, split_handle
 from shared.domain.model_servers import Wire
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.anthropic_answer import AnthropicWire
@@ -143,8 +143,10 @@ class Models:
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         new_call_id: Callable[[], str] = lambda: f"call_{uuid4().hex}",
+        importing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`environment` holds keys and base URLs; timeouts are in seconds (see `SilenceLimit`).
+        """`environment` holds keys and base URLs; timeouts are in seconds (see `SilenceLimit`). An SDK is imported in a
+        block of `importing`.
 
         `builtin_models`: whether `builtin/…` may be asked, which do what a message says and need no provider.
         """
@@ -155,6 +157,7 @@ class Models:
         self._network = network
         self._sleep = clock_sleep
         self._new_call_id = new_call_id
+        self._importing = importing
         self._policy = RetryPolicy(retries, clock_sleep, jitter)
         self._connections: Connections | None = None
         self._built: OrderedDict[Route, ModelProvider] = OrderedDict()
@@ -164,29 +167,10 @@ class Models:
 
         Closing this generator, or cancelling the task that reads it, closes the connection to the provider.
         """
-        model = await self._model(call.handle)
+        model = await self.model_for(call.handle)
         async with aclosing(stream_with_retries(model, call, self._policy)) as events:
             async for event in events:
                 yield event
-
-    async def warm(self, handles: Iterable[str] | None = None, *, then: Callable[[], None] = lambda: None) -> None:
-        """Import what these handles need; without any, what every provider with a key in the environment needs. `then`
-        is called behind that.
-
-        A handle that leads nowhere is left for the call that uses it to complain about.
-        """
-        for handle in handles if handles is not None else self.known_handles():
-            try:
-                await self._model(handle)
-            except ModelError:
-                continue
-        then()
-
-    def known_handles(self) -> list[str]:
-        """The well-known models of every provider that is set up; other names of the same providers work as well."""
-        return [
-            model.handle for model in MODELS if offered(model.provider, self._environment, builtin=self._builtin_models)
-        ]
 
     def route(self, handle: str) -> Route:
         """Where the handle leads. Raises `ModelError` when it leads nowhere, or to a built-in model that is off."""
@@ -202,7 +186,9 @@ class Models:
             await self._connections.aclose()
             self._connections = None
 
-    async def _model(self, handle: str) -> ModelProvider:
+    async def model_for(self, handle: str) -> ModelProvider:
+        """The model of a handle; made, with what it has to import, when it is asked for the first time. Raises
+        `ModelError` as `route` does, or when a package is missing."""
         route = self.route(handle)
         model = self._built.get(route)
         if model is None:
@@ -228,8 +214,9 @@ class Models:
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:
         try:
-            wire = importlib.import_module(_WIRE_MODULES[route.wire])
-            sdk_model = importlib.import_module("worker.models.sdk_model")
+            with self._importing():
+                wire = importlib.import_module(_WIRE_MODULES[route.wire])
+                sdk_model = importlib.import_module("worker.models.sdk_model")
         except ImportError as error:
             extra = _EXTRAS.get(route.wire, "")
             raise ModelError(

@@ -1,0 +1,16 @@
+"""Alembic, which applies migrations. It is imported where a database lacks one, and by nothing else: a process that
+finds its database as it should be needs none of it."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection
+
+
+def upgrade(connection: Connection, migrations: Path, target: str) -> None:
+    """Brings the database to the revision `target`, in the transaction of the connection."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations))
+    config.attributes["connection"] = connection
+    command.upgrade(config, target)

@@ -1,0 +1,21 @@
+"""Imports, and works out, what commands leave until they use it, so that no test pays for that in each process."""
+
+from importlib import import_module
+
+from api.application import ROUTES
+from api.late_route import LateRoute
+
+LATE = (
+    "api.tool_source.docstrings",
+    "cli.operator.dev_server",
+    "cli.operator.worker_server",
+    "shared.schema_validation",
+    "shared.sql.schema_upgrade",
+)
+
+for _module in LATE:
+    import_module(_module)
+for _routes in ROUTES:
+    for _route in _routes.router.routes:
+        if isinstance(_route, LateRoute):
+            _route.read()
