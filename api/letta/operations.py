@@ -26,7 +26,7 @@ class OperationsView:
 
     at: datetime
     version: str
-    services: Mapping[str, bool]
+    services: Mapping[str, bool | None]
     database_kind: str
     database_ms: float | None
     redis_is_embedded: bool
