@@ -23,6 +23,7 @@ from shared.process.service_answers import ServiceAnswers
 from shared.process.settings import Settings
 from shared.telemetry.metrics import CONTENT_TYPE
 from worker.queue.queue_worker import QueueWorker
+from worker.readable_secrets import ReadableSecrets
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -43,9 +44,10 @@ JSON = "application/json"
 class Readiness:
     """Whether this worker takes runs now."""
 
-    def __init__(self, *, services: ServiceAnswers, queue_worker: QueueWorker) -> None:
+    def __init__(self, *, services: ServiceAnswers, queue_worker: QueueWorker, secrets: ReadableSecrets) -> None:
         self._services = services
         self._queue_worker = queue_worker
+        self._secrets = secrets
 
     async def look(self) -> tuple[bool, bytes]:
         """Whether it is ready, and the JSON that says what is missing."""
@@ -53,12 +55,13 @@ class Readiness:
         worker = self._queue_worker
         # Never kept: who asks behind SIGTERM must not be told what was true before it.
         services = {**answers, "queue": worker.looked_s_ago() < LOOK_S}
-        is_ready = all(services.values()) and not worker.is_draining
+        is_ready = all(services.values()) and not worker.is_draining and not self._secrets.problem
         said = {
             "status": "ready" if is_ready else "not ready",
             "services": services,
             "draining": worker.is_draining,
             "runs": worker.run_count,
+            "secrets": self._secrets.problem or "can be read",
         }
         return is_ready, msgspec.json.encode(said)
 
@@ -158,13 +161,13 @@ def health_sockets(settings: Settings) -> Generator[list[socket.socket]]:
 
 @asynccontextmanager
 async def health_port(
-    process: ProcessContext, queue_worker: QueueWorker, sockets: Sequence[socket.socket]
+    process: ProcessContext, queue_worker: QueueWorker, secrets: ReadableSecrets, sockets: Sequence[socket.socket]
 ) -> AsyncGenerator[None]:
     """Answers on the sockets for as long as the block lasts."""
     services = ServiceAnswers(
         {"database": process.database.is_reachable, "redis": process.has_redis}, clock=process.clock
     )
-    readiness = Readiness(services=services, queue_worker=queue_worker)
+    readiness = Readiness(services=services, queue_worker=queue_worker, secrets=secrets)
     port = HealthPort(readiness, process.metrics.exposition)
     async with AsyncExitStack() as stack:
         for one in sockets:
