@@ -232,7 +232,7 @@ def _services(
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(everybodys),
-        operations=operations_service(process, everybodys, queue),
+        operations=operations_service(process, everybodys, queue, event_log),
     )
 
 
