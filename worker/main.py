@@ -119,8 +119,7 @@ async def working(
             await enter(tools.packages.tidied())
             await enter(upkeep(process, sweeper, unowned, embeddings))
             await enter(background(queue_worker.serve(), name="queue worker"))
-            secrets = await enter(readable_secrets(process))
-            await enter(health_port(process, queue_worker, secrets, sockets))
+            await enter(health_port(process, queue_worker, await enter(readable_secrets(process)), sockets))
             log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)
         try:
             yield queue_worker

@@ -33,7 +33,7 @@ TEXT = TextChunk(7, STEP, MESSAGE, "one")
 @pytest.mark.parametrize(
     "taken", [StepRestarted(9, 2, [MESSAGE], Seq(3)), LogContinued(9, Seq(3), 2)], ids=["restarted", "continued"]
 )
-def test_the_first_piece_stays_the_first_whoever_goes_on(piece: Event, taken: Event) -> None:
+def test_the_first_piece_stays_the_first_when_another_worker_goes_on(piece: Event, taken: Event) -> None:
     """Also when it is void since: somebody has seen it."""
     shown = ShownStep([InputDelivered(3, MESSAGE, "hi"), piece, TextChunk(8, STEP, MESSAGE, "two")])
     assert shown.first_piece_at == 7
