@@ -297,7 +297,8 @@ async def test_a_page_of_another_server_on_this_machine_changed_something(http: 
     for origin in LOCAL_PAGES:
         for method, path, sent in CHANGES:
             headers = {"Host": "127.0.0.1:8283", "Origin": origin, **sent.get("headers", {})}
-            answer = await http.request(method, path, **{**sent, "headers": headers})
+            given: dict[str, Any] = {**sent, "headers": headers}
+            answer = await http.request(method, path, **given)
             assert (answer.status_code, "HOLDFAST_CORS_ORIGINS" in answer.text) == (403, True), (origin, method, path)
 
 
