@@ -1,12 +1,12 @@
 """The API's composition root: the only place that constructs what it consists of."""
 
 import asyncio
-import math
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from random import random
 from secrets import token_bytes
 from typing import NamedTuple
@@ -48,7 +48,7 @@ from api.runs.cancel import CancelService
 from api.runs.streaming import AnswerService
 from api.runs.threads import AgentThreads
 from api.runs.waiting import RunWaiter
-from api.services import Services
+from api.services import Readiness, Services
 from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
 from shared.domain.errors import Unavailable
@@ -58,6 +58,7 @@ from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
 from shared.process.context import ProcessContext
 from shared.process.measurements import measured
+from shared.process.service_answers import ServiceAnswers
 from shared.process.traces import traced
 from shared.process.version import VERSION
 from shared.redis.event_feed import EventFeed
@@ -87,9 +88,6 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepStore
-
-READINESS_KEPT_S = 1.0
-"""Nobody needs a key to ask for it, and it costs questions to the database and Redis."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -234,7 +232,7 @@ def _services(
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(everybodys),
-        operations=operations_service(process, everybodys, queue),
+        operations=operations_service(process, everybodys, queue, event_log),
     )
 
 
@@ -283,27 +281,13 @@ def _event_log(process: ProcessContext) -> EventLog:
     return EventLog(process.redis, ttl_s=process.settings.stream_ttl_s, servers=process.log_servers)
 
 
-def _readiness(process: ProcessContext) -> Callable[[], Awaitable[Mapping[str, bool]]]:
-    presence = WorkerPresence(process.redis)
-    one_asks = asyncio.Lock()
-    kept: dict[float, Mapping[str, bool]] = {}
-
-    async def readiness() -> Mapping[str, bool]:
-        async with one_asks:
-            now = process.clock.monotonic()
-            asked_at = next(iter(kept), -math.inf)
-            if now - asked_at > READINESS_KEPT_S:
-                kept.clear()
-                kept[now] = await look()
-            return next(iter(kept.values()))
-
-    async def look() -> Mapping[str, bool]:
-        is_there = await process.database.is_reachable()
-        return {
-            "database": is_there,
-            "migrations": is_there and await is_current(process.database),
-            "redis": await process.has_redis(),
-            "worker": await presence.is_any_alive(),
-        }
-
-    return readiness
+def _readiness(process: ProcessContext) -> Readiness:
+    database = process.database
+    return Readiness(
+        itself=ServiceAnswers({"database": database.is_reachable}, clock=process.clock),
+        everything=ServiceAnswers(
+            {"database": database.is_reachable, "redis": process.has_redis},
+            {"migrations": partial(is_current, database), "worker": WorkerPresence(process.redis).is_any_alive},
+            clock=process.clock,
+        ),
+    )

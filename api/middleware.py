@@ -97,6 +97,9 @@ class BrowserGuard:
 
     Such a server trusts whoever reaches it, and the browser of whoever runs it does: a page can have its own name lead
     to 127.0.0.1 (DNS rebinding), or send a form there. Both are seen by a name in `Host` or `Origin` that is not ours.
+    A page of another server on this machine has one of our names, and a browser sends its forms without asking first.
+    So what changes something comes from the pages of this very server, by its port.
+
     `names` are those that are allowed beside loopback's, `origins` the pages that may ask from elsewhere.
     """
 
@@ -104,15 +107,15 @@ class BrowserGuard:
         self._app = app
         self._keys = keys
         self._origins = frozenset(origins)
-        self._names = LOOPBACK_NAMES | {name.lower() for name in names}
+        self._allowed = frozenset(name.lower() for name in names)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        foreign = self._foreign(scope["headers"]) if scope["type"] == "http" else None
-        return self._app(scope, receive, send) if foreign is None else self._judge(foreign, scope, receive, send)
+        refusal = self._refusal(scope["method"], scope["headers"]) if scope["type"] == "http" else None
+        return self._app(scope, receive, send) if refusal is None else self._judge(refusal, scope, receive, send)
 
-    async def _judge(self, foreign: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _judge(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
         is_closed = await self._is_closed()
-        answer = self._app if is_closed else JSONResponse({"detail": _not_ours(*foreign)}, 403)
+        answer = self._app if is_closed else JSONResponse({"detail": refusal}, 403)
         await answer(scope, receive, send)
 
     async def _is_closed(self) -> bool:
@@ -121,22 +124,52 @@ class BrowserGuard:
         except Unavailable:
             return False
 
-    def _foreign(self, headers: list[tuple[bytes, bytes]]) -> tuple[str, str] | None:
-        """The first header that names a host that is not ours, and what it says."""
-        for name, value in headers:
-            said = value.decode("latin-1")
-            is_page = name == b"origin" and said not in self._origins
-            if (name == b"host" and not self._is_ours(f"//{said}")) or (is_page and not self._is_ours(said)):
-                return name.decode().title(), said
+    def _refusal(self, method: str, headers: list[tuple[bytes, bytes]]) -> str | None:
+        """Why the request may be a foreign page's; None when it is not. A program sends no `Origin`."""
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        for said in hosts:
+            if not self._is_ours(_name_of(f"//{said}")):
+                return _not_ours("Host", said)
+        for said in origins:
+            if said in self._origins:
+                continue
+            name = _name_of(said)
+            if not self._is_ours(name):
+                return _not_ours("Origin", said)
+            if method not in _READS and name not in self._allowed and not _is_same_server(said, hosts):
+                return _not_our_page(said)
         return None
 
-    def _is_ours(self, address: str) -> bool:
-        try:
-            name = urlsplit(address).hostname
-        except ValueError:
-            return False
+    def _is_ours(self, name: str) -> bool:
         # Browsers take every name under `localhost` for this machine, and nobody can rebind one.
-        return name is not None and (name in self._names or name.endswith(".localhost"))
+        return name in LOOPBACK_NAMES or name in self._allowed or name.endswith(".localhost")
+
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""What changes nothing, and what a browser asks before it sends something else; it shows an answer to its own pages
+alone."""
+
+
+def _name_of(address: str) -> str:
+    """The host of an address, without its port; "" for what is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_same_server(origin: str, hosts: Sequence[str]) -> bool:
+    """Whether a page's origin is the server that is asked, by its port as well. A browser leaves the usual port out of
+    both."""
+    return urlsplit(origin).netloc.lower() in {host.lower() for host in hosts}
+
+
+def _not_our_page(said: str) -> str:
+    return (
+        f"FORBIDDEN: Origin is {said[:200]!r}, and without API keys this server lets its own pages alone change "
+        "something. Name the page's origin in HOLDFAST_CORS_ORIGINS, or set HOLDFAST_API_KEYS"
+    )
 
 
 def _not_ours(header: str, said: str) -> str:

@@ -41,17 +41,18 @@ class Operations:
     deployment_figures: DeploymentFigures
     """What a scrape says of the deployment."""
 
-    async def look(self, project_id: ProjectId, services: Mapping[str, bool]) -> OperationsView:
+    async def look(self, project_id: ProjectId, services: Mapping[str, bool | None]) -> OperationsView:
         """The deployment, with this project's runs and callbacks. `services` says which of what it needs answers."""
         # What is away is not asked: each question would be waited for.
-        has_database, has_redis = services["database"] and services["migrations"], services["redis"]
+        is_there, has_redis = bool(services["database"]), bool(services["redis"])
+        has_database = is_there and bool(services["migrations"])
         now = self.clock.now()
         return OperationsView(
             at=now,
             version=VERSION,
             services=services,
             database_kind="sqlite" if self.database.is_sqlite else "postgresql",
-            database_ms=await self._answers_ms(self.database.greet, services["database"]),
+            database_ms=await self._answers_ms(self.database.greet, is_there),
             redis_is_embedded=self.redis.is_embedded,
             redis_ms=await self._answers_ms(lambda: greet(self.redis.shared), has_redis),
             redis_memory=await self._unless_away(self.redis.memory, has_redis),

@@ -12,6 +12,7 @@ from api.operations import Operations
 from shared.domain.operations import ApiState
 from shared.process.context import ProcessContext
 from shared.process.version import VERSION
+from shared.redis.event_log import EventLog
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import RunQueue
 from shared.redis.server_memory import RedisServers
@@ -20,7 +21,9 @@ from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.figures import RunFigureStore
 
 
-def operations_service(process: ProcessContext, everybodys: ProcessContext, queue: RunQueue) -> Operations:
+def operations_service(
+    process: ProcessContext, everybodys: ProcessContext, queue: RunQueue, event_log: EventLog
+) -> Operations:
     """Looks at the deployment, and at the rows of a caller's project. `everybodys` is the process with a database that
     shows all projects."""
     servers = RedisServers(shared=process.redis, logs=process.log_servers, is_embedded=process.is_embedded)
@@ -38,6 +41,7 @@ def operations_service(process: ProcessContext, everybodys: ProcessContext, queu
             figures=RunFigureStore(everybodys.database),
             queue=queue,
             redis=servers,
+            event_log=event_log,
             clock=process.clock,
         ),
     )
@@ -55,6 +59,7 @@ def showing_process(process: ProcessContext, quotas: CallerQuotas) -> AbstractAs
             started_at=started_at,
             seen_at=process.clock.now(),
             readers=quotas.open_streams,
+            secret_keys=process.secret_keys.fingerprints,
         )
 
     return ProcessPresence(process.redis).showing(state)

@@ -1,6 +1,6 @@
 """What the routes work with. Made once in `main.py`, found in `app.state.services`."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from api.access.authentication import Access
@@ -22,6 +22,7 @@ from shared.clock import Clock
 from shared.domain.ids import IdMaker
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
+from shared.process.service_answers import ServiceAnswers
 from shared.process.settings import Settings
 from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
@@ -39,6 +40,18 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """Two questions that must not be mixed up: a balancer takes the process out for the first, and people are told of
+    the second."""
+
+    itself: ServiceAnswers
+    """What this process cannot answer any request without. While Redis or the workers are away it stores runs, shows
+    histories and cancels, so neither of them is among it."""
+    everything: ServiceAnswers
+    """What the deployment needs to work whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +95,7 @@ class Services:
     tool_runs: ToolRunService
     streaming: StreamService
     cancels: CancelService
-    readiness: Callable[[], Awaitable[Mapping[str, bool]]]
-    """Which of the services that we need answer, by name."""
+    readiness: Readiness
     operations: Operations
     """What living processes show of themselves, and figures."""
 

@@ -7,9 +7,10 @@ the names, and how long a value is, are not hidden.
 
 import base64
 import binascii
+import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -35,6 +36,9 @@ class SecretKeys:
     def __init__(self, keys: Mapping[str, bytes], random_bytes: Callable[[int], bytes] = os.urandom) -> None:
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self._random_bytes = random_bytes
+        self.fingerprints = [_fingerprint(key_id, key) for key_id, key in keys.items()]
+        """By which processes tell each other which keys they have, the one that encrypts first. Of a random key of 32
+        bytes it gives nothing away."""
         self.current = next(iter(keys), PLAIN)
         """The id of the key that encrypts."""
 
@@ -92,6 +96,14 @@ class SecretKeys:
             said = f"the key {key_id!r} is not the one that it was encrypted with, or what is stored was changed"
             raise UnreadableSecret(name, said) from error
 
+    def problem_with(self, agent_id: AgentId, stored: Mapping[str, str]) -> UnreadableSecret | None:
+        """Why one of an agent's secrets cannot be read; None when each of them can."""
+        try:
+            self.open_all(agent_id, stored)
+        except UnreadableSecret as error:
+            return error
+        return None
+
     def open_all(self, agent_id: AgentId, stored: Mapping[str, str]) -> dict[str, str]:
         """The values of all secrets of an agent. Raises `UnreadableSecret`."""
         return {name: self.open(agent_id, name, value) for name, value in stored.items()}
@@ -130,6 +142,16 @@ def key_id_of(stored: str) -> str:
     if not is_sealed(stored):
         return PLAIN
     return stored.removeprefix(SEALED).partition(":")[2].partition(":")[0]
+
+
+def can_read(reader: Sequence[str], writer: Sequence[str]) -> bool:
+    """Whether a process with these fingerprints can read what one with those encrypts."""
+    return not writer or writer[0] in reader
+
+
+def _fingerprint(key_id: str, key: bytes) -> str:
+    """`id:` and twelve hexadecimal digits, which two keys with one id do not share."""
+    return f"{key_id}:{hashlib.sha256(b'holdfast key fingerprint' + key).hexdigest()[:12]}"
 
 
 def new_key(random_bytes: Callable[[int], bytes] = os.urandom) -> str:

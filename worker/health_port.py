@@ -9,20 +9,21 @@ One request per connection, GET and HEAD alone: a connection costs a few kilobyt
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
-from shared.clock import Clock
 from shared.concurrency import background
 from shared.process.context import ProcessContext
 from shared.process.listening import bound_sockets
+from shared.process.service_answers import ServiceAnswers
 from shared.process.settings import Settings
 from shared.telemetry.metrics import CONTENT_TYPE
 from worker.queue.queue_worker import QueueWorker
+from worker.readable_secrets import ReadableSecrets
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -33,12 +34,6 @@ HEAD_BYTES = 8192
 REQUEST_S = 10.0
 """Seconds that one connection may take, from its beginning to its last byte."""
 
-ANSWER_S = 3.0
-"""Seconds for the database and Redis to answer. A probe of Kubernetes should wait longer."""
-
-KEPT_S = 1.0
-"""Nobody needs a key to ask for readiness, and it costs questions to the database and Redis."""
-
 LOOK_S = 5.0
 """The worker looks at the queue once a second and oftener. One that has not for so long claims nothing."""
 
@@ -47,55 +42,28 @@ JSON = "application/json"
 
 
 class Readiness:
-    """Whether this worker takes runs now. Asked often, it looks once per `KEPT_S`."""
+    """Whether this worker takes runs now."""
 
-    def __init__(
-        self,
-        *,
-        services: Mapping[str, Callable[[], Awaitable[bool]]],
-        queue_worker: QueueWorker,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, *, services: ServiceAnswers, queue_worker: QueueWorker, secrets: ReadableSecrets) -> None:
         self._services = services
         self._queue_worker = queue_worker
-        self._clock = clock
-        self._one_asks = asyncio.Lock()
-        self._answers: dict[str, bool] = {}
-        self._kept_until = 0.0
+        self._secrets = secrets
 
     async def look(self) -> tuple[bool, bytes]:
         """Whether it is ready, and the JSON that says what is missing."""
-        async with self._one_asks:
-            if self._clock.monotonic() >= self._kept_until:
-                self._answers = await self._ask()
-                self._kept_until = self._clock.monotonic() + KEPT_S
+        answers = await self._services.look()
         worker = self._queue_worker
         # Never kept: who asks behind SIGTERM must not be told what was true before it.
-        services = {**self._answers, "queue": worker.looked_s_ago() < LOOK_S}
-        is_ready = all(services.values()) and not worker.is_draining
+        services = {**answers, "queue": worker.looked_s_ago() < LOOK_S}
+        is_ready = all(services.values()) and not worker.is_draining and not self._secrets.problem
         said = {
             "status": "ready" if is_ready else "not ready",
             "services": services,
             "draining": worker.is_draining,
             "runs": worker.run_count,
+            "secrets": self._secrets.problem or "can be read",
         }
         return is_ready, msgspec.json.encode(said)
-
-    async def _ask(self) -> dict[str, bool]:
-        async with asyncio.TaskGroup() as group:
-            asked = {
-                name: group.create_task(_in_time(question), name=f"ask the {name}")
-                for name, question in self._services.items()
-            }
-        return {name: task.result() for name, task in asked.items()}
-
-
-async def _in_time(question: Callable[[], Awaitable[bool]]) -> bool:
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            return await question()
-    except TimeoutError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -193,11 +161,13 @@ def health_sockets(settings: Settings) -> Generator[list[socket.socket]]:
 
 @asynccontextmanager
 async def health_port(
-    process: ProcessContext, queue_worker: QueueWorker, sockets: Sequence[socket.socket]
+    process: ProcessContext, queue_worker: QueueWorker, secrets: ReadableSecrets, sockets: Sequence[socket.socket]
 ) -> AsyncGenerator[None]:
     """Answers on the sockets for as long as the block lasts."""
-    services = {"database": process.database.is_reachable, "redis": process.has_redis}
-    readiness = Readiness(services=services, queue_worker=queue_worker, clock=process.clock)
+    services = ServiceAnswers(
+        {"database": process.database.is_reachable, "redis": process.has_redis}, clock=process.clock
+    )
+    readiness = Readiness(services=services, queue_worker=queue_worker, secrets=secrets)
     port = HealthPort(readiness, process.metrics.exposition)
     async with AsyncExitStack() as stack:
         for one in sockets:

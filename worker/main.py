@@ -48,6 +48,7 @@ from worker.health_port import health_port, health_sockets
 from worker.models.prices import Prices
 from worker.models.registry import Models
 from worker.queue.queue_worker import QueueWorker
+from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
 from worker.run.budgets import BudgetService
 from worker.run.execute_run import RunExecutor
@@ -117,7 +118,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await enter(tools.packages.tidied())
             await enter(upkeep(process, sweeper, unowned, embeddings))
             await enter(background(queue_worker.serve(), name="queue worker"))
-            await enter(health_port(process, queue_worker, sockets))
+            await enter(health_port(process, queue_worker, await enter(readable_secrets(process)), sockets))
             log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)
         try:
             yield queue_worker
@@ -154,6 +155,7 @@ def _showing(
             max_runs=process.settings.max_runs,
             sandbox=tools.tier,
             javascript=tools.runs_javascript,
+            secret_keys=process.secret_keys.fingerprints,
         )
 
     return ProcessPresence(process.redis).showing(state)

@@ -66,9 +66,10 @@ def status_of(key: ApiKey, now: datetime) -> str:
 
 
 def wire_status(
-    version: str, answers: Mapping[str, bool], sandboxes: Sequence[SandboxTier], javascript: bool | None
+    version: str, answers: Mapping[str, bool | None], sandboxes: Sequence[SandboxTier], javascript: bool | None
 ) -> dict[str, Any]:
-    """A deployment as an operator asks for it: the services by name, and the walls of workers, the strongest first."""
+    """A deployment as an operator asks for it: the services by name, None for what cannot be known, and the walls of
+    workers, the strongest first."""
     return {
         "holdfast_version": version,
         "status": "ready" if all(answers.values()) else "not ready",

@@ -26,7 +26,7 @@ class OperationsView:
 
     at: datetime
     version: str
-    services: Mapping[str, bool]
+    services: Mapping[str, bool | None]
     database_kind: str
     database_ms: float | None
     redis_is_embedded: bool
@@ -103,8 +103,10 @@ def _ended(runs: RunFigures) -> dict[str, int]:
 
 
 def _process(state: WorkerState | ApiState) -> dict[str, Any]:
-    times = {"started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
-    return {**msgspec.to_builtins(state), **times}
+    shown = msgspec.to_builtins(state)
+    # Of a whole deployment, and only for who has its settings: `holdfast doctor` compares them.
+    del shown["secret_keys"]
+    return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
 
 
 def _minute(minute: Minute) -> dict[str, Any]:

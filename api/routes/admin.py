@@ -70,7 +70,8 @@ async def show_status(services: ServicesDep) -> dict[str, Any]:
     living workers put around tools. `sandbox` is the weakest of them, `javascript` whether any of them runs tools in
     JavaScript; null when no worker has shown it."""
     shown = services.operations.tool_presence
-    return wire_status(VERSION, await services.readiness(), await shown.sandboxes(), await shown.runs_javascript())
+    answers = await services.readiness.everything.look()
+    return wire_status(VERSION, answers, await shown.sandboxes(), await shown.runs_javascript())
 
 
 @router.get("/audit")

@@ -185,6 +185,7 @@ def _notes_on_tools(arrival: Arrival) -> list[str]:
     said = (
         ("tools that this server does not have are left out: %s", arrival.missing),
         ("tools of the project were replaced: %s", arrival.replaced),
+        ("calls of these tools go on waiting for a person, as they do in the project: %s", arrival.guarded),
         ("tools of the project stay, the file's differ: %s", arrival.kept),
     )
     return [sentence % ", ".join(names) for sentence, names in said if names]

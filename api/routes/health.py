@@ -1,9 +1,10 @@
 """What this server is, whether it lives, and whether it can work."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BeforeValidator
 
 from api.dependencies import ServicesDep
 from api.late_route import LateRoute
@@ -15,6 +16,14 @@ router = APIRouter(tags=["health"], route_class=LateRoute)
 LETTA_VERSION = "0.16.8"
 """The release of Letta's server whose API this is. Letta Code tells its users to update a server that names an older
 one than it knows."""
+
+
+def _said(value: object) -> object:
+    """`?full` alone is as good as `?full=true`."""
+    return True if value == "" else value
+
+
+FullQuery = Annotated[bool, BeforeValidator(_said), Query()]
 
 
 @router.get("/")
@@ -51,15 +60,21 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/readyz", response_model=None)
-async def ready(services: ServicesDep) -> JSONResponse:
-    """Readiness: 503 while a service that the API needs is away; the body names it. `sandbox`: the weakest walls
-    around tools among the workers that live; `javascript`: whether one of them runs tools in it."""
-    answers = await services.readiness()
+async def ready(services: ServicesDep, full: FullQuery = False) -> JSONResponse:
+    """Readiness: 503 while this process cannot answer, because the database does not. Redis and the workers may be
+    away: requests are answered then, and runs are stored and begin later.
+
+    `?full` asks for the whole deployment: 503 while the database, its shape, Redis or the last worker is missing, and
+    the body names it, with null for what cannot be known. `sandbox`: the weakest walls around tools among the workers
+    that live; `javascript`: whether one of them runs tools in it.
+    """
+    answers = await (services.readiness.everything if full else services.readiness.itself).look()
     is_ready = all(answers.values())
-    body: dict[str, Any] = {
-        "status": "ready" if is_ready else "not ready",
-        "services": dict(answers),
-        "sandbox": await services.operations.tool_presence.weakest_sandbox(),
-        "javascript": await services.operations.tool_presence.runs_javascript(),
-    }
+    body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "services": dict(answers)}
+    if full:
+        shown = services.operations.tool_presence
+        body |= {
+            "sandbox": await shown.weakest_sandbox() if answers["redis"] else None,
+            "javascript": await shown.runs_javascript() if answers["redis"] else None,
+        }
     return JSONResponse(body, 200 if is_ready else 503)

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 async def show_operations(services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """What this deployment does now and did in the last hour. What a service that is away would know is null, and the
     answer is a 200 all the same."""
-    return wire_operations(await services.operations.look(project_id, await services.readiness()))
+    return wire_operations(await services.operations.look(project_id, await services.readiness.everything.look()))
 
 
 @router.get("/callbacks")

@@ -74,7 +74,10 @@ def _services(found: Record) -> Text:
     line = Text(f"holdfast {printable(str(found['version']))}   {second(str(found['at']))}   ", style="bold")
     services: Record = found["services"]
     for name, is_well in services.items():
-        line.append(f"{'●' if is_well else '○'} {printable(name)}  ", style="green" if is_well else "red")
+        if is_well is None:
+            line.append(f"? {printable(name)}  ", style="yellow")
+        else:
+            line.append(f"{'●' if is_well else '○'} {printable(name)}  ", style="green" if is_well else "red")
     return line
 
 

@@ -10,6 +10,7 @@ import typer
 from cli.operator.processes import production_database
 from cli.operator.start import operate
 from cli.options import JsonOption
+from cli.printable import printable, printable_json
 from shared.clock import SystemClock
 from shared.domain.budgets import Amount, Budgets, Limit, day_of, dollars
 from shared.domain.ids import ProjectId
@@ -44,7 +45,7 @@ async def _show(settings: Settings, *, project: str | None, day: str, as_json: b
         await database.aclose()
     if as_json:
         for total in totals:
-            print(msgspec.json.encode(total).decode())
+            print(printable_json(msgspec.json.encode(total).decode()))
         return
     if not totals:
         print(f"holdfast budgets: nothing was counted on {day}; accounts begin with the first call under a budget")
@@ -52,7 +53,8 @@ async def _show(settings: Settings, *, project: str | None, day: str, as_json: b
     print(f"{'account':<52} {'used':>30} {'set aside':>30}  of")
     for total in totals:
         limit = _limit_of(settings.budgets, total.account)
-        print(f"{total.account:<52} {_shown(total.used):>30} {_shown(total.reserved):>30}  {_shown_limit(limit)}")
+        account, used = printable(total.account), _shown(total.used)
+        print(f"{account:<52} {used:>30} {_shown(total.reserved):>30}  {_shown_limit(limit)}")
 
 
 def _limit_of(budgets: Budgets, account: str) -> Limit:

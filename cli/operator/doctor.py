@@ -14,12 +14,13 @@ import typer
 from cli.exit_statuses import FAILURE
 from cli.operator.findings import Finding, Verdict, doubtful, good, lines, skew, wrong
 from cli.operator.model_findings import model_findings
+from cli.operator.safety_findings import api_key_findings, disk_findings, opened_findings, role_findings
+from cli.operator.secret_findings import key_findings, shared_key_findings, stored_secret_findings
 from cli.operator.start import operate
 from cli.options import JsonOption
 from shared.clock import SystemClock
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
 from shared.domain.operations import ServerMemory
-from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.process.version import VERSION
 from shared.redis.connection import Redis, connect
@@ -56,27 +57,15 @@ def doctor(
 
 async def _run_doctor(settings: Settings, *, call: bool, as_json: bool) -> None:
     findings = [good("version", f"Holdfast {VERSION}"), good("settings", "every one of them is known and can be")]
-    findings += _keys(settings)
+    findings += [*key_findings(settings), *api_key_findings(settings), *opened_findings(settings)]
     findings += [finding async for finding in _database(settings)]
     findings += [finding async for finding in _redis(settings)]
     findings += [finding async for finding in model_findings(settings, os.environ, call=call)]
-    findings += [await _walls(settings), _open_files(settings)]
+    findings += [await _walls(settings), _open_files(settings), *disk_findings(settings)]
     for line in lines(findings, as_json=as_json):
         print(line)
     if any(finding.verdict is Verdict.WRONG for finding in findings):
         raise typer.Exit(FAILURE)
-
-
-def _keys(settings: Settings) -> list[Finding]:
-    subject = "encryption key"
-    try:
-        keys = keys_of(settings)
-    except InvalidRequest as error:
-        return [wrong(subject, error.message, "`holdfast secrets generate-key` prints a key")]
-    if keys:
-        return [good(subject, f"secrets are encrypted with {keys.current!r}")]
-    fix = "set HOLDFAST_ENCRYPTION_KEY; `holdfast secrets generate-key` prints a key"
-    return [doubtful(subject, "the secrets of agents are stored as plain text", fix)]
 
 
 async def _database(settings: Settings) -> AsyncGenerator[Finding]:
@@ -96,7 +85,13 @@ async def _database(settings: Settings) -> AsyncGenerator[Finding]:
         now = await database.now()
         yield good(subject, "answers")
         yield skew("database clock", (now - before).total_seconds() if abs((now - before).total_seconds()) > 1 else 0.0)
-        yield await _migrations(database)
+        migrations = await _migrations(database)
+        yield migrations
+        for finding in await role_findings(settings, database):
+            yield finding
+        if migrations.verdict is Verdict.OK:
+            for finding in await stored_secret_findings(settings, database):
+                yield finding
     except Unavailable as error:
         yield wrong(subject, error.message, "HOLDFAST_DATABASE_URL says where it is; docs/operations/postgres.md")
     finally:
@@ -130,7 +125,7 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         for finding in _redis_settings(subject, found):
             yield finding
         yield _redis_memory(subject, await memory_of(redis))
-        for finding in await _event_log(settings, redis):
+        for finding in (*await shared_key_findings(settings, redis), *await _event_log(settings, redis)):
             yield finding
     except Unavailable as error:
         yield wrong(subject, error.message, "HOLDFAST_REDIS_URL says where it is; docs/operations/redis.md")

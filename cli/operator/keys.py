@@ -158,7 +158,7 @@ async def _revoke(settings: Settings, *, key_id: KeyId, as_json: bool) -> None:
         now = issuer.clock.now()
         key = await issuer.keys.revoke(None, key_id, now)
     if as_json:
-        print(msgspec.json.encode(wire_key(key, now)).decode())
+        print(printable_json(msgspec.json.encode(wire_key(key, now)).decode()))
         return
     print(f"holdfast keys: {key.id} of project {key.project_id} ({printable(key.name)}) is revoked")
 
@@ -181,7 +181,7 @@ def _show(issued: Issued, now: datetime, *, as_json: bool) -> None:
         flush=True,
     )
     told = {**wire_key(key, now), "key": issued.secret}
-    print(msgspec.json.encode(told).decode() if as_json else issued.secret)
+    print(printable_json(msgspec.json.encode(told).decode()) if as_json else issued.secret)
 
 
 def _table(keys: Sequence[ApiKey], now: datetime) -> list[str]:

@@ -14,6 +14,7 @@ from shared.domain.tools import SandboxTier
 from shared.process.settings import Settings
 from shared.process.version import VERSION
 from shared.redis.connection import Redis, is_reachable
+from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import WorkerPresence
 from shared.redis.tool_presence import ToolPresence
 
@@ -39,7 +40,10 @@ class _Status:
 
     version: str
     redis: bool
-    workers: bool
+    workers: bool | None
+    """Whether one lives. None: Redis is away, and only it knows."""
+    worker_count: int | None
+    """How many show themselves. One that has only just begun, or hangs, may live and not be among them."""
     sandboxes: list[SandboxTier]
     node: bool | None
 
@@ -62,10 +66,18 @@ async def _run_status(settings: Settings, *, as_json: bool) -> None:
 
 async def _ask(redis: Redis) -> _Status:
     if not await is_reachable(redis):
-        return _Status(VERSION, redis=False, workers=False, sandboxes=[], node=None)
+        return _Status(VERSION, redis=False, workers=None, worker_count=None, sandboxes=[], node=None)
     tools = ToolPresence(redis)
     lives, sandboxes = await WorkerPresence(redis).is_any_alive(), await tools.sandboxes()
-    return _Status(VERSION, redis=True, workers=lives, sandboxes=sandboxes, node=await tools.runs_javascript())
+    shown = await ProcessPresence(redis).workers()
+    return _Status(
+        VERSION,
+        redis=True,
+        workers=lives,
+        worker_count=len(shown),
+        sandboxes=sandboxes,
+        node=await tools.runs_javascript(),
+    )
 
 
 def _lines(found: _Status) -> list[str]:
@@ -75,10 +87,16 @@ def _lines(found: _Status) -> list[str]:
     return [
         *shown,
         "redis      answers",
-        f"workers    {'at least one lives' if found.workers else 'none has shown itself'}",
+        f"workers    {_workers(found)}",
         f"walls      {_walls(found.sandboxes)}",
         f"node       {_NODE[found.node]}",
     ]
+
+
+def _workers(found: _Status) -> str:
+    if not found.workers:
+        return "none has shown itself"
+    return f"{found.worker_count} live" if found.worker_count else "at least one lives"
 
 
 def _walls(sandboxes: list[SandboxTier]) -> str:

@@ -1,6 +1,7 @@
 """Agents as stored, the memory blocks that are rendered into their instructions, and the rules for their tools."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -121,23 +122,46 @@ def render_metadata(agent: Agent, blocks: Sequence[Block], conversation_id: Conv
 
 
 def render_memory(blocks: Iterable[Block]) -> str:
-    """The memory section alone; empty without blocks."""
-    sections = [_render_block(block) for block in blocks]
-    if not sections:
+    """The memory section alone; empty without blocks.
+
+    A block may be shared, and so be written by whom the agent's owner does not know. Its text stays text: a tag in it
+    that would end the block's section, or the whole one, is shown with a backslash.
+    """
+    shown = list(blocks)
+    if not shown:
         return ""
+    ends = _ends_of_sections({block.label for block in shown})
     opening = "This is what you remember. It stays in view during the whole conversation."
+    sections = [_render_block(block, ends) for block in shown]
     return "\n\n".join(["<memory_blocks>\n" + opening, *sections, "</memory_blocks>"])
 
 
-def _render_block(block: Block) -> str:
-    lines = [f"<{block.label}>"]
+def _render_block(block: Block, ends: re.Pattern[str]) -> str:
+    tag = _TAG_SIGNS.sub("_", block.label)
+    lines = [f"<{tag}>"]
     if block.description:
-        lines.append(f"<description>{block.description}</description>")
+        lines.append(f"<description>{_as_text(block.description, ends)}</description>")
     size = f"{len(block.value)} of {block.limit} characters"
     lines.append(f"<size>{size}{', read-only' if block.read_only else ''}</size>")
-    lines.append(f"<value>\n{block.value}\n</value>")
-    lines.append(f"</{block.label}>")
+    lines.append(f"<value>\n{_as_text(block.value, ends)}\n</value>")
+    lines.append(f"</{tag}>")
     return "\n".join(lines)
+
+
+_TAG_SIGNS = re.compile(r"[<>\r\n]")
+_OWN_TAGS = ("memory_blocks", "memory_metadata", "description", "size", "value")
+
+
+def _ends_of_sections(labels: Collection[str]) -> re.Pattern[str]:
+    """The closing tags of the section, as a model may read them: letters of either size, and spaces inside. Any other
+    tag stays as it is, because agents keep code and pages in their memory."""
+    names = "|".join(map(re.escape, sorted({*_OWN_TAGS, *(_TAG_SIGNS.sub("_", label) for label in labels)})))
+    # Few spaces, so that a text of spaces costs no more than another.
+    return re.compile(rf"<\s{{0,8}}/(?=\s{{0,8}}(?:{names})\s{{0,8}}>)", re.IGNORECASE)
+
+
+def _as_text(text: str, ends: re.Pattern[str]) -> str:
+    return ends.sub(r"<\\/", text) if "<" in text else text
 
 
 def agent_for_tool(agent: Agent, blocks: Iterable[Block]) -> dict[str, Any]:

@@ -40,6 +40,16 @@ class BroughtTool(msgspec.Struct, frozen=True):
     change: Callable[[Tool], Tool]
     """What it makes of the project's own tool of this name. Quick and pure."""
 
+    def in_place_of(self, own: Tool) -> Tool:
+        """What becomes of the project's own tool. Its calls go on waiting for a person where they do: a file may make a
+        project more careful, and not less."""
+        changed = self.change(own)
+        return replace(changed, default_requires_approval=True) if own.default_requires_approval else changed
+
+    def opens(self, own: Tool) -> bool:
+        """Whether the file would let calls run that wait for a person in this project."""
+        return bool(own.default_requires_approval) and not self.change(own).default_requires_approval
+
 
 class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that is to be stored, without tools."""
@@ -65,6 +75,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """What became of the tools, by name."""
 
     replaced: list[str]
+    guarded: list[str]
+    """Calls of the project's own tool wait for a person, and go on to, although the file says otherwise."""
     kept: list[str]
     """The project's own stayed, and differs from the one that was brought."""
     missing: list[str]

@@ -292,6 +292,8 @@ class UnreadableSecret(HoldfastError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the secret {name!r} cannot be read: {reason}")
+        self.reason = reason
+        """Without the name, which is the agent's owner's."""
 
 
 class Unavailable(HoldfastError):

@@ -31,6 +31,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     max_runs: int
     sandbox: SandboxTier | None = None
     javascript: bool | None = None
+    secret_keys: list[str] | None = None
+    """Fingerprints of the keys for agents' secrets; None: the process is of a release that does not tell them."""
 
 
 class ApiState(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,8 @@ class ApiState(msgspec.Struct, frozen=True, kw_only=True):
     """By the process's own clock."""
     readers: int
     """Open streams."""
+    secret_keys: list[str] | None = None
+    """As of a worker."""
 
 
 class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,8 @@ class ShownStep:
         """Model calls that had shown something when their workers died."""
         self.lost_text = ""
         """What those calls had shown."""
+        self.first_piece_at = 0
+        """When the first piece of an answer was shown, be it void since; Unix milliseconds, 0: none was."""
         self._begin()
         for event in events:
             self.take(event)
@@ -143,8 +145,11 @@ class ShownStep:
         """Text and reasoning have the answer's own id; a call may have that of its second part."""
         self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None
+        self.first_piece_at = self.first_piece_at or event.at
 
     def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
+        if event.step_id is not None:  # else no model asked for it
+            self.first_piece_at = self.first_piece_at or event.at
         if self.message_id is None:
             self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None

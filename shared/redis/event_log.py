@@ -102,6 +102,12 @@ class EventLog:
             found: Any = await server.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
         return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
 
+    async def newest(self, run_id: RunId) -> bytes | None:
+        """The entry that was shown last, as far as Redis has one."""
+        async with self._asking(run_id) as server:
+            found: Any = await server.xrevrange(keys.events(run_id), count=1)
+        return found[0][1][b"e"] if found else None
+
     async def trim(self, run_id: RunId, stored: Seq) -> None:
         """Drops the entries before `stored`: SQL has them, and readers get them there. The entry `stored` itself stays,
         so that the stream still says how far it reaches."""

@@ -252,13 +252,13 @@ class WorkerPresence:
         async with redis_answers():
             await cast("Any", self._redis).set(keys.WORKER_ALIVE, worker, px=round(for_s * 1000))
 
-    async def is_any_alive(self) -> bool:
-        """Whether some worker has shown itself within a lease. False as well when Redis does not answer."""
+    async def is_any_alive(self) -> bool | None:
+        """Whether some worker has shown itself within a lease. None when Redis does not answer: workers may live."""
         try:
             async with redis_answers():
                 return bool(await self._redis.exists(keys.WORKER_ALIVE))
         except Unavailable:
-            return False
+            return None
 
 
 class IntervalLock:

@@ -72,6 +72,7 @@ class UnownedRuns:
             step_count=run.step_count,
             messages=[] if partial is None or mode is CancelMode.ROLLBACK else [partial],
             tail=tail,
+            shown_at=shown.first_piece_at,
             denial_reason=denial_reason,
             rollback=mode is CancelMode.ROLLBACK,
         )

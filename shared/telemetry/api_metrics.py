@@ -31,6 +31,8 @@ class DeploymentState:
     queue_waiting: int | None = None
     oldest_wait_s: float | None = None
     """0 when nothing waits."""
+    longest_silence_s: float | None = None
+    """Of the runs that are running; 0 when none is."""
     redis_memory: Sequence[ServerMemory] = ()
     """Of each server of Redis, those that keep logs among them."""
 
@@ -127,6 +129,11 @@ class _DeploymentGauges(Collector):
         yield _gauge("holdfast_queue_waiting", "Runs that wait for a worker.", state.queue_waiting)
         yield _gauge(
             "holdfast_queue_oldest_wait_seconds", "How long the oldest of them has waited.", state.oldest_wait_s
+        )
+        yield _gauge(
+            "holdfast_running_silence_seconds",
+            "How long the most silent of the running runs has shown no event.",
+            state.longest_silence_s,
         )
         yield _gauge("holdfast_callbacks_waiting", "Callbacks to be delivered.", state.callbacks_waiting)
         yield _by_server(

@@ -108,6 +108,27 @@ async def test_a_worker_without_the_setting_has_no_port_and_one_that_is_taken_is
     assert f"holdfast: HOLDFAST_WORKER_PORT {port} is taken on 127.0.0.1" in last
 
 
+async def test_a_worker_without_the_key_of_stored_secrets_is_not_ready_and_says_why(processes: Processes) -> None:
+    """It was ready, so a rollout that had forgotten the key went on to the last worker."""
+    key, api_port, port, other_port = f"k1:{'A' * 43}=", free_port(), free_port(), free_port()
+    await processes.api(api_port, encryption_key=key, builtin_models="true")
+    async with api_at(api_port) as api:
+        made = await api.post("/v1/agents", json={"model": "builtin/echo", "secrets": {"CRM_KEY": "swordfish"}})
+        assert made.status_code == 200, made.text
+    await processes.worker(worker_port=port)
+    async with asked(port) as http:
+        await is_said(http, status="not ready", services=READY["services"])
+        answer = await http.get("/readyz")
+        assert answer.status_code == 503
+        assert "encrypted with the key 'k1', which is not configured" in answer.json()["secrets"]
+        assert "CRM_KEY" not in answer.text
+        assert (await http.get("/healthz")).status_code == 200, "a restart would not bring the key"
+    await processes.worker(worker_port=other_port, encryption_key=key)
+    async with asked(other_port) as http:
+        await is_said(http, **READY, secrets="can be read")
+        assert (await http.get("/readyz")).status_code == 200
+
+
 async def test_a_draining_worker_lives_and_is_not_ready(tmp_path: Path) -> None:
     port, api_port = free_port(), free_port()
     async with ModelServer() as models, processes_in(tmp_path, models.base_urls()) as processes, asked(port) as http:

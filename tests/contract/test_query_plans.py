@@ -178,6 +178,7 @@ async def a_look_at_the_deployment(stores: Stores) -> None:
     figures = RunFigureStore(stores.database)
     await figures.of_runs(PROJECT, NOW.replace(year=2030))
     await figures.of_callbacks(PROJECT)
+    await figures.quietest(20)
 
 
 async def lists(stores: Stores) -> None:

@@ -6,6 +6,7 @@ On a real port: each of these was found by somebody who wrote to the socket hims
 import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -269,6 +270,67 @@ async def test_a_web_page_cannot_use_a_server_without_keys(http: httpx.AsyncClie
 )
 async def test_this_machines_own_names_are_served(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
     assert (await http.get("/v1/agents", headers=headers)).status_code == 200
+
+
+LOCAL_PAGES = [
+    "http://127.0.0.1:9999",
+    "http://localhost:9999",
+    "http://localhost",
+    "http://app.localhost:8283",
+    "http://[::1]:8283",
+    "http://localhost:8283",
+]
+"""Of other servers on this machine; the one that is asked is 127.0.0.1:8283."""
+
+CHANGES: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/agents/import", {"files": {"file": ("tools.af", b"{}", "application/json")}}),
+    ("POST", "/v1/tools", {"content": "{}", "headers": {"Content-Type": "text/plain"}}),
+    ("POST", "/v1/agents", {"data": {"model": "builtin/echo"}}),
+    ("PATCH", "/v1/agents/agent-1", {"json": {}}),
+    ("PUT", "/v1/tools", {"json": {}}),
+    ("DELETE", "/v1/agents/agent-1", {}),
+]
+
+
+async def test_a_page_of_another_server_on_this_machine_changed_something(http: httpx.AsyncClient) -> None:
+    """A browser sends such a form without asking first; one replaced the source of tools."""
+    for origin in LOCAL_PAGES:
+        for method, path, sent in CHANGES:
+            headers = {"Host": "127.0.0.1:8283", "Origin": origin, **sent.get("headers", {})}
+            given: dict[str, Any] = {**sent, "headers": headers}
+            answer = await http.request(method, path, **given)
+            assert (answer.status_code, "HOLDFAST_CORS_ORIGINS" in answer.text) == (403, True), (origin, method, path)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "127.0.0.1:8283"},
+        {"Host": "127.0.0.1:8283", "Origin": "http://127.0.0.1:8283"},
+        {"Host": "LocalHost:8283", "Origin": "http://localhost:8283"},
+        {"Host": "[::1]:8283", "Origin": "http://[::1]:8283"},
+        {"Host": "localhost", "Origin": "http://localhost"},
+        {"Host": "localhost", "Origin": "https://localhost"},
+    ],
+)
+async def test_programs_and_its_own_pages_change_what_they_like(
+    http: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    block = {"label": "human", "value": "hello"}
+    assert (await http.post("/v1/blocks", json=block, headers=headers)).status_code == 200
+
+
+async def test_a_local_page_that_the_settings_name_changes_something(database: Database) -> None:
+    page, block = "http://localhost:3000", {"label": "human", "value": "hello"}
+    async with api_client(database, cors_origins=page) as http:
+        headers = {"Host": "127.0.0.1:8283", "Origin": page}
+        assert (await http.post("/v1/blocks", json=block, headers=headers)).status_code == 200
+        other = {**headers, "Origin": "http://localhost:3001"}
+        assert (await http.post("/v1/blocks", json=block, headers=other)).status_code == 403
+    async with api_client(database, allowed_hosts="box.lan") as http:
+        # A proxy in front may send another Host on.
+        headers = {"Host": "127.0.0.1:8283", "Origin": "https://box.lan"}
+        assert (await http.post("/v1/blocks", json=block, headers=headers)).status_code == 200
 
 
 async def test_a_name_that_was_allowed_is_served(database: Database) -> None:

@@ -1,7 +1,7 @@
 """What runs and steps tell of their times: on the run, in metrics, as spans; and what is left of it after retention."""
 
 from collections.abc import AsyncGenerator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -84,6 +84,33 @@ async def test_the_first_token_of_a_run_is_that_of_the_first_step_that_was_store
     run, one, _ = await timed_run(stores)
     assert run.first_token_at == NOW.replace(microsecond=NOW.microsecond // 1000 * 1000) + timedelta(milliseconds=300)
     assert (await stores.steps.list(PROJECT, Page(ascending=True), StepFilter(run_id=run.id)))[0] == one
+
+
+SHOWN_AT = BEGAN + 50
+"""When a worker that was lost has shown the first piece of an answer."""
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "settle", "park"])
+async def test_a_piece_that_an_earlier_worker_has_shown_is_the_first(stores: Stores, way: str) -> None:
+    """The step has the times of the worker that finished it."""
+    run = await stores.claimed()
+    step = step_of(run, 1, FIRST)
+    if way == "checkpoint":
+        await stores.checkpoints.record(run, checkpoint(run, answer("let me see"), step=step, shown_at=SHOWN_AT))
+    elif way == "park":
+        asking = checkpoint(run, answer("", call("a")), step=step, shown_at=SHOWN_AT)
+        await stores.settlements.park(run, asking, [])
+    else:
+        await stores.settle(run, step=step, shown_at=SHOWN_AT)
+    first_at = (await stores.runs.look_up(run.id)).first_token_at
+    assert first_at == datetime.fromtimestamp(SHOWN_AT / 1000, UTC)
+
+
+async def test_a_piece_that_was_shown_later_is_not_the_first(stores: Stores) -> None:
+    run = await stores.claimed()
+    shown_at = FIRST.first_token_at + 20
+    settled = await stores.settle(run, step=step_of(run, 1, FIRST), shown_at=shown_at)
+    assert settled.run.first_token_at == datetime.fromtimestamp(FIRST.first_token_at / 1000, UTC)
 
 
 async def test_the_answer_that_asks_a_person_counts_as_well(stores: Stores) -> None:

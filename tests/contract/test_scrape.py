@@ -8,6 +8,7 @@ from sqlalchemy.engine import make_url
 
 from api.deployment_figures import DeploymentFigures
 from shared.clock import SystemClock
+from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer, log_servers
 from shared.redis.queue import RunQueue
 from shared.redis.server_memory import RedisServers
@@ -111,6 +112,7 @@ async def test_a_redis_that_hangs_holds_no_scrape_up(database_url: str, private_
             figures=RunFigureStore(stores.database),
             queue=RunQueue(private_redis.client()),
             redis=servers,
+            event_log=EventLog(redis, ttl_s=60),
             clock=SystemClock(),
         )
         async with private_redis.hanging():

@@ -4,10 +4,16 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from shared.domain.ids import IdMaker
+from shared.domain.operations import ApiState, WorkerState
+from shared.redis.process_presence import ProcessPresence
+from shared.secret_keys import SecretKeys
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said
+from tests.kit.runs.definitions import NOW, some_agent
 from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
@@ -103,3 +109,76 @@ async def test_models_are_asked_when_told_to(tmp_path: Path) -> None:
     assert (status, found["models of openai"]["verdict"]) == (1, "wrong")
     status, found = await _findings(tmp_path)
     assert (status, "OPENAI_API_KEY" in found["models"]["fix"]) == (0, True)
+
+
+async def test_what_processes_warn_of_was_well_by_doctor(
+    tmp_path: Path, postgres_url: str, plain_owner_url: str
+) -> None:
+    """It said that all is well of a superuser's role, a key that can be guessed, and doors that are open."""
+    subjects = ("row-level security", "api keys", "built-in models", "callbacks to private addresses")
+    _, found = await _findings(
+        tmp_path,
+        HOLDFAST_DATABASE_URL=postgres_url,
+        HOLDFAST_API_KEYS=f"default=short,other={'long' * 8}",
+        HOLDFAST_BUILTIN_MODELS="true",
+        HOLDFAST_CALLBACK_ALLOW_PRIVATE="true",
+    )
+    assert [found[subject]["verdict"] for subject in subjects] == ["warn"] * 4
+    assert all(found[subject]["fix"] for subject in subjects)
+    assert "short" not in found["api keys"]["said"].replace("shorter", "")
+    assert "entry 1" in found["api keys"]["said"]
+
+    closed = {"HOLDFAST_API_KEYS": f"default={'long' * 8}"}
+    _, found = await _findings(tmp_path, HOLDFAST_DATABASE_URL=plain_owner_url, **closed)
+    assert [found[subject]["verdict"] for subject in subjects] == ["ok"] * 4
+    off = {"HOLDFAST_ROW_LEVEL_SECURITY": "false", "HOLDFAST_API_KEYS": ","}
+    _, found = await _findings(tmp_path, HOLDFAST_DATABASE_URL=plain_owner_url, **off)
+    assert (found["row-level security"]["verdict"], found["api keys"]["verdict"]) == ("warn", "wrong")
+
+
+async def test_keys_that_are_not_the_same_everywhere_are_named(
+    tmp_path: Path, postgres_url: str, private_redis: PrivateRedis
+) -> None:
+    ours, theirs = SecretKeys.parse(KEY, "HERE"), SecretKeys.parse(OTHER_KEY, "HERE")
+    await ProcessPresence(private_redis.client()).show(_api("api-1", ours.fingerprints), for_s=600)
+    await ProcessPresence(private_redis.client()).show(_worker("worker-1", theirs.fingerprints), for_s=600)
+    database = Database(postgres_url)
+    agent = some_agent(tool_environment={"CRM_KEY": "swordfish"})
+    await AgentEditor(database, ours).create(agent, system_message_id=IdMaker().message())
+    await database.aclose()
+    services = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
+
+    status, found = await _findings(tmp_path, **services, HOLDFAST_ENCRYPTION_KEY=KEY)
+    processes = found["encryption keys of processes"]
+    assert (status, processes["verdict"], found["stored secrets"]["verdict"]) == (1, "wrong", "ok")
+    assert "worker-1 does not have the key k1:" in processes["said"]
+    assert "which api-1 encrypts" in processes["said"]
+
+    await ProcessPresence(private_redis.client()).show(_worker("worker-1", ours.fingerprints), for_s=600)
+    status, found = await _findings(tmp_path, **services, HOLDFAST_ENCRYPTION_KEY=OTHER_KEY)
+    assert (status, found["stored secrets"]["verdict"]) == (1, "wrong")
+    assert "those of 1 of 1 agents cannot be read: the key 'k1' is not the one" in found["stored secrets"]["said"]
+    assert found["encryption keys of processes"]["verdict"] == "warn", "the processes agree; this command does not"
+    assert "CRM_KEY" not in str(found)
+
+
+async def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    """A worker whose TMPDIR is full starts, and fails each call of a tool."""
+    _, found = await _findings(tmp_path)
+    scratch = found["scratch disk (TMPDIR)"]
+    assert scratch["verdict"] in ("ok", "warn")
+    more_than_any_disk = str(1 << 40)
+    status, found = await _findings(tmp_path, HOLDFAST_TOOL_SCRATCH_MB=more_than_any_disk)
+    assert (status, found["scratch disk (TMPDIR)"]["verdict"]) == (1, "wrong")
+    assert "TMPDIR" in found["scratch disk (TMPDIR)"]["fix"]
+
+
+KEY, OTHER_KEY = f"k1:{'A' * 43}=", f"k1:{'B' * 43}="
+
+
+def _api(name: str, keys: list[str]) -> ApiState:
+    return ApiState(name=name, version="1", started_at=NOW, seen_at=NOW, readers=0, secret_keys=keys)
+
+
+def _worker(name: str, keys: list[str]) -> WorkerState:
+    return WorkerState(name=name, version="1", started_at=NOW, seen_at=NOW, runs=0, max_runs=9, secret_keys=keys)

@@ -40,10 +40,13 @@ async def test_the_walls_of_the_workers_are_shown(
 
         await wait_until(is_shown, description="the worker's walls")
         status, text = await _said(environment, files)
-        assert (status, "at least one lives" in text) == (0, True), text
+        assert (status, "workers    1 live" in text) == (0, True), text
         told = json.loads((await _said(environment, files, "--json"))[1])
-        assert (told["redis"], told["workers"], told["sandboxes"]) == (True, True, ["process"])
+        assert (told["redis"], told["workers"], told["worker_count"]) == (True, True, 1)
+        assert told["sandboxes"] == ["process"]
 
     await private_redis.kill()
     status, text = await _said(environment, files)
     assert (status, "redis      does not answer" in text) == (1, True), text
+    told = json.loads((await _said(environment, files, "--json"))[1].splitlines()[0])
+    assert (told["redis"], told["workers"], told["worker_count"]) == (False, None, None), "workers may live"

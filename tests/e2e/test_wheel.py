@@ -118,7 +118,7 @@ async def test_the_whole_product_works_beside_packages_of_the_same_names(port: i
 
         async def is_ready() -> bool:
             try:
-                return (await client.get("/readyz")).is_success
+                return (await client.get("/readyz?full")).is_success
             except httpx.TransportError:
                 return False
 

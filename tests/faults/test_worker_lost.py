@@ -187,7 +187,7 @@ async def test_a_worker_may_let_its_runs_finish_before_it_ends(
 
 async def test_readiness_knows_whether_a_worker_lives(product: Product, processes: Processes) -> None:
     async def ready(status: int) -> bool:
-        return (await product.http.get("/readyz")).status_code == status
+        return (await product.http.get("/readyz?full")).status_code == status
 
     assert await ready(503)
     worker = await processes.worker(lease_s=LEASE_S)

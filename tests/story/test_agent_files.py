@@ -5,6 +5,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from tests.kit.agent_files import (
     SOURCE,
     a_file,
@@ -323,6 +325,31 @@ async def test_a_tool_of_the_same_name_is_replaced_kept_or_shared(product: Produ
     shared = await product.http.post("/v1/agents/import", files=as_upload(a_file()))
     assert "note" not in shared.headers["warning"]
     assert [one.id for one in (await client.agents.retrieve(shared.json()["agent_ids"][0])).tools] == [tool_id]
+
+
+@pytest.mark.parametrize("said", [False, None, True])
+@pytest.mark.parametrize("source", [SOURCE, SOURCE.replace("noted", "theirs")], ids=["same source", "other source"])
+async def test_a_file_took_the_gate_of_a_tool_away(product: Product, said: bool | None, source: str) -> None:
+    """Agents that were made later called the file's source without asking anybody."""
+    tool_id = await product.tool(SOURCE, default_requires_approval=True)
+    given = custom_tool(source_code=source, default_requires_approval=said)
+    answer = await product.http.post("/v1/agents/import", files=as_upload(a_file(tools=[given])))
+    tool = await product.client.tools.retrieve(tool_id)
+    assert (tool.source_code, tool.default_requires_approval) == (source, True)
+    assert ("go on waiting for a person" in answer.headers["warning"]) == (said is False)
+
+    for agent_id in (answer.json()["agent_ids"][0], (await product.agent(tools=[tool_id])).id):
+        product.models.play(Turn(calls=[Call("note", {"text": "x"})]))
+        asked = await product.http.post(f"/v1/agents/{agent_id}/messages", json={"input": "Note x."})
+        assert asked.json()["stop_reason"]["stop_reason"] == "requires_approval"
+
+
+async def test_a_file_may_put_a_gate_before_a_tool(product: Product) -> None:
+    tool_id = await product.tool(SOURCE)
+    given = custom_tool(default_requires_approval=True)
+    answer = await product.http.post("/v1/agents/import", files=as_upload(a_file(tools=[given])))
+    assert "go on waiting" not in answer.headers.get("warning", "")
+    assert (await product.client.tools.retrieve(tool_id)).default_requires_approval is True
 
 
 async def test_a_file_cannot_replace_a_base_tool(product: Product) -> None:

@@ -57,7 +57,7 @@ async def result_of(product: Product, agent_id: str, call: Call) -> str:
 
 async def test_readiness_says_which_walls_tools_have(product: Product) -> None:
     async def shown() -> str | None:
-        return (await product.http.get("/readyz")).json()["sandbox"]
+        return (await product.http.get("/readyz?full")).json()["sandbox"]
 
     tier = await wait_until(shown, description="a worker to show its walls")
     assert tier in ("tier 1", "tier 2")

@@ -97,7 +97,7 @@ async def test_without_node_a_tool_in_typescript_is_refused_by_name(
     async with running_product(database, redis, models, settings={"tool_node": "off"}) as product:
 
         async def is_off() -> bool:
-            return (await product.http.get("/readyz")).json()["javascript"] is False
+            return (await product.http.get("/readyz?full")).json()["javascript"] is False
 
         await wait_until(is_off, description="the worker to say that it has no Node.js")
         with pytest.raises(BadRequestError, match="'weather' is written in TypeScript, and no worker has"):

@@ -21,13 +21,14 @@ DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/holdfast.json").r
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 ROW = re.compile(r"^\| `(?P<name>holdfast_\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\|", re.MULTILINE)
-OF_PROMETHEUS = frozenset({"job", "instance"})
-"""The labels that a scrape adds to every series."""
+OF_PROMETHEUS = frozenset({"job", "instance", "deployment"})
+"""The labels that a scrape adds to every series: `deployment` where it is told to."""
 
 SERIES = re.compile(r"\b(holdfast_\w+|process_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 FUNCTIONS = frozenset(
     {"sum", "max", "count", "rate", "increase", "absent", "histogram_quantile", "topk", "by", "or", "le", "up"}
+    | {"max_over_time", "unless", "on", "and", "deployment"}
 )
 
 
@@ -136,7 +137,7 @@ def test_links_of_panels_lead_to_the_same_page() -> None:
 
 
 def test_panels_have_places_and_a_source_that_is_asked_for() -> None:
-    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource"]
+    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource", "deployment"]
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
     taken: set[tuple[int, int]] = set()
@@ -169,13 +170,54 @@ def test_alerts_knew_no_process_that_prometheus_found_in_kubernetes(process: str
     page = (ROOT / "docs/operations/alerts.md").read_text(encoding="utf-8")
     [example] = re.findall(r"^```yaml\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
     [job] = [job for job in yaml.safe_load(example)["scrape_configs"] if job["job_name"] == f"holdfast-{process}"]
-    [kept] = [rule["regex"] for rule in job["relabel_configs"]]
+    [kept] = [rule["regex"] for rule in job["relabel_configs"] if rule["action"] == "keep"]
+    [named] = [rule["source_labels"] for rule in job["relabel_configs"] if rule.get("target_label") == "deployment"]
+    assert named == ["__meta_kubernetes_namespace"]
 
     manifest = (ROOT / f"deploy/kubernetes/base/{process}.yaml").read_text(encoding="utf-8")
     [pods] = [one["spec"]["template"] for one in yaml.safe_load_all(manifest) if one["kind"] == "Deployment"]
     names = [port["name"] for container in pods["spec"]["containers"] for port in container["ports"]]
     assert kept == f"{pods['metadata']['labels']['app.kubernetes.io/name']};{names[0]}"
     assert len(names) == 1
+
+
+AGGREGATION = re.compile(r"\b(?:sum|max|count|topk)\b(?: by \(([^)]*)\))?")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_a_living_staging_hid_a_dead_production(rule: dict[str, Any]) -> None:
+    """Both are in one Prometheus: a sum or a greatest over both says nothing of either."""
+    groups = AGGREGATION.findall(re.sub(r"\w+_(?:sum|count|max)\b", "", rule["expr"]))
+    assert all("deployment" in re.split(r",\s*", group) for group in groups), rule["expr"]
+    for absent in re.findall(r"absent\((\w+)", rule["expr"]):
+        assert absent == "max_over_time", "absent() alone is of all deployments together"
+        assert "unless on (deployment)" in rule["expr"]
+
+
+def test_each_panel_shows_the_deployments_that_were_chosen() -> None:
+    asked = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    series = [found for expression in asked for found in SERIES.findall(expression)]
+    assert [name for name, labels in series if 'deployment=~"$deployment"' not in labels] == []
+    [variable] = [one for one in DASHBOARD["templating"]["list"] if one["name"] == "deployment"]
+    assert variable["query"]["query"] == "label_values(holdfast_build_info, deployment)"
+    assert (variable["includeAll"], variable["allValue"]) == (True, ".*"), "also where no scrape sets the label"
+
+
+def test_what_an_alert_watches_has_a_panel() -> None:
+    """The memory of Redis had an alert and no panel."""
+    shown = {name for panel in PANELS for target in panel["targets"] for name, _ in SERIES.findall(target["expr"])}
+    watched = {name for rule in RULES for name, _ in SERIES.findall(rule["expr"])}
+    assert watched - shown == {"process_open_fds", "process_max_fds"}
+
+
+def test_the_autoscaler_of_one_deployment_went_by_the_runs_of_another() -> None:
+    folder = ROOT / "deploy/kubernetes/components/autoscaling"
+    adapter = yaml.safe_load((folder / "prometheus-adapter.yaml").read_text(encoding="utf-8"))
+    assert all("<<.LabelMatchers>>" in rule["metricsQuery"] for rule in adapter["rules"]["external"])
+    scaler = yaml.safe_load((folder / "worker-autoscaler.yaml").read_text(encoding="utf-8"))
+    named = [metric["external"]["metric"]["selector"]["matchLabels"] for metric in scaler["spec"]["metrics"]]
+    example = yaml.safe_load((folder / "../../overlays/example/kustomization.yaml").read_text(encoding="utf-8"))
+    assert named == [{"deployment": example["namespace"]}] * 2
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")

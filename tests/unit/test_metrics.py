@@ -38,6 +38,7 @@ def metrics() -> Metrics:
         callbacks_waiting=5,
         queue_waiting=6,
         oldest_wait_s=7.5,
+        longest_silence_s=2.5,
         redis_memory=[
             ServerMemory(server="a:6379", used=8, limit=9),
             ServerMemory(server="b:6379", used=10),

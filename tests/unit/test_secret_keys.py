@@ -104,3 +104,13 @@ def test_no_value_of_a_client_is_taken_for_an_encrypted_one() -> None:
     assert is_sealed(stored)
     with pytest.raises(InvalidRequest, match="secrets: the value of 'TOKEN'"):
         changed_secrets({}, {"TOKEN": stored})
+
+
+def test_a_fingerprint_tells_two_keys_of_one_id_apart_and_no_key() -> None:
+    [old, new] = SecretKeys({"k1": OLD, "k2": NEW}).fingerprints
+    assert SecretKeys({"k1": OLD}).fingerprints == [old], "it is the same in each process"
+    assert SecretKeys({"k1": NEW}).fingerprints != [old]
+    assert SecretKeys({"k3": OLD}).fingerprints != [old]
+    assert (old.partition(":")[0], len(old), new.partition(":")[0]) == ("k1", len("k1:") + 12, "k2")
+    assert OLD.hex()[:12] not in old
+    assert NO_KEYS.fingerprints == []

@@ -223,6 +223,7 @@ class RunContext:
             usage=progress.usage,
             step_count=progress.step_count,
             step=self.step_in_hand or earlier,
+            shown_at=self.publisher.shown.first_piece_at,
         )
 
 

@@ -181,7 +181,10 @@ class ContextWindow:
             context.emit(Compacted(context.at, summary.id, text[:longest], stats))
             async with context.publisher.storing() as tail:
                 usage = context.progress.usage
-                await context.retry_while_unavailable(lambda: store(context.run, compaction, tail, usage, now))
+                shown_at = context.publisher.shown.first_piece_at
+                await context.retry_while_unavailable(
+                    lambda: store(context.run, compaction, tail, usage, now, shown_at=shown_at)
+                )
         log.info("context_compacted", trigger=trigger, messages=len(gone), tokens_before=size, tokens_after=left)
         context.check_budget()
         context.stop_if_asked()

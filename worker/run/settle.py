@@ -76,7 +76,13 @@ class RunFinisher:
         run = publisher.run
         await self._end(
             publisher,
-            Settlement(end=end, now=self.clock.now(), usage=run.usage, step_count=run.step_count),
+            Settlement(
+                end=end,
+                now=self.clock.now(),
+                usage=run.usage,
+                step_count=run.step_count,
+                shown_at=publisher.shown.first_piece_at,
+            ),
         )
 
     async def hand_over(self, publisher: Publisher) -> None:
@@ -166,6 +172,7 @@ def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settleme
         step_count=progress.step_count,
         messages=messages,
         step=None if step is None else msgspec.structs.replace(step, stop_reason=end.stop_reason),
+        shown_at=context.publisher.shown.first_piece_at,
         known_returns=progress.returns,
         denial_reason=DENIED_BY_CANCEL,
         rollback=rollback,

@@ -35,12 +35,18 @@ class BroughtAgentStore:
             await lock_definitions(connection, project_id)
             wanted = {one.new.name for one in brought.tools}.union(*(one.tool_names for one in brought.agents))
             present = await _tools_by_name(connection, project_id, wanted)
+            own = dict(present)
             replaced, kept = await _store_tools(connection, brought, present)
+            guarded = [
+                one.new.name
+                for one in brought.tools
+                if (before := own.get(one.new.name)) and not is_base_tool(before) and one.opens(before)
+            ]
             if brought.blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
             for one in brought.agents:
                 await _store_agent(connection, one, present, self._secret_keys)
-            return Arrival(replaced, kept, sorted(wanted.difference(present)))
+            return Arrival(replaced, guarded, kept, sorted(wanted.difference(present)))
 
 
 async def _tools_by_name(connection: Connection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
@@ -67,7 +73,7 @@ async def _store_tools(
         elif is_base_tool(before) or not brought.replace_tools:
             kept.append(name)
         else:
-            present[name] = replace(one.change(before), updated_at=one.new.updated_at)
+            present[name] = replace(one.in_place_of(before), updated_at=one.new.updated_at)
             replaced.append(name)
             await connection.execute(sa.update(tools).where(tools.c.id == before.id).values(tool_values(present[name])))
             await record(connection, before.project_id, "tool.changed", before.id)
@@ -75,7 +81,7 @@ async def _store_tools(
 
 
 def _is_same(before: Tool, brought: BroughtTool) -> bool:
-    return not is_base_tool(before) and brought.change(before) == before
+    return not is_base_tool(before) and brought.in_place_of(before) == before
 
 
 async def _store_agent(

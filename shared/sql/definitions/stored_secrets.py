@@ -46,6 +46,15 @@ class StoredSecretStore:
             found = await connection.execute(wanted.order_by(agents.c.number).limit(limit))
             return [_stored(*row) for row in found]
 
+    async def newest(self, agents_at_most: int) -> Sequence[StoredSecrets]:
+        """Those of so many agents that were made last, which have secrets. Few rows are looked at, however many agents
+        there are."""
+        columns = (agents.c.number, agents.c.id, agents.c.project_id, agents.c.document)
+        last = sa.select(*columns).order_by(agents.c.number.desc()).limit(agents_at_most).subquery()
+        wanted = sa.select(last).where(last.c.document.contains(f'"{_FIELD}":{{"'))
+        async with self._database.read() as connection:
+            return [_stored(*row) for row in await connection.execute(wanted)]
+
     async def replace(self, before: StoredSecrets, secrets: dict[str, str]) -> bool:
         """Stores other texts for the same secrets. False, and nothing is stored, when the agent was changed since, or
         deleted."""

@@ -44,6 +44,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     step_count: int
     step: Step | None = None
+    shown_at: int = 0
+    """When the first piece of an answer was shown that SQL may not know of; Unix milliseconds, 0: none was."""
 
     def columns(self, run_id: RunId, last_seq: Seq) -> dict[str, Any]:
         """The run's columns after the checkpoint; `last_seq` is the last event that SQL has then."""
@@ -53,7 +55,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             "step_count": self.step_count,
             "last_seq": last_seq,
             "checkpoint_seq": last_seq,
-            **first_token(run_id, self.step),
+            **first_token(run_id, self.step, self.shown_at),
         }
 
 
@@ -74,8 +76,11 @@ class CheckpointStore:
             await count_usage(connection, run.id, locked, checkpoint.usage)
             update_owned(connection, run.id, checkpoint.now, checkpoint.columns(run.id, last_seq))
 
-    async def compact(self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime) -> None:
+    async def compact(
+        self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime, *, shown_at: int = 0
+    ) -> None:
         """Stores a compaction in the middle of a run, with the events that show it. A repetition changes nothing.
+        `shown_at` is as in `Checkpoint`: the next owner does not see that piece any more.
 
         The run's next owner goes on behind those events. This is no progress of the run: it has finished no step.
         """
@@ -84,7 +89,7 @@ class CheckpointStore:
             await replace_by_summary(connection, run, compaction)
             await count_usage(connection, run.id, locked, usage)
             values = {"usage": to_json(usage), "last_seq": last_seq, "checkpoint_seq": last_seq}
-            update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, {**values, **first_token(run.id, None, shown_at)})
 
     async def record_intents(self, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
         """Stores that the tools of these calls are about to be started."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from shared.domain.ids import ProjectId
+from shared.domain.ids import ProjectId, RunId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.operations import MINUTE, CallbackFigures, Minute, RunFigures, minutes_until, percentiles
 from shared.sql.connection import Connection
@@ -81,6 +81,25 @@ class RunFigureStore:
         async with self._database.read() as connection:
             active = {row[0]: row[1] for row in await connection.execute(by_status)}
             return DeploymentCounts(active, (await connection.execute(waiting)).scalar_one())
+
+    async def quietest(self, at_most: int) -> "list[QuietRun]":
+        """The running runs of all projects that SQL has heard nothing of for longest, these first. Runs that wait for
+        room in a budget are none of them."""
+        query = (
+            sa.select(runs.c.id, runs.c.updated_at)
+            .where(runs.c.status == RunStatus.RUNNING.value, runs.c.waits_until.is_(None))
+            .order_by(runs.c.updated_at)
+            .limit(at_most)
+        )
+        async with self._database.read() as connection:
+            return [QuietRun(RunId(row.id), row.updated_at) for row in await connection.execute(query)]
+
+
+class QuietRun(NamedTuple):
+    """A running run, and when SQL has heard of it last."""
+
+    id: RunId
+    heard_at: datetime
 
 
 class DeploymentCounts(NamedTuple):

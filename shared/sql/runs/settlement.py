@@ -77,6 +77,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[NewMessage] = []
     """The final answer, or what was shown of the one that was cut off."""
     step: Step | None = None
+    shown_at: int = 0
+    """As in `Checkpoint`."""
     known_returns: dict[str, ToolReturn] = {}
     """Results that tool calls had before the run was cut off."""
     denial_reason: str = ""
@@ -199,7 +201,7 @@ class SettlementStore:
             "checkpoint_seq": last_seq,
             "completed_at": now,
             "waits_until": None,
-            **first_token(run.id, settlement.step),
+            **first_token(run.id, settlement.step, settlement.shown_at),
         }
         insert_events(connection, run.id, tail.behind(locked.last_seq))
         if settlement.step is not None:

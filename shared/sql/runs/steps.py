@@ -143,13 +143,16 @@ def _conditions(wanted: StepFilter, *, is_sqlite: bool) -> list[sa.ColumnElement
     return conditions
 
 
-def first_token(run_id: RunId, step: Step | None) -> dict[str, Any]:
-    """The run's column for the first piece of an answer, as far as this step knows of one; what is written first stays.
-    The step with which a continuation begins is that of the parked run, whose model had answered before this run was
-    there."""
-    if step is None or step.run_id != run_id or not step.timing.first_token_at:
-        return {}
-    return {"first_token_at": EPOCH + timedelta(milliseconds=step.timing.first_token_at)}
+def first_token(run_id: RunId, step: Step | None, shown_at: int) -> dict[str, Any]:
+    """The run's column for the first piece of an answer, as far as it is known; what is written first stays.
+
+    The step has the times of the worker that finished it. An earlier worker may have shown a piece before: `shown_at`,
+    in Unix milliseconds, 0 for none. The step with which a continuation begins is that of the parked run, whose model
+    had answered before this run was there.
+    """
+    came_at = 0 if step is None or step.run_id != run_id else step.timing.first_token_at
+    known = [at for at in (came_at, shown_at) if at]
+    return {"first_token_at": EPOCH + timedelta(milliseconds=min(known))} if known else {}
 
 
 class _Tags(msgspec.Struct):

@@ -18,7 +18,7 @@ import { usePolled } from "../lib/polling.js";
  * @typedef {{at: string, submitted: number, completed: number, failed: number, cancelled: number,
  *   queue_wait_p50_ms: number | null, first_token_p50_ms: number | null}} Minute
  * @typedef {{
- *   at: string, version: string, services: Record<"database" | "migrations" | "redis" | "worker", boolean>,
+ *   at: string, version: string, services: Record<"database" | "migrations" | "redis" | "worker", boolean | null>,
  *   database: {kind: string, answers_ms: number | null},
  *   redis: {embedded: boolean, answers_ms: number | null, used_memory_bytes: number | null,
  *     max_memory_bytes: number | null},
@@ -80,13 +80,17 @@ function Services({ now }) {
         ${database.kind}, answers in ${duration(database.answers_ms)}
       <//>
       <${Service} name="Migrations" works=${services.migrations}>
-        ${services.migrations ? "the database has this release's shape" : "run holdfast migrate"}
+        ${services.migrations === null && "only the database knows"}
+        ${services.migrations === true && "the database has this release's shape"}
+        ${services.migrations === false && "run holdfast migrate"}
       <//>
       <${Service} name="Redis" works=${services.redis}>
         ${redis.embedded ? "in this process" : `answers in ${duration(redis.answers_ms)}, memory ${memoryOf(redis)}`}
       <//>
       <${Service} name="Worker" works=${services.worker}>
-        ${services.worker ? `${number(now.workers?.length)} seen` : "none is seen: runs wait until one starts"}
+        ${services.worker === null && "only Redis knows"}
+        ${services.worker === true && `${number(now.workers?.length)} seen`}
+        ${services.worker === false && "none is seen: runs wait until one starts"}
       <//>
       <li><strong>Version</strong><span class="quiet-text">${now.version}</span></li>
     </ul>
@@ -99,11 +103,12 @@ function memoryOf(redis) {
   return redis.max_memory_bytes ? `${used} of ${bytes(redis.max_memory_bytes)}` : `${used}, no limit`;
 }
 
-/** @param {{name: string, works: boolean, children?: any}} props */
+/** @param {{name: string, works: boolean | null, children?: any}} props `works` is null where nobody knows */
 function Service({ name, works, children }) {
+  const [look, said] = works === null ? ["ended", "unknown"] : works ? ["good", "works"] : ["bad", "away"];
   return html`<li class=${works ? "works" : "broken"}>
     <strong>${name}</strong>
-    <span class=${`status status-${works ? "good" : "bad"}`}>${works ? "works" : "away"}</span>
+    <span class=${`status status-${look}`}>${said}</span>
     <span class="quiet-text">${children}</span>
   </li>`;
 }

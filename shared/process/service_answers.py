@@ -1,0 +1,59 @@
+"""Whether what a process needs answers, and what only those services can tell.
+
+Health checks ask for it every few seconds, without a key, and each look costs questions to the database and Redis. So
+one look serves everybody who asks within a second, and no service is waited for for longer than a probe is patient.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from shared.clock import Clock
+from shared.domain.errors import Unavailable
+
+ANSWER_S = 3.0
+"""Seconds for the services to answer, all at once. A probe of Kubernetes should wait longer."""
+
+KEPT_S = 1.0
+"""Seconds for which one look is the answer to everybody."""
+
+Question = Callable[[], Awaitable[bool | None]]
+
+
+class ServiceAnswers:
+    """Asks each service once a second at most. `services` say whether they answer: silence is False. `facts` are true
+    or false of the deployment, and known by a service: while it is silent they are None."""
+
+    def __init__(
+        self, services: Mapping[str, Question], facts: Mapping[str, Question] | None = None, *, clock: Clock
+    ) -> None:
+        self._services = dict(services)
+        self._facts = dict(facts or {})
+        self._clock = clock
+        self._one_asks = asyncio.Lock()
+        self._answers: dict[str, bool | None] = {}
+        self._kept_until = 0.0
+
+    async def look(self) -> Mapping[str, bool | None]:
+        """The answers by name, within `ANSWER_S` of the moment at which the services are asked."""
+        async with self._one_asks:
+            if not self._answers or self._clock.monotonic() >= self._kept_until:
+                self._answers = await self._ask()
+                self._kept_until = self._clock.monotonic() + KEPT_S
+            return self._answers
+
+    async def _ask(self) -> dict[str, bool | None]:
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                name: group.create_task(_in_time(question), name=f"ask for {name}")
+                for name, question in (self._services | self._facts).items()
+            }
+        answers = {name: task.result() for name, task in asked.items()}
+        return {name: answer is True if name in self._services else answer for name, answer in answers.items()}
+
+
+async def _in_time(question: Question) -> bool | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await question()
+    except (TimeoutError, Unavailable):
+        return None

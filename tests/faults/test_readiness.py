@@ -1,0 +1,106 @@
+"""Balancers ask `/readyz`, and take out whom it refuses. An outage of what the API can do without must not be one of
+the API."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy.engine import make_url
+
+from tests.kit.product.behind_proxies import Outage, unavailable
+from tests.kit.product.processes import Processes, api_at, processes_in
+from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.tcp_proxy import TcpProxy, free_port
+from tests.kit.wait_until import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+WHOLE = {"database": True, "redis": True, "migrations": True, "worker": True}
+WITHOUT_REDIS = {"database": True, "redis": False, "migrations": True, "worker": None}
+
+
+@pytest.fixture
+async def processes(tmp_path: Path, postgres_url: str, private_redis: PrivateRedis) -> AsyncGenerator[Processes]:
+    environment = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
+    async with processes_in(tmp_path, {**environment, "HOLDFAST_BUILTIN_MODELS": "true"}) as processes:
+        await processes.migrate()
+        yield processes
+
+
+async def services(http: httpx.AsyncClient, expected: Mapping[str, bool | None]) -> None:
+    """Returns when the whole deployment is said to be so, with the status that belongs to it."""
+
+    async def are_so() -> bool:
+        answer = await http.get("/readyz?full")
+        assert (answer.status_code == 200) == (answer.json()["status"] == "ready")
+        return answer.json()["services"] == expected and answer.is_success == all(expected.values())
+
+    await wait_until(are_so, description=f"services {expected}", timeout=60)
+
+
+async def is_served(http: httpx.AsyncClient) -> None:
+    """The API takes a run, and is left where it is."""
+    ready = await http.get("/readyz")
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready", "services": {"database": True}})
+    agent = (await http.post("/v1/agents", json={"model": "builtin/echo"})).json()
+    sent = await http.post(f"/v1/agents/{agent['id']}/messages/async", json={"input": "kept"})
+    assert sent.status_code == 200, sent.text
+    assert (await http.get("/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["frozen", pytest.param("killed", marks=pytest.mark.exhaustive)])
+async def test_an_api_stays_ready_while_redis_is_away(
+    processes: Processes, private_redis: PrivateRedis, how: str
+) -> None:
+    port = free_port()
+    await processes.api(port)
+    await processes.worker()
+    async with api_at(port) as http, AsyncExitStack() as outage:
+        await services(http, WHOLE)
+        if how == "frozen":
+            await outage.enter_async_context(private_redis.hanging())
+        else:
+            await private_redis.kill()
+        await services(http, WITHOUT_REDIS)
+        await is_served(http)
+        told = (await http.get("/readyz?full")).json()
+        assert (told["sandbox"], told["javascript"]) == (None, None), "only Redis knows"
+        await outage.aclose()
+        if how == "killed":
+            await private_redis.start()
+        await services(http, WHOLE)
+
+
+async def test_an_api_stays_ready_when_the_last_worker_has_ended(processes: Processes) -> None:
+    port = free_port()
+    await processes.api(port, lease_s=1)
+    worker = await processes.worker(lease_s=1)
+    async with api_at(port) as http:
+        await services(http, WHOLE)
+        await worker.kill()
+        await services(http, {**WHOLE, "worker": False})
+        await is_served(http)
+
+
+@pytest.mark.parametrize("outage", [pytest.param("refused", marks=pytest.mark.exhaustive), "stalled"])
+async def test_an_api_without_its_database_is_not_ready_and_says_so_in_time(
+    processes: Processes, postgres_url: str, outage: Outage
+) -> None:
+    """A probe of Kubernetes waits for 5 s. The answer came after 18 to 29 s when a service was frozen."""
+    port, address = free_port(), make_url(postgres_url)
+    async with TcpProxy(address.port or 5432).serving() as proxy, api_at(port) as http:
+        through = address.set(host="127.0.0.1", port=proxy.port)
+        await processes.api(port, database_url=through.render_as_string(hide_password=False))
+        assert (await http.get("/readyz")).status_code == 200
+        async with unavailable(proxy, outage):
+
+            async def is_away() -> bool:
+                answer = await http.get("/readyz")
+                return (answer.status_code, answer.json()["services"]) == (503, {"database": False})
+
+            await wait_until(is_away, description="the API to miss its database", timeout=60)
+            full = (await http.get("/readyz?full")).json()
+            assert full["services"] == {"database": False, "redis": True, "migrations": None, "worker": False}
+            assert (await http.get("/healthz")).status_code == 200, "a restart would not mend the database"
