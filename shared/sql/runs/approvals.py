@@ -1,12 +1,13 @@
 """Approval requests: one row per tool call that waits for a person or for the client."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
-from shared.domain.approvals import Approval
+from shared.domain.approvals import Approval, WaitingCalls, waiting_calls
 from shared.domain.errors import NotFound, PendingApproval
 from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
@@ -60,16 +61,9 @@ async def waiting_on(
 
 async def refuse_if_waiting(connection: Connection, thread_id: ThreadId) -> None:
     """Raises `PendingApproval` when a person must decide before the thread can go on."""
-    waiting = await waiting_on(connection, thread_id)
-    if waiting:
-        raise PendingApproval(
-            run_id=waiting[0].run_id,
-            agent_id=waiting[0].agent_id,
-            thread_id=waiting[0].thread_id,
-            message_id=waiting[0].message_id,
-            tool_call_ids=[approval.tool_call_id for approval in waiting],
-            approval_ids=[approval.id for approval in waiting],
-        )
+    waiting = waiting_calls(await waiting_on(connection, thread_id))
+    if waiting is not None:
+        raise PendingApproval(waiting)
 
 
 async def requests_of(connection: Connection, run_id: RunId) -> list[Approval]:
@@ -106,6 +100,18 @@ class ApprovalStore:
         """The requests that one of the project's threads waits for; empty when it waits for none."""
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
+
+    async def waiting_of_runs(self, project_id: ProjectId, some: Sequence[Run]) -> dict[RunId, WaitingCalls]:
+        """What each of the project's runs that is parked waits for. Asks nothing when none is."""
+        parked = [run.id for run in some if run.status is RunStatus.AWAITING_APPROVAL]
+        if not parked:
+            return {}
+        query = sa.select(approvals).where(approvals.c.project_id == project_id, approvals.c.run_id.in_(parked))
+        asked: defaultdict[RunId, list[Approval]] = defaultdict(list)
+        async with self._database.read() as connection:
+            for row in (await connection.execute(query.order_by(approvals.c.number))).mappings():
+                asked[row["run_id"]].append(approval_of(row))
+        return {run_id: names for run_id, rows in asked.items() if (names := waiting_calls(rows)) is not None}
 
     async def waiting_on_threads(
         self, project_id: ProjectId, thread_ids: Collection[ThreadId]

@@ -140,7 +140,9 @@ async def _start_continuation(
     Some decisions may have come earlier, one by one. So the `ApprovalResponse` that `given` begins with is replaced by
     one with all decisions on the answer. It goes on in the trace of the run that asked.
     """
-    parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=run.created_at)
+    now = run.created_at
+    closed = {"continued_by": run.id, "decided_at": now}
+    parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=now, values=closed)
     asked = await requests_of(connection, parked.id)
     await connection.execute(sa.update(approvals).where(approvals.c.run_id == parked.id).values(continued_by=run.id))
     response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
