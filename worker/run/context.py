@@ -151,6 +151,14 @@ class RunContext:
         memory = self.services.memory
         self.progress.blocks = await self.retry_while_unavailable(lambda: memory.blocks(self.agent.id))
 
+    async def decided_call_ids(self) -> frozenset[str]:
+        """Ids of the calls that were decided in the run's thread. None is decided there while the run is at work, so
+        they are looked for once."""
+        progress, approvals = self.progress, self.services.approvals
+        if progress.decided_call_ids is None:
+            progress.decided_call_ids = await self.retry_while_unavailable(lambda: approvals.decided_call_ids(self.run))
+        return progress.decided_call_ids
+
     async def checkpoint(
         self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = (), earlier: Step | None = None
     ) -> None:

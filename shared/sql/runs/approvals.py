@@ -19,6 +19,9 @@ from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
 
+MOST_CALL_IDS = 1_000
+"""A call's id is not given again until so many later calls of its thread were decided."""
+
 
 def approval_of(row: RowMapping) -> Approval:
     """The approval request of a row of `approvals`."""
@@ -96,17 +99,26 @@ class ApprovalStore:
         async with self._database.read() as connection:
             return await requests_of(connection, run.id)
 
+    async def decided_call_ids(self, run: Run) -> frozenset[str]:
+        """Ids of the calls that were decided last in the run's thread, `MOST_CALL_IDS` at most."""
+        decided = sa.select(approvals.c.tool_call_id).where(
+            approvals.c.thread_id == run.thread_id, approvals.c.decided_at.is_not(None)
+        )
+        async with self._database.read() as connection:
+            found = await connection.execute(decided.order_by(approvals.c.decided_at.desc()).limit(MOST_CALL_IDS))
+            return frozenset(found.scalars())
+
     async def waiting_on_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Approval]:
         """The requests that one of the project's threads waits for; empty when it waits for none."""
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
 
-    async def waiting_of_runs(self, project_id: ProjectId, some: Sequence[Run]) -> dict[RunId, WaitingCalls]:
-        """What each of the project's runs that is parked waits for. Asks nothing when none is."""
+    async def waiting_of_runs(self, some: Sequence[Run]) -> dict[RunId, WaitingCalls]:
+        """What each of these runs that is parked waits for. Asks nothing when none is."""
         parked = [run.id for run in some if run.status is RunStatus.AWAITING_APPROVAL]
         if not parked:
             return {}
-        query = sa.select(approvals).where(approvals.c.project_id == project_id, approvals.c.run_id.in_(parked))
+        query = sa.select(approvals).where(approvals.c.run_id.in_(parked))
         asked: defaultdict[RunId, list[Approval]] = defaultdict(list)
         async with self._database.read() as connection:
             for row in (await connection.execute(query.order_by(approvals.c.number))).mappings():
