@@ -151,7 +151,7 @@ class CallbackDelivery:
     async def _attempt(self, callback: Callback) -> Attempt:
         try:
             run = await self.runs.look_up(callback.run_id)
-            waiting = await self.approvals.waiting_of_runs(run.project_id, [run])
+            waiting = await self.approvals.waiting_of_runs([run])
             told = wire_callback(run, await self.messages.list_of_run(run), waiting.get(run.id))
             body = json.dumps(told, ensure_ascii=False).encode()
             status_code = await self._post(callback, body, run)

@@ -33,6 +33,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str
     arguments_hash: str
     """SHA-256 of the arguments as shown: a decision holds for these and no others."""
+    tool_version: str | None = None
+    """The version of the tool as shown, likewise (`Tool.version`)."""
     client_side: bool
     """The client runs the tool and brings its result."""
     asked_at: datetime

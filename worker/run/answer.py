@@ -79,6 +79,9 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         async with aclosing(context.services.models.stream(call)) as events:
             async for event in events:
                 draft.take(event)
+        if draft.has_calls:
+            # A gate that was switched on while the model spoke holds for what it asks for.
+            await context.read_equipment()
         return draft.finish()
 
 
