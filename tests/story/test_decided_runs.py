@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
-from tests.kit.product.waiting_calls import WaitingCalls, waiting_calls
+from tests.kit.product.callback_receiver import CallbackReceiver
+from tests.kit.product.waiting_calls import WaitingCalls, waiting, waiting_calls
+from tests.kit.tools import LAUNCH
 
 
 async def shown(asked: WaitingCalls) -> dict[str, Any]:
@@ -63,3 +66,18 @@ async def test_a_run_that_was_cancelled_waits_for_nothing(product: Product) -> N
     await product.http.post(f"/v1/runs/{asked.run_id}/cancel", json={})
     metadata = (await shown(asked))["metadata"]
     assert not {"waiting", "continued_by_run_id", "decided_at"} & set(metadata)
+
+
+async def test_who_is_called_back_is_told_what_waits_and_then_of_the_run_that_goes_on(product: Product) -> None:
+    agent = await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"}, id="call_0")]), Turn(text="Done."))
+    url = f"/v1/agents/{agent.id}/messages/async"
+    async with CallbackReceiver() as receiver:
+        run = (await product.http.post(url, json={"input": "Go.", "callback_url": receiver.url})).json()
+        parked = (await receiver.called()).body
+        [asked] = await waiting(product)
+        decided = await product.http.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+        went_on = (await receiver.called(2)).body
+    told = parked["metadata"]["waiting"]
+    assert (parked["run_id"], told["for"], told["approval_ids"]) == (run["id"], "approval", [asked["id"]])
+    assert (went_on["run_id"], went_on["metadata"]["continues_run_id"]) == (decided.json()["run"]["id"], run["id"])
