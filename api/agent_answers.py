@@ -8,6 +8,7 @@ from api.letta.agent_state import PENDING_APPROVAL, SECRETS, ShownSecret, wire_a
 from api.letta.messages import wire_approval_request
 from api.services import Services
 from shared.domain.agents import Agent
+from shared.domain.approvals import waiting_calls
 from shared.domain.errors import UnreadableSecret
 from shared.domain.ids import AgentId, ThreadId
 from shared.sql.definitions.agents import AgentDetails
@@ -102,9 +103,10 @@ async def _waiting(services: Services, agents: Sequence[Agent]) -> dict[ThreadId
     asked = await services.approvals.waiting_on_threads(project_id, [ThreadId(agent.id) for agent in agents])
     if not asked:
         return {}
-    found = await services.messages.find(project_id, [requests[0].message_id for requests in asked.values()])
+    waiting = {thread_id: names for thread_id, some in asked.items() if (names := waiting_calls(some)) is not None}
+    found = await services.messages.find(project_id, [names.message_id for names in waiting.values()])
     shown: dict[ThreadId, dict[str, Any] | None] = {}
     for message in found:
         thread_id = ThreadId(AgentId(message.agent_id))
-        shown[thread_id] = wire_approval_request(message, {one.tool_call_id for one in asked[thread_id]})
+        shown[thread_id] = wire_approval_request(message, waiting[thread_id].tool_call_ids)
     return shown

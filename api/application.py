@@ -45,6 +45,7 @@ from api.routes import (
     tags,
     tools,
 )
+from api.runs.streaming import CONTINUED_BY
 from api.security_headers import SecurityHeaders
 from api.services import Services
 from shared.process.settings import listed
@@ -98,7 +99,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID],
+            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY],
         )
     app.add_middleware(ShutdownAnswers)
     app.add_middleware(OpenAIErrors)

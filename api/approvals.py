@@ -35,7 +35,7 @@ class ApprovalDecisions:
     async def decide(self, project_id: ProjectId, approval_id: ApprovalId, request: DecisionIn) -> Decided:
         """Decides one call. The decision on the last call of an answer starts the continuation of the run.
 
-        Raises `NotFound`, `InvalidRequest`, or `Conflict`: the arguments are not those that were shown, or another
+        Raises `NotFound`, `InvalidRequest`, or `Conflict`: arguments or tool are not those that were shown, or another
         caller decided otherwise before.
         """
         asked = await self.approvals.get(project_id, approval_id)
@@ -44,6 +44,8 @@ class ApprovalDecisions:
                 f"arguments_hash is {request.arguments_hash}, but approval {asked.id} asks for arguments with the hash "
                 f"{asked.arguments_hash}: look at them again before deciding"
             )
+        if request.tool_version is not None:
+            await self._refuse_changed_tool(asked, request.tool_version, approves=request.decision == "approve")
         began_at, decision = self.clock.now(), await self._decision(asked, request)
         decided = await self.approval_service.decide(asked, decision, by=request.decided_by)
         if decided.run is not None:
@@ -69,6 +71,23 @@ class ApprovalDecisions:
             reason=request.reason,
             edited_arguments=await self._edited(asked, request.arguments),
         )
+
+    async def _refuse_changed_tool(self, asked: Approval, named: str, *, approves: bool) -> None:
+        """Raises `Conflict` when a decision names another version of the tool than the one that was shown, or approves
+        one that the agent's tool no longer has: the run would not make the call."""
+        if named != asked.tool_version:
+            raise Conflict(
+                f"tool_version is {named}, but approval {asked.id} asks for a call of {asked.tool_name} in the version "
+                f"{asked.tool_version}: look at it again before deciding"
+            )
+        if not approves or asked.decision is not None:
+            return
+        versions = {tool.name: tool.version for tool in await self.tools.for_agent(asked.project_id, asked.agent_id)}
+        if versions.get(asked.tool_name) != named:
+            raise Conflict(
+                f"the tool {asked.tool_name} was changed after the call was shown, so the call would not be made: deny "
+                "it, and the model may call the tool again, as it is now"
+            )
 
     async def _edited(self, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
         """The new arguments as text; None when they are the old ones."""

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Match, Route
 
 from api.letta.refusals import model_error_body, validation_refusal
+from api.letta.waiting_calls import CODE, wire_waiting
 from api.openai.errors import as_openai, invalid_input, speaks_openai
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import request_id
 from shared.domain import errors as domain
-from shared.domain.ids import is_id
 from shared.domain.limits import LimitReached
 from shared.sql.causes import DATABASE_ERRORS, as_ours
 
@@ -55,27 +55,7 @@ def _unknown(_error: Exception) -> dict[str, Any]:
 
 
 def _pending_approval(error: domain.PendingApproval) -> dict[str, Any]:
-    one = " or ".join(f"POST /v1/approvals/{approval_id}" for approval_id in error.approval_ids)
-    in_conversation = is_id(error.thread_id, "conv")
-    history = f"conversations/{error.thread_id}" if in_conversation else f"agents/{error.agent_id}"
-    together = (
-        f'POST /v1/{history}/messages with {{"messages": [{{"type": "approval", "approvals": '
-        '[{"type": "approval", "tool_call_id": "…", "approve": true}]}]}'
-    )
-    return {
-        "detail": {
-            "code": "PENDING_APPROVAL",
-            "message": f"CONFLICT: {error.message}",
-            "pending_request_id": error.message_id,
-            "run_id": error.run_id,
-            "tool_call_ids": error.tool_call_ids,
-            "approval_ids": error.approval_ids,
-            "resolve": (
-                f'{one} with {{"decision": "approve"}} or {{"decision": "deny"}}, all of them at once by {together}, '
-                f"or POST /v1/runs/{error.run_id}/cancel"
-            ),
-        }
-    }
+    return {"detail": {"code": CODE, "message": f"CONFLICT: {error.message}", **wire_waiting(error.waiting)}}
 
 
 def _unknown_model(error: domain.UnknownModel) -> dict[str, Any]:

@@ -164,6 +164,7 @@ def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
         outbox=CallbackStore(process.database),
         runs=RunStore(process.database),
         messages=MessageStore(process.database),
+        approvals=ApprovalStore(process.database),
         http=http,
         clock=process.clock,
         jitter=random,

@@ -36,6 +36,7 @@ from shared.sql.definitions.memory import MemoryStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore
@@ -200,6 +201,7 @@ def _run_services(
         secret_keys=process.secret_keys,
         messages=MessageStore(database),
         runs=RunStore(database),
+        approvals=ApprovalStore(database),
         checkpoints=checkpoints,
         settlements=SettlementStore(database, process.ids),
         events=EventStore(database),

@@ -27,6 +27,7 @@ from shared.network.checked_http import CallersHttp, Unreachable
 from shared.process.version import VERSION
 from shared.redis.queue import IntervalLock
 from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import Callback, CallbackStore
 from shared.sql.runs.run_store import RunStore
 from shared.telemetry.run_attributes import of_run
@@ -61,6 +62,7 @@ class CallbackDelivery:
     outbox: CallbackStore
     runs: RunStore
     messages: MessageStore
+    approvals: ApprovalStore
     http: CallersHttp
     clock: Clock
     jitter: Callable[[], float]
@@ -149,7 +151,8 @@ class CallbackDelivery:
     async def _attempt(self, callback: Callback) -> Attempt:
         try:
             run = await self.runs.look_up(callback.run_id)
-            told = wire_callback(run, await self.messages.list_of_run(run))
+            waiting = await self.approvals.waiting_of_runs([run])
+            told = wire_callback(run, await self.messages.list_of_run(run), waiting.get(run.id))
             body = json.dumps(told, ensure_ascii=False).encode()
             status_code = await self._post(callback, body, run)
         except NotFound:

@@ -29,6 +29,7 @@ class DecisionIn(BaseModel):
     ] = None
     arguments: Annotated[dict[str, Any] | None, Field(description="Run the tool with these arguments instead.")] = None
     arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments are the ones shown.")] = None
+    tool_version: Annotated[str | None, Field(description="Decide only if the tool is the one shown.")] = None
     tool_return: Annotated[
         Text | list[dict[str, Any]] | None,
         Field(description="The result, for a tool that was run elsewhere: text, or parts of text and images."),
@@ -65,6 +66,7 @@ def wire_approval(approval: Approval) -> dict[str, Any]:
         "arguments": approval.arguments,
         "arguments_object": parsed_arguments(approval.arguments),
         "arguments_hash": approval.arguments_hash,
+        "tool_version": approval.tool_version,
         "client_side": approval.client_side,
         "asked_at": wire_time(approval.asked_at),
         "expires_at": wire_time(approval.expires_at),
@@ -123,6 +125,7 @@ def _how_to_decide(approval: Approval) -> dict[str, Any]:
         "body": {
             "decision": "tool_return" if approval.client_side else "approve",
             "arguments_hash": approval.arguments_hash,
+            **({} if approval.tool_version is None else {"tool_version": approval.tool_version}),
             **({"tool_return": "…"} if approval.client_side else {}),
         },
     }

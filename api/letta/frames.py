@@ -14,9 +14,11 @@ from api.letta.messages import (
     tool_call_fields,
     tool_return_fields,
 )
+from api.letta.waiting_calls import CODE, wire_waiting
 from shared.clock import unix_ms
 from shared.domain import events
 from shared.domain.ids import RunId, Seq
+from shared.domain.runs import RunError
 
 ALWAYS_SHOWN = frozenset({"stop_reason", "usage_statistics", "error_message", "event_message", "run_status"})
 """Frames that `include_return_message_types` does not filter: a client needs them to know what became of its stream."""
@@ -146,7 +148,7 @@ class Frames:
             case events.UsageReported():
                 return {**usage_fields(event), "run_ids": None, **place}
             case events.Failed():
-                return {**error_fields(self._run_id, event.error_type, event.message, event.detail), "seq_id": seq}
+                return {**error_fields(self._run_id, event), "seq_id": seq}
             case _:
                 assert_never(event)
 
@@ -262,16 +264,21 @@ def usage_fields(usage: Any) -> dict[str, Any]:
     return fields
 
 
-def error_fields(run_id: RunId, error_type: str, message: str, detail: str | None) -> dict[str, Any]:
-    """The error object of the wire: in a stream, on a run, in a callback."""
-    return {
+def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, Any]:
+    """The error object of the wire: in a stream, on a run, in a callback. Of a run that met calls that wait, with their
+    names; `waiting_run_id` is the run that waits for them."""
+    shown: dict[str, Any] = {
         "message_type": "error_message",
         "run_id": run_id,
-        "error_type": error_type,
-        "message": message,
-        "detail": detail,
+        "error_type": error.error_type,
+        "message": error.message,
+        "detail": error.detail,
         "seq_id": None,
     }
+    if error.waiting is None:
+        return shown
+    names = {**wire_waiting(error.waiting), "waiting_run_id": error.waiting.run_id}
+    return {**names, **shown, "code": CODE}
 
 
 def _moment(at: int) -> datetime:

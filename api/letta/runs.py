@@ -7,6 +7,8 @@ from api.letta.envelope import wire_time
 from api.letta.frames import error_fields, usage_fields
 from api.letta.messages import NOT_ANSWERS, wire_messages
 from api.letta.run_metrics import duration_ns, ns_between
+from api.letta.waiting_calls import wire_waiting
+from shared.domain.approvals import WaitingCalls
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Message
@@ -28,8 +30,8 @@ def wire_status(status: RunStatus) -> str:
     return "completed" if status is RunStatus.AWAITING_APPROVAL else status.value
 
 
-def wire_run(run: Run) -> dict[str, Any]:
-    """A run."""
+def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
+    """A run; `waiting` is what it waits for, if it is parked."""
     request_config = {
         "use_assistant_message": True,
         "assistant_message_tool_name": "send_message",
@@ -46,7 +48,7 @@ def wire_run(run: Run) -> dict[str, Any]:
         "conversation_id": run.conversation_id,
         "base_template_id": None,
         "background": run.options.background,
-        "metadata": _metadata(run),
+        "metadata": _metadata(run, waiting),
         "request_config": request_config,
         "stop_reason": run.stop_reason,
         "callback_url": run.callback_url,
@@ -74,9 +76,9 @@ def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = Fal
     }
 
 
-def wire_callback(run: Run, messages: Iterable[Message]) -> dict[str, Any]:
-    """What the receiver of a run's callback is told."""
-    shown = wire_run(run)
+def wire_callback(run: Run, messages: Iterable[Message], waiting: WaitingCalls | None = None) -> dict[str, Any]:
+    """What the receiver of a run's callback is told; `waiting` as in `wire_run`."""
+    shown = wire_run(run, waiting)
     return {
         "run_id": run.id,
         "project_id": run.project_id,
@@ -157,7 +159,7 @@ def wire_step(step: Step) -> dict[str, Any]:
     }
 
 
-def _metadata(run: Run) -> dict[str, Any]:
+def _metadata(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "run_type": run.options.run_type,
         "started_at": wire_time(run.started_at),
@@ -175,8 +177,7 @@ def _metadata(run: Run) -> dict[str, Any]:
         metadata["cause"] = run.cause
     if run.cancel is not None:
         metadata["cancel"] = _cancel(run.cancel)
-    if run.continues is not None:
-        metadata["continues_run_id"] = run.continues
+    metadata |= _decisions(run, waiting)
     if run.waits_until is not None:
         metadata["waiting"] = {"for": "budget", "until": wire_time(run.waits_until)}
     if run.pruned_at is not None:
@@ -184,6 +185,18 @@ def _metadata(run: Run) -> dict[str, Any]:
     if run.trace_id is not None:
         metadata["trace_id"] = run.trace_id
     return metadata
+
+
+def _decisions(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
+    """What the run waits for, or how it went on; and the run that it continues."""
+    shown: dict[str, Any] = {}
+    if run.continues is not None:
+        shown["continues_run_id"] = run.continues
+    if run.continued_by is not None:
+        shown |= {"continued_by_run_id": run.continued_by, "decided_at": wire_time(run.decided_at)}
+    if waiting is not None:
+        shown["waiting"] = {"for": "approval", **wire_waiting(waiting)}
+    return shown
 
 
 def _cancel(request: CancelRequest) -> dict[str, Any]:
@@ -197,7 +210,7 @@ def _cancel(request: CancelRequest) -> dict[str, Any]:
 
 
 def _error_object(run_id: RunId, error: RunError | None) -> dict[str, Any] | None:
-    return None if error is None else error_fields(run_id, error.error_type, error.message, error.detail)
+    return None if error is None else error_fields(run_id, error)
 
 
 def _ms(nanoseconds: int | None) -> float | None:

@@ -1,5 +1,6 @@
 """Runs: find them, read them, resume their streams, inject messages into them, cancel them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -28,11 +29,13 @@ from api.letta.submission_keys import keys_of
 from api.letta.traces import wire_trace
 from api.message_answers import run_message_answers
 from api.runs.threads import DEFAULT
+from api.services import Services
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
+from shared.domain.runs import Run
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
@@ -72,6 +75,12 @@ async def _run_filter(
     )
 
 
+async def _answers(services: Services, found: Sequence[Run]) -> list[dict[str, Any]]:
+    """The wire's runs, the parked ones with what they wait for."""
+    waiting = await services.approvals.waiting_of_runs(found)
+    return [wire_run(run, waiting.get(run.id)) for run in found]
+
+
 @router.get("")
 async def list_runs(
     services: ServicesDep,
@@ -81,7 +90,7 @@ async def list_runs(
 ) -> list[dict[str, Any]]:
     """The project's runs. A page begins behind the run `after`, in the order asked for. `conversation_id=default`, with
     `agent_id`, means that agent's own history. `created_after` and `created_before` are times, both excluded."""
-    return [wire_run(run) for run in await services.listing.page(project_id, wanted, page)]
+    return await _answers(services, await services.listing.page(project_id, wanted, page))
 
 
 @router.get("/active")
@@ -95,13 +104,14 @@ async def list_active_runs(
     """Runs that were submitted and have not ended."""
     wanted = await _run_filter(agent_id, agent_ids, background=background, active=True)
     runs = await services.listing.page(project_id, wanted, Page(limit=1000))
-    return [wire_run(run) for run in runs]
+    return await _answers(services, runs)
 
 
 @router.get("/{run_id}")
 async def retrieve_run(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
     """One run."""
-    return wire_run(await services.runs.get(project_id, run_id))
+    [answer] = await _answers(services, [await services.runs.get(project_id, run_id)])
+    return answer
 
 
 @router.delete("/{run_id}")

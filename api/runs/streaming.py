@@ -34,6 +34,9 @@ from shared.sql.history.messages import MessageStore
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
 """The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
 
+CONTINUED_BY = "X-Holdfast-Continued-By"
+"""The header of a decided run's stream that names the run that goes on."""
+
 FRAMES_AT_ONCE = 64
 """Frames that are made and sent together, in a millisecond or two."""
 
@@ -99,7 +102,10 @@ class StreamService:
     def resume(
         self, run: Run, request: StreamRequest, last_event_id: str | None, *, status_events: bool
     ) -> EventStream:
-        """The response to a request to resume. Raises `InvalidRequest` when `Last-Event-ID` is no number."""
+        """The response to a request to resume. Its head says which run goes on where this one was parked.
+
+        Raises `InvalidRequest` when `Last-Event-ID` is no number.
+        """
         wanted = run.options.include_return_message_types
         options = FrameOptions(
             pings=request.include_pings,
@@ -108,7 +114,11 @@ class StreamService:
             times=request.include_event_times,
             compaction_messages=run.options.compaction_messages,
         )
-        return self.stream(run, _cursor(request.starting_after, last_event_id), options)
+        stream = self.stream(run, _cursor(request.starting_after, last_event_id), options)
+        if run.continued_by is not None:
+            # Beside the stream, whose bytes are the same before and after the decision.
+            stream.headers[CONTINUED_BY] = run.continued_by
+        return stream
 
     def is_over(self, run: Run, last_event_id: str) -> bool:
         """Whether the run's stream has ended and its reader has seen the end. Raises `InvalidRequest` as `resume`."""

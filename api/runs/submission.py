@@ -154,7 +154,7 @@ class SubmissionService:
             return await self.submit(submission)
         except PendingApproval as error:
             now = self.clock.now()
-            shown = RunError("internal_error", "An error occurred during agent execution.", error.message)
+            shown = RunError("pending_approval", f"CONFLICT: {error.message}", error.message, error.waiting)
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
             given = user_messages(submission.request.given_messages(), self.ids, now)
             refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused

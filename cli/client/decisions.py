@@ -45,8 +45,11 @@ def _of(server: Server, run: Record, *, decided: bool = False) -> Iterator[Recor
 
 
 def decide(server: Server, approval: Record, decision: Record) -> Record:
-    """Sends a decision on the arguments as they were shown. Gives the decided approval with the run that goes on."""
+    """Sends a decision on the arguments and the tool as they were shown. Gives the decided approval with the run that
+    goes on."""
     body = {"decided_by": user(), "arguments_hash": approval["arguments_hash"], **decision}
+    if approval.get("tool_version") is not None:
+        body["tool_version"] = approval["tool_version"]
     return server.post(f"/v1/approvals/{approval['id']}", body)
 
 

@@ -1,6 +1,7 @@
 """Approval requests, as stored: one row per tool call that waits for a person or for the client."""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -32,6 +33,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str
     arguments_hash: str
     """SHA-256 of the arguments as shown: a decision holds for these and no others."""
+    tool_version: str | None = None
+    """The version of the tool as shown, likewise (`Tool.version`)."""
     client_side: bool
     """The client runs the tool and brings its result."""
     asked_at: datetime
@@ -42,6 +45,37 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     decided_by: str | None = None
     continued_by: RunId | None = None
     """The continuation: the run that follows the decision."""
+
+
+class WaitingCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What a thread waits for, by the names under which it can be decided."""
+
+    run_id: RunId
+    """The parked run."""
+    agent_id: AgentId
+    thread_id: ThreadId
+    message_id: MessageId
+    """The assistant's message that asks."""
+    tool_call_ids: list[str]
+    """The calls that nobody has decided yet, in their order."""
+    approval_ids: list[ApprovalId]
+
+
+def waiting_calls(asked: Sequence[Approval]) -> WaitingCalls | None:
+    """The names of what waits among the requests of one parked run. Every answer that names it takes them from here.
+    None: nothing waits."""
+    undecided = [approval for approval in asked if approval.decision is None]
+    if not undecided:
+        return None
+    first = undecided[0]
+    return WaitingCalls(
+        run_id=first.run_id,
+        agent_id=first.agent_id,
+        thread_id=first.thread_id,
+        message_id=first.message_id,
+        tool_call_ids=[approval.tool_call_id for approval in undecided],
+        approval_ids=[approval.id for approval in undecided],
+    )
 
 
 def hash_of(arguments: str) -> str:

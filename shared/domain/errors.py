@@ -36,6 +36,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from shared.domain.approvals import WaitingCalls
+
 
 class HoldfastError(Exception):
     """Something went wrong in Holdfast."""
@@ -123,26 +125,12 @@ class NameTaken(Conflict):
 class PendingApproval(Conflict):
     """A tool call waits for approval: decide it before sending a new message."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        agent_id: str,
-        thread_id: str,
-        message_id: str,
-        tool_call_ids: list[str],
-        approval_ids: list[str],
-    ) -> None:
+    def __init__(self, waiting: WaitingCalls) -> None:
         super().__init__(
             "Cannot send a new message: The agent is waiting for approval on a tool call. "
             "Please approve or deny the pending request before continuing."
         )
-        self.run_id = run_id
-        self.agent_id = agent_id
-        self.thread_id = thread_id
-        self.message_id = message_id
-        self.tool_call_ids = tool_call_ids
-        self.approval_ids = approval_ids
+        self.waiting = waiting
 
 
 class AlreadyDecided(Conflict):

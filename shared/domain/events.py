@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from shared.domain.approvals import WaitingCalls
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.messages import CompactionStats, CompactionTrigger, ToolCall, ToolReturn
 
@@ -176,6 +177,8 @@ class Failed(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
     error_type: str
     message: str
     detail: str | None = None
+    waiting: WaitingCalls | None = None
+    """What the run's thread waited for, when that is why it failed."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):

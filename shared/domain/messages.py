@@ -40,6 +40,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     """A person decides it, or the client runs it."""
     speech: str | None = None
     """What the agent says by this call (`send_message`). It is shown as text, and the call is not."""
+    tool_version: str | None = None
+    """Of a call that a person decides: `Tool.version` of the tool about which the person was asked."""
 
 
 class ToolReturn(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from shared.domain.agents import ModelOptions
+from shared.domain.approvals import WaitingCalls
 from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
@@ -51,6 +52,8 @@ class RunError(msgspec.Struct, frozen=True):
     error_type: str
     message: str
     detail: str | None = None
+    waiting: WaitingCalls | None = None
+    """What the run's thread waited for, when that is why it failed."""
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
@@ -133,6 +136,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     options: RunOptions = RunOptions()
     continues: RunId | None = None
     """The parked run that this run continues, after a decision."""
+    continued_by: RunId | None = None
+    """The run that goes on where this one was parked, once all of its calls were decided."""
+    decided_at: datetime | None = None
+    """When the last of its calls was decided."""
     turn: int | None = None
     """The run's place in its thread's history, given when it begins. A continuation has the turn of
     the run that asked."""

@@ -194,6 +194,6 @@ def end_events(
     last.extend([used, stopped] if end.stop_reason == "cancelled" else [stopped, used])
     if end.error is not None:
         error = end.error
-        last.append(Failed(at=at, error_type=error.error_type, message=error.message, detail=error.detail))
+        last.append(Failed(at, error.error_type, error.message, error.detail, error.waiting))
     last.append(Ended(at=at))
     return last

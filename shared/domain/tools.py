@@ -1,5 +1,6 @@
 """Tools, as stored. A tool's source is text: the API parses it, and only the worker's sandbox runs it."""
 
+import hashlib
 import re
 from datetime import datetime
 from enum import StrEnum
@@ -97,6 +98,24 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def version(self) -> str | None:
+        """SHA-256 of what a call of the tool does, hexadecimal: another one stands for another source, schema, network
+        or other packages. None for the product's own tools, whose source no caller can change."""
+        if self.tool_type.startswith(BASE_TYPES):
+            return None
+        runs = [
+            self.tool_type,
+            self.source_type,
+            self.source_code,
+            self.json_schema,
+            self.args_json_schema,
+            self.packages,
+            self.network,
+            self.scratch,
+        ]
+        return hashlib.sha256(msgspec.json.encode(runs, order="deterministic")).hexdigest()
 
     @property
     def parameters(self) -> dict[str, Any]:

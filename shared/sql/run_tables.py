@@ -42,6 +42,8 @@ runs = sa.Table(
     # Releases before `run_inputs` kept the input here. The next release drops the column.
     sa.Column("input", sa.Text, nullable=False),
     sa.Column("continues", sa.Text),
+    sa.Column("continued_by", sa.Text),
+    sa.Column("decided_at", UtcMoment),
     sa.Column("turn", sa.Integer),
     sa.Column("ring", sa.Integer, key="dispatch", nullable=False),
     sa.Column("priority", sa.Integer, nullable=False, server_default=sa.text("0")),
@@ -183,6 +185,8 @@ approvals = sa.Table(
     sa.Column("tool_name", sa.Text, nullable=False),
     sa.Column("arguments", sa.Text, nullable=False),
     sa.Column("arguments_hash", sa.Text, nullable=False),
+    # Null in what earlier releases have stored, and for a tool of the client's.
+    sa.Column("tool_version", sa.Text),
     sa.Column("client_side", sa.Boolean, nullable=False),
     sa.Column("asked_at", UtcMoment, nullable=False),
     sa.Column("expires_at", UtcMoment),
@@ -196,6 +200,7 @@ approvals = sa.Table(
     # A worker asks every few seconds what has expired, and nearly all rows are decided.
     sa.Index("ix_approvals_expires_at", "expires_at", **_where("decided_at IS NULL")),
     sa.Index("ix_approvals_open_thread", "thread_id", **_where("decided_at IS NULL")),
+    sa.Index("ix_approvals_decided_thread", "thread_id", "decided_at", **_where("decided_at IS NOT NULL")),
 )
 
 injected_messages = sa.Table(

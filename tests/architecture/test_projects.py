@@ -26,7 +26,6 @@ OF_WORKERS = {
     "EventStore.read": "of a run that was loaded: by its owner, and by readers, who have asked for it",
     "InboxStore.has_waiting": "by the owner of the run",
     "InboxStore.waiting": "by the owner of the run",
-    "MemoryStore.blocks": "of the agent whose run the worker executes",
     "RunStore.acknowledge_cancel": "by the owner of the run, with its fence",
     "RunStore.cancels_among": "of the runs that a worker executes, of all projects",
     "RunStore.claim": "by a worker, which executes runs of all projects",

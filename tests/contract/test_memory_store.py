@@ -13,6 +13,7 @@ from shared.domain.memory import EditedMemory, RefusedEdit
 from shared.domain.messages import SystemMessage, ToolCall, ToolReturns
 from shared.domain.runs import Run
 from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.memory import MemoryStore
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent, some_block
@@ -52,7 +53,7 @@ async def test_an_edit_that_is_repeated_is_made_once(stores: Stores, block: Bloc
     again = await append(stores, await stores.claim(run), call("a"), "one")
 
     assert first == again == "begin one"
-    [stored] = await MemoryStore(stores.database).blocks(AGENT.id)
+    [stored] = (await AgentStore(stores.database).equipped(PROJECT, AGENT.id)).blocks
     assert (stored.id, stored.value, stored.version) == (block.id, "begin one", block.version + 1)
     [system] = [body for body in await stores.context(ThreadId(AGENT.id)) if isinstance(body, SystemMessage)]
     assert "begin one" in system.text
@@ -65,7 +66,7 @@ async def test_a_worker_that_lost_its_run_edits_nothing(stores: Stores) -> None:
 
     with pytest.raises(StaleFence):
         await append(stores, run, call("a"), "one")
-    [stored] = await MemoryStore(stores.database).blocks(AGENT.id)
+    [stored] = (await AgentStore(stores.database).equipped(PROJECT, AGENT.id)).blocks
     assert stored.value == "begin"
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturns, UserMessage
 from tests.kit.model_server import Turn
@@ -62,6 +63,26 @@ async def test_an_id_of_an_earlier_answer_came_again(handle: str) -> None:
         made = calls_made(await ask(models, call(handle, before, tools=[ADD])))
     assert made[0].call_id not in ("one", "two")
     assert made[1].call_id == "two"
+
+
+@pytest.mark.parametrize("handle", [CHAT, RESPONSES, ANTHROPIC])
+async def test_an_id_of_an_answer_that_has_left_the_history_came_again(handle: str) -> None:
+    asked = replace(call(handle, tools=[ADD]), taken_call_ids=frozenset({"one"}))
+    async with models_on_server() as (server, models):
+        server.play(Turn(calls=[Call("add", {}, id="one"), Call("add", {}, id="two")]))
+        made = calls_made(await ask(models, asked))
+    assert made[0].call_id not in ("one", "two")
+    assert made[1].call_id == "two"
+
+
+@pytest.mark.parametrize("handle", [CHAT, RESPONSES, ANTHROPIC])
+@pytest.mark.parametrize("given", ["x" * 201, "a\0b", "a\nb", "\u2028"], ids=ascii)
+async def test_an_id_that_cannot_be_kept_or_shown_was_kept(handle: str, given: str) -> None:
+    async with models_on_server() as (server, models):
+        server.play(Turn(calls=[Call("add", {"a": 1}, id=given), Call("add", {"a": 2}, id="two' \"ü{}%")]))
+        made = calls_made(await ask(models, call(handle, tools=[ADD])))
+    assert (len(made[0].call_id) < 50, made[0].call_id.isascii(), made[0].call_id.isprintable()) == (True, True, True)
+    assert made[1].call_id == "two' \"ü{}%"
 
 
 async def test_whole_calls_of_one_id_and_number_were_one_call() -> None:

@@ -108,7 +108,7 @@ async def test_a_submission_is_refused_while_a_person_must_decide(stores: Stores
     parked = await stores.parked(WAITS, call("b"))
     with pytest.raises(PendingApproval) as refused:
         await stores.runs.submit(some_run(), GIVEN)
-    assert (refused.value.run_id, refused.value.tool_call_ids) == (parked.id, ["a"])
+    assert (refused.value.waiting.run_id, refused.value.waiting.tool_call_ids) == (parked.id, ["a"])
 
 
 async def test_a_claim_gives_a_fence_and_begins_the_history(stores: Stores) -> None:

@@ -63,19 +63,23 @@ async def test_the_older_form_decides_the_one_call_that_it_names(product: Produc
     assert (status, await asked.results()) == (200, ["moon"])
 
 
+async def check_that_old_decisions_change_nothing(asked: WaitingCalls, *, approve: bool) -> None:
+    """The call `call_0` was decided, and its target was the moon. Another call waits now."""
+    [then] = await waiting(asked.product)
+    for message in (older("call_0", approve=approve), verdicts(("call_0", approve))):
+        status, answer = await sent(asked, message)
+        assert (status, f"Expected '['{then['tool_call_id']}']'" in answer["detail"]) == (400, True)
+    assert await waiting(asked.product) == [then]
+    assert await asked.results() == ["moon"]
+
+
 @pytest.mark.parametrize("approve", [True, False])
 async def test_a_decision_that_came_once_more_decided_the_next_call(product: Product, approve: bool) -> None:
     asked = await waiting_calls(product, "moon")
     # The server numbers the calls of every answer anew.
     product.models.play(Turn(calls=[Call("launch", {"target": "mars"}, id="call_0")]))
     await sent(asked, older("call_0"))
-    [then] = await waiting(product)
-
-    for message in (older("call_0", approve=approve), verdicts(("call_0", approve))):
-        status, answer = await sent(asked, message)
-        assert (status, f"Expected '['{then['tool_call_id']}']'" in answer["detail"]) == (400, True)
-    assert await waiting(product) == [then]
-    assert await asked.results() == ["moon"]
+    await check_that_old_decisions_change_nothing(asked, approve=approve)
 
 
 @pytest.mark.parametrize("order", [(False, True), (True, False), (True, True, False)])
@@ -194,3 +198,37 @@ async def test_what_a_refusal_names_to_resolve_it_was_refused_too(product: Produ
         if way == 0:
             await product.ended(resolved.json()["run"]["id"])
         assert await waiting(product) == []
+
+
+NAMES = [("message_id", ("moon",)), ("message_id", ("moon", "mars")), ("tool_call_id", ("moon",)), ("id", ("moon",))]
+
+
+@pytest.mark.parametrize(("name", "targets"), NAMES)
+async def test_a_decision_in_the_older_form_that_came_once_more_was_refused(
+    product: Product, name: str, targets: tuple[str, ...]
+) -> None:
+    asked = await waiting_calls(product, *targets)
+    named = asked.approvals[0][name]
+    product.models.say("Launched.")
+    assert (await sent(asked, older(named)))[0] == 200
+    status, answer = await sent(asked, older(named, approve=False))
+    assert (status, "a decision holds once" in answer["detail"]) == (409, True)
+    assert (await sent(asked, older(named)))[0] == 200
+    assert await asked.results() == list(targets)
+
+
+@pytest.mark.parametrize("approve", [True, False])
+async def test_an_old_decision_decided_a_new_call_when_the_old_one_had_left_the_context(
+    product: Product, approve: bool
+) -> None:
+    asked = await waiting_calls(product, "moon")
+    product.models.say("Launched.")
+    await sent(asked, older("call_0"))
+    url = f"/v1/agents/{asked.agent_id}"
+    product.models.say("Summary: the moon was launched.")
+    await product.http.post(f"{url}/summarize", json={"compaction_settings": {"mode": "all"}})
+    # The server numbers the calls of every answer anew, and nothing in the context has this number.
+    product.models.play(Turn(calls=[Call("launch", {"target": "mars"}, id="call_0")]))
+    await product.http.post(f"{url}/messages", json={"input": "And now mars."})
+    assert "call_0" not in str([request.body for request in product.models.requests[-1:]])
+    await check_that_old_decisions_change_nothing(asked, approve=approve)

@@ -1,5 +1,6 @@
 """An agent's secrets reach its tools, and whoever asks for them with a key of the operator's; nobody else."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from shared.domain.ids import AgentId
 from shared.sql.engine import Database
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product, running_product
+from tests.kit.wait_until import wait_until
 
 OLD, NEW = f"old:{'A' * 43}=", f"new:{'B' * 43}="
 SECRET = "swordfish-4711"
@@ -152,3 +154,26 @@ async def test_a_tool_does_not_run_without_a_secret_that_cannot_be_read(
         assert await secrets_of(after, agent.id) == {"TOKEN": "given-anew"}
     async with running_product(database, redis, models, settings={"encryption_key": f"{NEW},{OLD}"}) as both:
         assert await secrets_of(both, plain.id) == given
+
+
+async def test_a_tool_that_is_attached_to_a_run_at_work_does_not_run_without_its_secrets(
+    database: Database, redis: ArqRedis, models: ModelServer
+) -> None:
+    async with running_product(database, redis, models, settings={"encryption_key": OLD}) as before:
+        tool = await before.tool(SHOWS)
+        agent = await before.agent(secrets={"TOKEN": SECRET})
+    resume = asyncio.Event()
+    async with running_product(database, redis, models, settings={"encryption_key": NEW}) as after:
+        models.play(Turn(calls=[Call("shows", {"fail": False})], silent_after=1, resume=resume))
+        sent = await after.http.post(f"/v1/agents/{agent.id}/messages/async", json={"input": "Go."})
+
+        async def speaks() -> bool:
+            return any(request.pieces_sent for request in models.requests)
+
+        await wait_until(speaks, description="the model to speak")
+        await after.http.patch(f"/v1/agents/{agent.id}/tools/attach/{tool}")
+        resume.set()
+        run = await after.ended(sent.json()["id"])
+    error = run["metadata"]["error"]
+    assert (run["status"], error["message"]) == ("failed", "A secret of the agent cannot be read.")
+    assert "the secret 'TOKEN' cannot be read: it is encrypted with the key 'old'" in error["detail"]

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 
 from api.errors import ERROR_ANSWERS, add_error_answers, model_error_answer
 from shared.domain import errors as domain
+from shared.domain.approvals import WaitingCalls
+from shared.domain.ids import AgentId, ApprovalId, MessageId, RunId, ThreadId
 from tests.kit.product import asgi_client
 
 
@@ -60,12 +62,14 @@ async def test_answers(error: Exception, status: int, detail: str) -> None:
 
 async def test_a_pending_approval_says_how_to_resolve_it() -> None:
     error = domain.PendingApproval(
-        run_id="run-1",
-        agent_id="agent-1",
-        thread_id="agent-1",
-        message_id="message-1",
-        tool_call_ids=["c"],
-        approval_ids=["approval-1"],
+        WaitingCalls(
+            run_id=RunId("run-1"),
+            agent_id=AgentId("agent-1"),
+            thread_id=ThreadId("agent-1"),
+            message_id=MessageId("message-1"),
+            tool_call_ids=["c"],
+            approval_ids=[ApprovalId("approval-1")],
+        )
     )
 
     status, body, _ = await answer_to(error)

@@ -6,12 +6,17 @@ from functools import cached_property
 from shared.domain.messages import AssistantMessage
 from worker.models.provider import ModelCall
 
+LONGEST = 200
+"""Characters. Databases index ids, and clients send them back."""
+
 
 class CallIds:
-    """Gives each call of one answer an id that no other call of its history has.
+    """Gives each call of one answer an id that no other call of its history has, nor one that was ever decided in its
+    conversation: an old decision that comes once more must not find a new call.
 
     Some servers give two calls of an answer the same id, number the calls of every answer anew, or take the id from
-    the model's own text. The provider's id stays where it is the first of its kind; another call gets one of ours.
+    the model's own text. The provider's id stays where it is the first of its kind, short and printable. Another call
+    gets one of ours.
     """
 
     def __init__(self, call: ModelCall, new_id: Callable[[], str]) -> None:
@@ -21,10 +26,13 @@ class CallIds:
     @cached_property
     def _taken(self) -> set[str]:
         bodies = (message.body for message in self._call.history)
-        return {call.id for body in bodies if isinstance(body, AssistantMessage) for call in body.tool_calls}
+        in_history = {call.id for body in bodies if isinstance(body, AssistantMessage) for call in body.tool_calls}
+        return in_history | self._call.taken_call_ids
 
     def own(self, given: str | None) -> str:
         """The id of a call to which the server gave this one, or none."""
-        call_id = given if given and given not in self._taken else self._new_id()
+        theirs = given or ""
+        is_usable = 0 < len(theirs) <= LONGEST and theirs.isprintable() and theirs not in self._taken
+        call_id = theirs if is_usable else self._new_id()
         self._taken.add(call_id)
         return call_id

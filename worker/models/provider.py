@@ -71,6 +71,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     """The answer must call one of the tools."""
     thread_id: str = ""
     """The conversation's id: calls of one conversation find the provider's cache by it. Empty: there is none."""
+    taken_call_ids: frozenset[str] = frozenset()
+    """Ids of tool calls that were decided in the conversation, also of answers that have left the history."""
 
     def estimated_tokens(self) -> int:
         """About how many tokens the call sends: instructions, tools and history, without images."""

@@ -59,14 +59,16 @@ def _beginning(context: RunContext) -> BegunAnswer | None:
 async def _ask(context: RunContext, history: Sequence[Message], asked: str, beginning: BegunAnswer | None) -> Answer:
     continued = None if beginning is None else ContinuedText(beginning.text)
     may_call = context.next_calls()
+    tools = tool_specs(context, may_call)
     call = ModelCall(
         handle=context.model,
         system=context.system,
         history=history,
-        tools=tool_specs(context, may_call),
+        tools=tools,
         beginning="" if continued is None else continued.asked,
         must_call=may_call.forced,
         thread_id=context.run.thread_id,
+        taken_call_ids=await context.decided_call_ids() if tools else frozenset(),
         options=context.options,
     )
     await context.pay_for(call)
@@ -77,6 +79,9 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         async with aclosing(context.services.models.stream(call)) as events:
             async for event in events:
                 draft.take(event)
+        if draft.has_calls:
+            # A gate that was switched on while the model spoke holds for what it asks for.
+            await context.read_equipment()
         return draft.finish()
 
 

@@ -6,7 +6,6 @@ from typing import Literal
 import msgspec
 import structlog
 
-from shared.domain.agents import requires_approval
 from shared.domain.base_tools import REWRITING
 from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
 from shared.domain.ids import MessageId
@@ -69,6 +68,7 @@ class AnswerDraft:
         self._signature: str | None = None
         self._open: dict[int, tuple[str, str]] = {}
         self._finished_calls: dict[int, ToolCall] = {}
+        self._withheld: set[str] = set()
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
 
@@ -118,13 +118,31 @@ class AnswerDraft:
             self._show_call(call_id, tool=name, arguments=event.text)
 
     def _whole_call(self, event: CallFinished) -> ToolCall:
-        needs_approval = waits(self._context, event.name)
+        if waits(self._context, event.name):
+            if self._is_filled_in(event.name):
+                self._withheld.add(event.call_id)
+            return self._waiting_call(event.call_id, event.name, event.arguments)
         speech = said_so_far(event.arguments) if self._speaks(event.name) else None
-        arguments = event.arguments
-        if needs_approval:
-            rules, turn = self._context.agent.tool_rules, self._context.progress.turn
-            arguments = filled_arguments(rules, event.name, turn, arguments)
-        return ToolCall(event.call_id, event.name, arguments, needs_approval, speech or None)
+        return ToolCall(event.call_id, event.name, event.arguments, speech=speech or None)
+
+    def _waiting_call(self, call_id: str, name: str, written: str) -> ToolCall:
+        """A call that waits, as a person is asked about it: with the arguments with which it will run."""
+        context = self._context
+        arguments = filled_arguments(context.agent.tool_rules, name, context.progress.turn, written)
+        tool = context.tools.get(name)
+        return ToolCall(
+            call_id, name, arguments, needs_approval=True, tool_version=None if tool is None else tool.version
+        )
+
+    def _obey_gates(self) -> set[str]:
+        """Lets calls wait whose gate was switched on while the model spoke; the ids of those calls."""
+        late = {
+            index: self._waiting_call(call.id, call.name, call.arguments)
+            for index, call in self._finished_calls.items()
+            if not call.needs_approval and waits(self._context, call.name)
+        }
+        self._finished_calls |= late
+        return {call.id for call in late.values()}
 
     def _is_filled_in(self, name: str) -> bool:
         """Whether a person is asked about arguments that a rule completes: they are shown when they are whole."""
@@ -139,8 +157,9 @@ class AnswerDraft:
         finished = self._finished
         if finished is None:
             raise AssertionError("a model's stream ended without Finished")
+        late = self._obey_gates()
         if self._by_tokens:
-            self._show_filled_in()
+            self._show_rest(late)
         else:
             self._show_whole()
         context, calls = self._context, self._calls
@@ -161,6 +180,11 @@ class AnswerDraft:
         self._observed.finish(used, finished.reason, body)
         message = NewMessage(id=self._id, created_at=context.services.clock.now(), body=body, step_id=self._step_id)
         return Answer(message, calls, finished.reason)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer, as far as it has come, asks for calls."""
+        return bool(self._finished_calls)
 
     @property
     def _calls(self) -> list[ToolCall]:
@@ -194,9 +218,12 @@ class AnswerDraft:
             )
         )
 
-    def _show_filled_in(self) -> None:
+    def _show_rest(self, late: set[str]) -> None:
+        """Shows what the pieces have not shown: arguments that a rule has completed, and calls that wait after all."""
         for call in self._calls:
-            if self._is_filled_in(call.name):
+            if call.id in late:
+                self._show_call(call.id, tool=call.name, name=call.name, arguments=call.arguments)
+            elif call.id in self._withheld:
                 self._show_call(call.id, tool=call.name, arguments=call.arguments)
 
     def _show_whole(self) -> None:
@@ -230,7 +257,4 @@ def waits(context: RunContext, name: str) -> bool:
     """Whether a call of this tool waits for a person or for the client."""
     if any(tool.name == name for tool in context.run.options.client_tools):
         return True
-    tool = context.tools.get(name)
-    if tool is None or name not in context.next_calls().allowed:
-        return False
-    return requires_approval(context.agent, name, tool.default_requires_approval)
+    return context.asks_a_person(name) and name in context.next_calls().allowed

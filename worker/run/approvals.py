@@ -37,6 +37,7 @@ def _request(context: RunContext, answer: Answer, call: ToolCall) -> Approval:
         tool_name=call.name,
         arguments=call.arguments,
         arguments_hash=hash_of(call.arguments),
+        tool_version=call.tool_version,
         client_side=any(tool.name == call.name for tool in context.run.options.client_tools),
         asked_at=now,
         expires_at=None if expires_s is None else now + timedelta(seconds=expires_s),

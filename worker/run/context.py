@@ -1,14 +1,15 @@
 """The step loop's surroundings: one claimed run, the services that it needs, and its progress."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.clock import unix_ms
 from shared.concurrency import retry_while_unavailable
-from shared.domain.agents import Agent, ModelOptions, render_system
+from shared.domain.agents import Agent, ModelOptions, render_system, requires_approval
 from shared.domain.approvals import Approval
 from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.compaction import Compaction
@@ -23,6 +24,8 @@ from shared.domain.shown_step import BegunAnswer
 from shared.domain.skills import with_skills
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
+from shared.secret_keys import SecretKeys
+from shared.sql.definitions.agents import EquippedAgent
 from shared.sql.history.messages import ContextOfRun
 from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
@@ -54,18 +57,58 @@ class Parked(msgspec.Struct, frozen=True):
     tail: LogTail
 
 
+AS_THEY_ARE_NOW = ("tool_rules", "extra", "approval_expires_s", "on_approval_expiry")
+"""Fields of an agent in which a run at work obeys every change: which calls may be made, and what asks a person."""
+
+
+class Equipment:
+    """What the agent of a run may call, by which rules, and with which secrets.
+
+    It changes while the run is at work: a caller that switches a gate on, detaches a tool or changes a rule is obeyed
+    from the next call on. The agent's instructions, its model and its secrets stay as they were when the run was
+    claimed.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.tools: Mapping[str, Tool] = {}
+        self.secrets: Mapping[str, str] = {}
+        self._are_secrets_open = False
+
+    def renew(self, now: EquippedAgent, keys: SecretKeys) -> None:
+        """Takes over what may be called now. Raises `UnreadableSecret`, before a tool would have to run without what it
+        was given."""
+        self.agent = replace(self.agent, **{name: getattr(now.agent, name) for name in AS_THEY_ARE_NOW})
+        self.tools = {tool.name: tool for tool in now.tools}
+        if not self._are_secrets_open and any(map(runs_in_sandbox, now.tools)):
+            self.secrets = keys.open_all(self.agent.id, self.agent.tool_environment)
+            self._are_secrets_open = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
     """One run that a worker executes: what is fixed, and its progress."""
 
-    agent: Agent
-    tools: dict[str, Tool]
+    equipment: Equipment
     services: RunServices
     publisher: Publisher
     interruption: Interruption
     progress: RunProgress
-    secrets: Mapping[str, str] = field(repr=False)
-    """The agent's secrets, readable: what its tools get, and what is left out of their results."""
+
+    @property
+    def agent(self) -> Agent:
+        """The agent as it was when this owner claimed the run, but for what may be called, and when."""
+        return self.equipment.agent
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The agent's tools, by their names."""
+        return self.equipment.tools
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The agent's secrets, readable: what its tools get, and what is left out of their results."""
+        return self.equipment.secrets
 
     @property
     def run(self) -> Run:
@@ -109,6 +152,11 @@ class RunContext:
         tool = self.tools.get(name)
         return name == SPEAKS and tool is not None and is_base_tool(tool) and self.run.options.speech_as_text
 
+    def asks_a_person(self, name: str) -> bool:
+        """Whether a call of this tool of the agent's waits for a person."""
+        tool = self.tools.get(name)
+        return tool is not None and requires_approval(self.agent, name, tool.default_requires_approval)
+
     def missing_calls(self) -> list[str]:
         """The agent's tools that must be called before the run may end."""
         return missing_calls(self.agent.tool_rules, self.tools, self.progress.turn)
@@ -136,20 +184,31 @@ class RunContext:
         )
 
     async def history(self) -> ContextOfRun:
-        """The conversation as it is stored, up to this run's turn. The agent's memory is read with it: its own tools,
-        other agents and people change it while the run goes on."""
-        await self.read_memory()
+        """The conversation as it is stored, up to this run's turn. The agent's memory and tools are read with it."""
+        await self.read_equipment()
         return await self.first_history()
 
     async def first_history(self) -> ContextOfRun:
-        """The same for who has read the memory just now, with the agent."""
+        """The same for who has read the agent just now."""
         messages = self.services.messages
         return await self.retry_while_unavailable(lambda: messages.context_of_run(self.run))
 
-    async def read_memory(self) -> None:
-        """Reads the agent's memory blocks as they are now."""
-        memory = self.services.memory
-        self.progress.blocks = await self.retry_while_unavailable(lambda: memory.blocks(self.agent.id))
+    async def read_equipment(self) -> None:
+        """Reads the agent's tools, the rules and gates for them, and its memory, as they are now: people, other agents
+        and its own tools change them while the run goes on. Raises `NotFound` when the agent is gone, and
+        `UnreadableSecret`."""
+        services, run = self.services, self.run
+        now = await self.retry_while_unavailable(lambda: services.agents.equipped(run.project_id, run.agent_id))
+        self.equipment.renew(now, services.secret_keys)
+        self.progress.blocks = now.blocks
+
+    async def decided_call_ids(self) -> frozenset[str]:
+        """Ids of the calls that were decided in the run's thread. None is decided there while the run is at work, so
+        they are looked for once."""
+        progress, approvals = self.progress, self.services.approvals
+        if progress.decided_call_ids is None:
+            progress.decided_call_ids = await self.retry_while_unavailable(lambda: approvals.decided_call_ids(self.run))
+        return progress.decided_call_ids
 
     async def checkpoint(
         self, messages: list[NewMessage], *, starting: Sequence[ToolCall] = (), earlier: Step | None = None
@@ -231,22 +290,22 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
     """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone, and
     `UnreadableSecret` before anything is spent when a tool would have to run without what it was given."""
     run = publisher.run
-    agent, tools, blocks = await services.agents.equipped(run.project_id, run.agent_id)
+    equipped = await services.agents.equipped(run.project_id, run.agent_id)
+    agent, blocks = equipped.agent, equipped.blocks
     publisher.observation.run.agent_name = agent.name
-    secrets = {}
-    if run.options.compaction is None and any(map(runs_in_sandbox, tools)):
-        secrets = services.secret_keys.open_all(agent.id, agent.tool_environment)
+    equipment = Equipment(agent)
+    if run.options.compaction is None:
+        equipment.renew(equipped, services.secret_keys)
     progress = RunProgress(usage=run.usage, step_count=run.step_count, blocks=blocks)
-    if agent.tool_rules:
-        # A run that continues another one, or goes on after its worker died, has called tools before.
+    if agent.tool_rules or run.continues is not None or run.step_count:
+        # A run that continues another one, or goes on after its worker died, has called tools before. It may get rules
+        # while it is at work.
         earlier = await services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
     return RunContext(
-        agent=agent,
-        tools={tool.name: tool for tool in tools},
+        equipment=equipment,
         services=services,
         publisher=publisher,
         interruption=interruption,
         progress=progress,
-        secrets=secrets,
     )

@@ -26,6 +26,7 @@ from shared.domain.events import StatusChanged
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
+from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.compaction import compact_thread
 from worker.run.context import Outcome, Parked, RunContext, load_context
@@ -173,9 +174,8 @@ class RunExecutor:
             if error.room_at is not None and self.services.budgets.budgets.waits:
                 raise
             return Outcome(end=failed_by_budget(error))
-        except ModelError as error:
-            log.warning("model_gave_no_answer", model=context.model, error=error.facts)
-            return Outcome(end=failed_by_model(error, run))
+        except (ModelError, UnreadableSecret) as error:
+            return Outcome(end=_failed_by(context, error))
         except (ShutdownRequested, LeaseLost, LifecycleError, Unavailable):
             raise
         except Exception as error:
@@ -188,6 +188,14 @@ class RunExecutor:
         run looks before the next day, too."""
         soon = self.services.clock.now() + BUDGET_LOOK
         return soon if error.room_at is None else min(error.room_at, soon)
+
+
+def _failed_by(context: RunContext, error: ModelError | UnreadableSecret) -> RunEnd:
+    if isinstance(error, UnreadableSecret):
+        log.warning("run_cannot_go_on", reason=error.message)
+        return failed_by_secret(error)
+    log.warning("model_gave_no_answer", model=context.model, error=error.facts)
+    return failed_by_model(error, context.run)
 
 
 async def _work(context: RunContext) -> Outcome | Parked:

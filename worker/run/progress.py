@@ -45,6 +45,8 @@ class RunProgress:
     in_hand: StepInHand | None = None
     turn: TurnSoFar = NOTHING_YET
     """What the tool rules look at."""
+    decided_call_ids: frozenset[str] | None = None
+    """Ids of calls that were decided in the run's thread. None: they were not looked for yet."""
     open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
     """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
     has_run_folder: bool = False

@@ -14,6 +14,7 @@ from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
@@ -43,6 +44,7 @@ class RunServices:
     secret_keys: SecretKeys
     messages: MessageStore
     runs: RunStore
+    approvals: ApprovalStore
     checkpoints: CheckpointStore
     settlements: SettlementStore
     events: EventStore

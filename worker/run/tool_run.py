@@ -33,10 +33,10 @@ async def run_tool(context: RunContext) -> Outcome:
 
 
 async def _result(context: RunContext, call: ToolCall, *, was_started: bool) -> ToolReturn:
+    await context.read_equipment()
     tool = context.tools.get(call.name)
     if tool is None:
         return error_return(call, f"Error: the tool {call.name!r} was taken from the agent before it was started.")
     if was_started and not tool.idempotent:
         return error_return(call, OUTCOME_UNKNOWN)
-    await context.read_memory()
     return await call_tool(context, call, tool, call.arguments)

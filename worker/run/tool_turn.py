@@ -12,8 +12,18 @@ from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, T
 from shared.domain.runs import Step
 from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
 from shared.domain.tool_rules import filled_arguments
+from shared.domain.tools import Tool
 from worker.run.context import RunContext
 from worker.run.tool_calls import call_tool, error_return
+
+NOT_ASKED = (
+    "Error: since this call was written, calls of {!r} wait for a person. It was not made: call the tool again, and a "
+    "person is asked."
+)
+CHANGED_TOOL = (
+    "Error: the tool {!r} was changed after a person was asked about this call. So it was not made, though it was "
+    "approved: call the tool again, and a person is asked about it as it is now."
+)
 
 
 async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
@@ -22,11 +32,13 @@ async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[To
     starting = list(calls) if together else list(calls[:1])
     await context.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
     if together:
+        await context.read_equipment()
         async with asyncio.TaskGroup() as group:
             for call in calls:
                 group.create_task(_run_into(context, call), name=f"tool {call.name}")
     else:
         for number, call in enumerate(calls):
+            await context.read_equipment()
             if number and call.name in context.tools:
                 await context.record_intent(call)
             await _run_into(context, call)
@@ -48,13 +60,15 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     free = [call for call in open_.calls if decided[call.id] is None]
     denied = [call for call in open_.calls if call not in brought and call not in free]
     for call in free:
-        tool = context.tools.get(call.name)
-        if call.id in started and not (tool and tool.idempotent):
+        await context.read_equipment()
+        tool, decision = context.tools.get(call.name), decisions.get(call.id)
+        may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
+        if call.id in started and not may_start_again:
             context.progress.returns[call.id] = error_return(call, OUTCOME_UNKNOWN)
             continue
         if call.id not in started and tool is not None:
             await context.record_intent(call)
-        await _run_into(context, call, decisions.get(call.id))
+        await _run_into(context, call, decision)
     returns = [context.progress.returns[call.id] for call in [*brought, *denied, *free]]
     late_input: list[NewMessage] = []
     if context.run.continues is not None:
@@ -109,12 +123,9 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
         return error_return(
             call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
         )
-    allowed = context.next_calls().allowed
-    if call.name not in allowed:
-        offered = ", ".join(sorted(allowed)) or "none"
-        return error_return(
-            call, f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}."
-        )
+    refusal = _refusal(context, call, tool, decision)
+    if refusal is not None:
+        return error_return(call, refusal)
     edited = decision.edited_arguments if decision is not None else None
     arguments = call.arguments if edited is None else edited
     if not call.needs_approval:
@@ -124,3 +135,17 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
     if edited is None:
         return result
     return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
+
+
+def _refusal(context: RunContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:
+    """Why the tool of a call is not started, as rules, gates and the tool itself are now. None: it may be."""
+    allowed = context.next_calls().allowed
+    if call.name not in allowed:
+        offered = ", ".join(sorted(allowed)) or "none"
+        return f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}."
+    is_approved = decision is not None and decision.approve
+    if not is_approved and (call.needs_approval or context.asks_a_person(call.name)):
+        return NOT_ASKED.format(call.name)
+    if is_approved and call.tool_version not in (None, tool.version):
+        return CHANGED_TOOL.format(call.name)
+    return None

@@ -38,11 +38,6 @@ class MemoryStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def blocks(self, agent_id: AgentId) -> Sequence[Block]:
-        """The agent's blocks, in the order in which they were attached."""
-        async with self._database.read() as connection:
-            return (await blocks_of_agents(connection, [agent_id]))[agent_id]
-
     async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> FinishedEdit:
         """Makes the edit of a call, or finds that it was made.
 

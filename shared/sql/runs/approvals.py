@@ -1,12 +1,13 @@
 """Approval requests: one row per tool call that waits for a person or for the client."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
-from shared.domain.approvals import Approval
+from shared.domain.approvals import Approval, WaitingCalls, waiting_calls
 from shared.domain.errors import NotFound, PendingApproval
 from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
@@ -17,6 +18,9 @@ from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
+
+MOST_CALL_IDS = 1_000
+"""A call's id is not given again until so many later calls of its thread were decided."""
 
 
 def approval_of(row: RowMapping) -> Approval:
@@ -60,16 +64,9 @@ async def waiting_on(
 
 async def refuse_if_waiting(connection: Connection, thread_id: ThreadId) -> None:
     """Raises `PendingApproval` when a person must decide before the thread can go on."""
-    waiting = await waiting_on(connection, thread_id)
-    if waiting:
-        raise PendingApproval(
-            run_id=waiting[0].run_id,
-            agent_id=waiting[0].agent_id,
-            thread_id=waiting[0].thread_id,
-            message_id=waiting[0].message_id,
-            tool_call_ids=[approval.tool_call_id for approval in waiting],
-            approval_ids=[approval.id for approval in waiting],
-        )
+    waiting = waiting_calls(await waiting_on(connection, thread_id))
+    if waiting is not None:
+        raise PendingApproval(waiting)
 
 
 async def requests_of(connection: Connection, run_id: RunId) -> list[Approval]:
@@ -102,10 +99,31 @@ class ApprovalStore:
         async with self._database.read() as connection:
             return await requests_of(connection, run.id)
 
+    async def decided_call_ids(self, run: Run) -> frozenset[str]:
+        """Ids of the calls that were decided last in the run's thread, `MOST_CALL_IDS` at most."""
+        decided = sa.select(approvals.c.tool_call_id).where(
+            approvals.c.thread_id == run.thread_id, approvals.c.decided_at.is_not(None)
+        )
+        async with self._database.read() as connection:
+            found = await connection.execute(decided.order_by(approvals.c.decided_at.desc()).limit(MOST_CALL_IDS))
+            return frozenset(found.scalars())
+
     async def waiting_on_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Approval]:
         """The requests that one of the project's threads waits for; empty when it waits for none."""
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
+
+    async def waiting_of_runs(self, some: Sequence[Run]) -> dict[RunId, WaitingCalls]:
+        """What each of these runs that is parked waits for. Asks nothing when none is."""
+        parked = [run.id for run in some if run.status is RunStatus.AWAITING_APPROVAL]
+        if not parked:
+            return {}
+        query = sa.select(approvals).where(approvals.c.run_id.in_(parked))
+        asked: defaultdict[RunId, list[Approval]] = defaultdict(list)
+        async with self._database.read() as connection:
+            for row in (await connection.execute(query.order_by(approvals.c.number))).mappings():
+                asked[row["run_id"]].append(approval_of(row))
+        return {run_id: names for run_id, rows in asked.items() if (names := waiting_calls(rows)) is not None}
 
     async def waiting_on_threads(
         self, project_id: ProjectId, thread_ids: Collection[ThreadId]

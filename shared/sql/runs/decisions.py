@@ -140,7 +140,9 @@ async def _start_continuation(
     Some decisions may have come earlier, one by one. So the `ApprovalResponse` that `given` begins with is replaced by
     one with all decisions on the answer. It goes on in the trace of the run that asked.
     """
-    parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=run.created_at)
+    now = run.created_at
+    closed = {"continued_by": run.id, "decided_at": now}
+    parked = await apply(connection, asked_by.run_id, RunTrigger.DECIDE, fence=asked_by.fence, now=now, values=closed)
     asked = await requests_of(connection, parked.id)
     await connection.execute(sa.update(approvals).where(approvals.c.run_id == parked.id).values(continued_by=run.id))
     response = ApprovalResponse([approval.decision for approval in asked if approval.decision is not None])
@@ -209,20 +211,28 @@ async def _store_decision(
     await record(connection, approval.project_id, f"approval.{done}", approval.id)
 
 
+_NAMES = (approvals.c.tool_call_id, approvals.c.id, approvals.c.message_id)
+"""What a client may name a call by: its id, its approval, or the message that asks. All of an answer's calls have the
+same message."""
+
+
 async def _decided_before(connection: Connection, thread_id: ThreadId, decisions: Mapping[str, Decision]) -> AskedBy:
     found = await connection.execute(
         sa.select(approvals, runs.c.status, runs.c.fence)
         .join(runs, runs.c.id == approvals.c.continued_by)
-        .where(approvals.c.thread_id == thread_id, approvals.c.tool_call_id.in_(decisions))
+        .where(approvals.c.thread_id == thread_id, sa.or_(*(name.in_(decisions) for name in _NAMES)))
         # Some servers number the calls of every answer anew, so an id may have been decided in an earlier turn.
         .order_by(approvals.c.decided_at.desc(), runs.c.number.desc())
     )
     rows = found.mappings().all()
     last = [row for row in rows if row["continued_by"] == rows[0]["continued_by"]]
-    if not last or {row["tool_call_id"] for row in last} != set(decisions):
+    named = [{row[name.name] for name in _NAMES if row[name.name] in decisions} for row in last]
+    if not last or set().union(*named) != set(decisions):
         raise NoPendingApproval
-    for row in last:
-        _refuse_other_decision(approval_of(row), decisions[row["tool_call_id"]])
+    for row, names in zip(last, named, strict=True):
+        for name in names:
+            decision = msgspec.structs.replace(decisions[name], tool_call_id=row["tool_call_id"])
+            _refuse_other_decision(approval_of(row), decision)
     if last[0]["status"] not in ACTIVE:
         raise AlreadyDecided
     return AskedBy(last[0]["run_id"], last[0]["fence"], continued_by=last[0]["continued_by"])

@@ -33,9 +33,9 @@ RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input and col
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
-    "turn", "dispatch", "priority", "fence", "owner", "attempts_without_progress", "step_count", "last_seq",
-    "checkpoint_seq", "callback_url", "callback_sent_at", "callback_status_code", "callback_error", "created_at",
-    "started_at", "first_token_at", "completed_at", "pruned_at", "waits_until",
+    "continued_by", "decided_at", "turn", "dispatch", "priority", "fence", "owner", "attempts_without_progress",
+    "step_count", "last_seq", "checkpoint_seq", "callback_url", "callback_sent_at", "callback_status_code",
+    "callback_error", "created_at", "started_at", "first_token_at", "completed_at", "pruned_at", "waits_until",
 )  # fmt: skip
 
 

@@ -137,15 +137,15 @@ class SettlementStore:
         self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
     ) -> Run:
         """Stores a run that never begins, and its end, whatever its thread waits for; the run in its final state. It
-        was never in the thread's queue, so no run is next because of it. `again` says that an earlier try may have
-        stored this very run and lost its answer."""
+        was never in the thread's queue, so no run is next because of it, and its agent did not stop by it. `again` says
+        that an earlier try may have stored this very run and lost its answer."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED, thread_lock(run.thread_id)) as connection:
             seen = await submitted_before(connection, run, NO_KEYS, again=again)
             if seen is not None:
                 return seen
             stored = (await insert_run(connection, run, given)).run
             locked = LockedRun(stored.status, stored.fence, stored.owner, stored.last_seq, None, stored.usage, None)
-            return (await self._settle(connection, stored, locked, settlement, [])).run
+            return (await self._settle(connection, stored, locked, settlement, [], has_begun=False)).run
 
     async def park(self, run: Run, checkpoint: Checkpoint, asked: Sequence[Approval]) -> LogTail:
         """Stores the answer and its approval requests and parks the run; the entries that end its stream.
@@ -178,7 +178,14 @@ class SettlementStore:
             return tail
 
     async def _settle(
-        self, connection: Connection, run: Run, locked: LockedRun, settlement: Settlement, turn: Sequence[RowMapping]
+        self,
+        connection: Connection,
+        run: Run,
+        locked: LockedRun,
+        settlement: Settlement,
+        turn: Sequence[RowMapping],
+        *,
+        has_begun: bool = True,
     ) -> Settled:
         end, now = settlement.end, settlement.now
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
@@ -206,7 +213,8 @@ class SettlementStore:
         insert_events(connection, run.id, tail.behind(locked.last_seq))
         if settlement.step is not None:
             upsert_step(connection, run, settlement.step)
-        tell_agent(connection, run, end.stop_reason)
+        if has_begun:
+            tell_agent(connection, run, end.stop_reason)
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         if run.status is RunStatus.AWAITING_APPROVAL:
             await deny_what_waits(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)

@@ -116,6 +116,7 @@ class Owner:
             secret_keys=NO_KEYS,
             messages=far(stores.messages),
             runs=far(stores.runs),
+            approvals=far(stores.approvals),
             checkpoints=far(stores.checkpoints),
             settlements=far(stores.settlements),
             events=far(stores.events),

@@ -7,7 +7,8 @@ import { actorName } from "./actor.js";
  * @typedef {{
  *   id: string, status: "waiting" | "approved" | "denied" | "returned", run_id: string, agent_id: string,
  *   conversation_id: string | null, message_id: string, tool_call_id: string, tool_name: string,
- *   arguments: string, arguments_object: Record<string, any> | null, arguments_hash: string, client_side: boolean,
+ *   arguments: string, arguments_object: Record<string, any> | null, arguments_hash: string,
+ *   tool_version: string | null, client_side: boolean,
  *   asked_at: string, expires_at: string | null, on_expiry: "keep" | "deny" | "cancel",
  *   decision: Record<string, any> | null, decided_at: string | null, decided_by: string | null,
  *   continued_by: string | null, run?: Record<string, any> | null,
@@ -24,14 +25,15 @@ import { actorName } from "./actor.js";
 const AT_ONCE = 4;
 
 /**
- * Decides one call, for the arguments that were shown alone. When somebody else was faster, or the arguments are others
- * by now, the answer is the call as it is, and `conflict` says so. Raises `ApiError` for every other refusal.
+ * Decides one call, for the arguments and the tool that were shown alone. When somebody else was faster, or they are
+ * others by now, the answer is the call as it is, and `conflict` says so. Raises `ApiError` for every other refusal.
  * @param {Approval} approval
  * @param {Decision} decision
  * @returns {Promise<Decided>}
  */
 export async function decide(approval, decision) {
-  const body = { ...decision, arguments_hash: approval.arguments_hash, decided_by: actorName() };
+  const { arguments_hash, tool_version } = approval;
+  const body = { ...decision, arguments_hash, tool_version, decided_by: actorName() };
   try {
     return { approval: await request("POST", `/v1/approvals/${approval.id}`, { body }), conflict: null };
   } catch (error) {
