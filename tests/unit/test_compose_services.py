@@ -24,7 +24,8 @@ def service(name: str) -> dict[str, Any]:
 
 
 def faults(document: dict[str, Any]) -> list[str]:
-    return [f"{error.json_path}: {error.message}" for error in Draft7Validator(SCHEMA).iter_errors(document)]
+    validator: Any = Draft7Validator(SCHEMA)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
 
 
 def test_the_file_is_one_of_its_specification() -> None:

@@ -26,7 +26,7 @@ def serving(status: int) -> Generator[int]:
             self.end_headers()
             self.wfile.write(self.path.encode())
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Prints nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
