@@ -1,5 +1,8 @@
 # One image for every process: `holdfast api`, `holdfast worker`, `holdfast migrate`.
-FROM python:3.13-slim AS build
+# Another base, such as this one by its digest: --build-arg PYTHON_IMAGE=python@sha256:…
+ARG PYTHON_IMAGE=python:3.13-slim-trixie
+
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 RUN python -m venv /opt/holdfast
 COPY constraints.txt pyproject.toml setup.py README.md LICENSE ./
@@ -11,7 +14,7 @@ COPY cli cli
 RUN /opt/holdfast/bin/pip install --no-cache-dir --disable-pip-version-check \
     -c constraints.txt '.[google,otel,packages,postgres]'
 
-FROM python:3.13-slim
+FROM ${PYTHON_IMAGE}
 # bubblewrap is for tier 1 of the walls around tools. A container as it comes has tier 2, which does not need it.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap \
@@ -19,14 +22,11 @@ RUN apt-get update \
     && useradd --uid 10001 --create-home --shell /usr/sbin/nologin holdfast \
     && install --directory --owner=holdfast --mode=0755 /var/cache/holdfast
 COPY --from=build /opt/holdfast /opt/holdfast
-ENV PATH=/opt/holdfast/bin:$PATH PYTHONUNBUFFERED=1 HOLDFAST_LOG_JSON=true
+ENV PATH=/opt/holdfast/bin:$PATH PYTHONUNBUFFERED=1 HOLDFAST_LOG_JSON=true HOLDFAST_WORKER_PORT=9100
 USER holdfast
 WORKDIR /home/holdfast
 EXPOSE 8283
-# An API answers on its port. A worker has one where HOLDFAST_WORKER_PORT says so, which is its orchestrator's to ask.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-c", "\
-import urllib.request; \
-command = open('/proc/1/cmdline', 'rb').read().split(b'\\0'); \
-b'api' in command and urllib.request.urlopen('http://127.0.0.1:8283/healthz', timeout=4)"]
+# Asks an API at the port of its command line, and a worker at HOLDFAST_WORKER_PORT, which is open inside the container only.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-I", "-m", "holdfast.health"]
 ENTRYPOINT ["holdfast"]
 CMD ["api", "--host", "0.0.0.0", "--port", "8283"]

@@ -2,6 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What runs, for `make dev`: the server and the client of README's program. The tools of developers, for all else.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # Most tests wait for processes and servers more than they compute.
 TEST_PROCESSES ?= 5
@@ -9,12 +11,13 @@ FAST_TESTS := tests/architecture tests/unit tests/contract
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
 
-.PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation clean
+.PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-dev: $(STAMP) ## Run everything in one process on port 8283 (ARGS="--port 9000")
+# A developer's environment runs it as well.
+dev: $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS)) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
 
 test: $(STAMP) ## Run the tests without those marked exhaustive (ARGS="-k cancel")
@@ -65,7 +68,7 @@ long-conversation: $(STAMP) ## Talk for 2,000 turns while workers are killed, an
 	@$(BIN)/python -m bench.long_conversation $(ARGS)
 
 clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
-	@rm -rf $(VENV) .venv-contract build *.egg-info .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-contract build dist *.egg-info .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The checker, and the types of the libraries that the console has without them. In .venv, which must be made first.
@@ -75,24 +78,41 @@ $(CONSOLE_TYPES)/.installed: .ci/console-types.json | $(STAMP)
 	@npm install --silent --no-audit --no-fund --prefix $(CONSOLE_TYPES)
 	@touch $@
 
-# PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter behind it, so each is tried.
+wheel: $(STAMP) ## Build the wheel and the source distribution into dist/
+	@rm -rf dist build
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' >/dev/null
+	@rm -rf build
+	@ls dist/*
+
+$(RUNS): pyproject.toml setup.py constraints.txt
+	@$(VENV_THERE)
+	@echo "Installing what runs into $(VENV) with $$($(BIN)/python -V); this happens once" >&2
+	@$(BIN)/python .ci/install -c constraints.txt -e '.[google]' letta-client
+	@touch $@
+
 $(STAMP): pyproject.toml setup.py constraints.txt
-	@set -e; \
-	if ! $(BIN)/python -c pass 2>/dev/null; then \
-	  for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
-	    if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$name"; break; fi; \
-	  done; \
-	  if [ -z "$$found" ]; then \
-	    echo "Holdfast needs Python 3.11 or newer. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
-	    exit 1; \
-	  fi; \
-	  if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
-	    echo "$$found cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
-	    exit 1; \
-	  fi; \
-	  echo "Installing into $(VENV) with $$("$$found" -V); this happens once" >&2; \
-	  rm -rf $(VENV); \
-	  "$$found" -m venv $(VENV); \
-	fi; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
-	touch $(STAMP)
+	@$(VENV_THERE)
+	@echo "Installing the developers' tools into $(VENV) with $$($(BIN)/python -V); this happens once" >&2
+	@$(BIN)/python .ci/install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter behind it, so each is tried.
+define VENV_THERE
+set -e; \
+if ! $(BIN)/python -c pass 2>/dev/null; then \
+  for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+    if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$name"; break; fi; \
+  done; \
+  if [ -z "$$found" ]; then \
+    echo "Holdfast needs Python 3.11 or newer. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+    exit 1; \
+  fi; \
+  if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+    echo "$$found cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+    exit 1; \
+  fi; \
+  rm -rf $(VENV); \
+  "$$found" -m venv $(VENV); \
+fi
+endef

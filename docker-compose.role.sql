@@ -2,8 +2,11 @@
 -- security does not bind a superuser, and the role that the Postgres image makes is one.
 --
 -- The superuser runs this at each `docker compose up`; the second time it changes nothing. What an earlier `up` made as
--- the superuser is handed over.
+-- the superuser is handed over. Both passwords are those of the environment; without POSTGRES_PASSWORD the superuser keeps
+-- the one it has.
 
+\getenv server_password POSTGRES_SERVER_PASSWORD
+\getenv superuser_password POSTGRES_PASSWORD
 SET client_min_messages = warning;
 
 DO $$
@@ -13,7 +16,7 @@ BEGIN
   IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'holdfast_server') THEN
     CREATE ROLE holdfast_server;
   END IF;
-  ALTER ROLE holdfast_server LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE PASSWORD 'holdfast';
+  ALTER ROLE holdfast_server LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE;
 
   EXECUTE format('ALTER DATABASE %I OWNER TO holdfast_server', current_database());
   ALTER SCHEMA public OWNER TO holdfast_server;
@@ -26,3 +29,8 @@ BEGIN
     EXECUTE format('ALTER TABLE %s OWNER TO holdfast_server', one);
   END LOOP;
 END $$;
+
+ALTER ROLE holdfast_server PASSWORD :'server_password';
+\if :{?superuser_password}
+ALTER ROLE CURRENT_USER PASSWORD :'superuser_password';
+\endif

@@ -6,13 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email import message_from_bytes
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
 
 from tests.kit.project.source_tree import PRODUCT_PACKAGES, ROOT, product_sources
 from tests.kit.services.tcp_proxy import free_port
@@ -105,6 +109,34 @@ def test_a_wheel_has_one_name_and_every_file_of_the_product(installation: Instal
     page = [path.relative_to(ROOT).as_posix() for path in (ROOT / "api/console/web").rglob("*") if path.is_file()]
     assert "api/console/web/index.html" in page
     assert {f"holdfast/product/{path}" for path in page} <= names
+
+
+def test_an_installation_from_the_file_alone_has_what_it_needs(installation: Installation) -> None:
+    """`uvx --from FILE` and `pipx run --spec FILE` name no extra. CI starts it so, with packages of its own."""
+    with zipfile.ZipFile(installation.wheel) as wheel:
+        (about,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        required = message_from_bytes(wheel.read(about)).get_all("Requires-Dist", [])
+        (scripts,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert "holdfast = holdfast.__main__:main" in wheel.read(scripts).decode()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {str(Requirement(text)) for text in required if "extra ==" not in text}
+    assert wanted == {str(Requirement(text)) for text in project["dependencies"]}
+
+
+def test_the_source_distribution_makes_the_same_wheel(installation: Installation) -> None:
+    sources, made = installation.wheel.parent / "sources", installation.wheel.parent / "archive"
+    build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(made)!r}))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True, text=True)
+    with tarfile.open(made / done.stdout.split()[-1]) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    files = {name for name in zipfile.ZipFile(installation.wheel).namelist() if ".dist-info/" not in name}
+    assert {name.removeprefix("holdfast/product/") for name in files} <= packed
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= packed
+
+
+def test_a_health_check_does_not_wait_for_the_product_to_be_imported(installation: Installation) -> None:
+    asked = "import sys, holdfast.health; print(sorted({'cli', 'typer', 'pydantic', 'shared'} & set(sys.modules)))"
+    assert installation.run("python", "-I", "-c", asked) == "[]\n"
 
 
 def test_commands_work_beside_packages_of_the_same_names(installation: Installation) -> None:

@@ -1,5 +1,6 @@
 """docker-compose.yml passes the settings on, and its Postgres binds Holdfast's role to the policies of the tables."""
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ LISTED = set(re.findall(r"^\| `(HOLDFAST_\w+)` \|", (ROOT / "docs/settings.md").
 NOT_FOR_CONTAINERS = {
     "HOLDFAST_DATA_DIR": "of `holdfast dev`",
     "HOLDFAST_CRASH_AT": "of tests",
-    "HOLDFAST_ENCRYPTION_KEY_FILE": "the key itself is asked for",
 }
 
 
@@ -70,10 +70,13 @@ def test_nobody_but_the_service_that_makes_the_role_is_superuser() -> None:
     for service in ("api", "worker", "migrate"):
         url = make_url(environment(service)["HOLDFAST_DATABASE_URL"])
         assert url.username == "holdfast_server" != superuser
-        assert f"PASSWORD '{url.password}'" in ROLE_SQL.read_text(encoding="utf-8")
     making = COMPOSE["services"]["role"]
     assert making["environment"]["PGUSER"] == superuser
-    assert making["volumes"] == [f"./{ROLE_SQL.name}:/role.sql:ro"]
+    # At the socket, where the image asks nobody for a password: an older volume has another one.
+    assert making["environment"]["PGHOST"] == "/var/run/postgresql"
+    socket = "postgres-socket:/var/run/postgresql"
+    assert making["volumes"] == [f"./{ROLE_SQL.name}:/role.sql:ro", socket]
+    assert socket in COMPOSE["services"]["postgres"]["volumes"]
     waits = {service: COMPOSE["services"][service]["depends_on"] for service in ("migrate", "api", "worker")}
     assert waits["migrate"] == {"role": {"condition": "service_completed_successfully"}}
     assert all("migrate" in waits[service] for service in ("api", "worker"))
@@ -93,7 +96,7 @@ async def test_row_level_security_was_void_with_compose(postgres_server: Postgre
     script = text.replace("holdfast_server", name)
     try:
         for _ in range(2):
-            _psql(superusers, script)
+            _psql(superusers, script, POSTGRES_SERVER_PASSWORD="holdfast")
         url = make_url(superusers).set(username=name, password="holdfast")
         plain = Database(url.render_as_string(hide_password=False))
         assert not await plain.passes_policies()
@@ -110,7 +113,39 @@ async def test_row_level_security_was_void_with_compose(postgres_server: Postgre
         _psql(make_url(superusers).set(database="postgres").render_as_string(hide_password=False), f"DROP ROLE {name}")
 
 
-def _psql(url: str, script: str) -> None:
-    command = ["psql", "--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", url]
-    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+@pytest.mark.services
+async def test_a_volume_of_an_older_release_kept_the_password_that_everybody_knows(
+    postgres_server: PostgresServer,
+) -> None:
+    """The image sets the superuser's password for a new database only."""
+    superusers = postgres_server.create_database()
+    database = Database(superusers)
+    is_superuser = await database.passes_policies()
+    await database.aclose()
+    if not is_superuser:
+        pytest.skip("only a superuser makes the role")
+    name = f"holdfast_server_{make_url(superusers).database}"
+    old = f"{name}_old"
+    hashed = f"SELECT rolpassword FROM pg_authid WHERE rolname = '{old}'"  # noqa: S608 - a name made here
+    script = f"SET SESSION AUTHORIZATION {old};\n" + ROLE_SQL.read_text(encoding="utf-8").replace(
+        "holdfast_server", name
+    )
+    try:
+        _psql(superusers, f"CREATE ROLE {old} SUPERUSER LOGIN PASSWORD 'holdfast'")
+        known = _psql(superusers, hashed)
+        _psql(superusers, script, POSTGRES_SERVER_PASSWORD="of the server")
+        assert _psql(superusers, hashed) == known
+        _psql(superusers, script, POSTGRES_SERVER_PASSWORD="of the server", POSTGRES_PASSWORD='it\'s "new"')
+        assert _psql(superusers, hashed) not in {known, ""}
+    finally:
+        postgres_server.drop_database(superusers)
+        others = make_url(superusers).set(database="postgres").render_as_string(hide_password=False)
+        _psql(others, f"DROP ROLE IF EXISTS {name}; DROP ROLE IF EXISTS {old}")
+
+
+def _psql(url: str, script: str, **variables: str) -> str:
+    command = ["psql", "--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set", "ON_ERROR_STOP=1", url]
+    environment = os.environ | variables
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
