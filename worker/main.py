@@ -89,6 +89,7 @@ async def working(
             retries=settings.model_retries,
             builtin_models=settings.builtin_models,
             network=network,
+            now=process.clock.now,
         )
         stack.push_async_callback(models.aclose)
         embeddings = EmbeddingClient(process.environment, network)

@@ -49,6 +49,11 @@ class _Delta(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     type: str = ""
+    id: str | None = None
+    model: str | None = None
+    content: list[_Block] | None = None
+    stop_reason: str | None = None
+    """These are those of a whole message, from a server that does not stream."""
     index: int = 0
     message: _Message | None = None
     content_block: _Block | None = None
@@ -115,7 +120,11 @@ class AnthropicAnswer:
                 self._raw_reason = (event.delta and event.delta.stop_reason) or self._raw_reason
             case "message_stop":
                 self.is_over = True
+            case "message":
+                self._take_whole(event)
             case "error":
+                raise stream_error(event.error, provider=self._route.provider)
+            case _ if event.error:
                 raise stream_error(event.error, provider=self._route.provider)
             case _:
                 # New kinds of event may appear at any time.
@@ -144,6 +153,13 @@ class AnthropicAnswer:
         self._given = Given(PROVIDER_NAME, message.model or self._route.model, message.id, "")
         self._dropped = message.input_transformations
         self._count(message.usage)
+
+    def _take_whole(self, event: _Event) -> None:
+        self._take_message(_Message(event.id, event.model, event.usage, event.input_transformations))
+        for index, block in enumerate(event.content or ()):
+            self._begin(index, block)
+            self._parts.close()
+        self._raw_reason = event.stop_reason or "end_turn"
 
     def _count(self, usage: object) -> None:
         """Later counts take the place of earlier ones."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 from shared.domain.messages import AssistantMessage
+from worker.models.characters import whole_characters
 from worker.models.provider import ModelCall
 
 
@@ -25,6 +26,7 @@ class CallIds:
 
     def own(self, given: str | None) -> str:
         """The id of a call to which the server gave this one, or none."""
+        given = given and whole_characters(given)
         call_id = given if given and given not in self._taken else self._new_id()
         self._taken.add(call_id)
         return call_id

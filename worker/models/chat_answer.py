@@ -48,6 +48,8 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    message: _Delta | None = None
+    """All of the answer, from a server that does not stream."""
     finish_reason: str | None = None
 
 
@@ -109,7 +111,7 @@ class ChatAnswer:
 
     @property
     def has_reason(self) -> bool:
-        return bool(self._raw_reason)
+        return reason_in(_REASONS, self._raw_reason) not in (None, "error")
 
     def told(self) -> list[ModelEvent]:
         """The events since they were last asked for."""
@@ -131,8 +133,11 @@ class ChatAnswer:
             return
         choice = chunk.choices[0]
         self._raw_reason = choice.finish_reason or self._raw_reason
-        if choice.delta is not None:
-            self._take_delta(choice.delta)
+        if choice.message is not None:
+            self._raw_reason = self._raw_reason or "stop"
+        said = choice.delta or choice.message
+        if said is not None:
+            self._take_delta(said)
 
     def finish(self) -> None:
         """The end of the stream. Raises `ModelError` when it was not the end of the answer."""

@@ -13,11 +13,13 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from itertools import count
 from uuid import uuid4
 
 import msgspec
 
+from shared.clock import SystemClock
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_catalog import MODELS, family_of
 from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
@@ -28,7 +30,7 @@ from worker.models.builtin import BuiltinModel
 from worker.models.chat_wire import ChatWire
 from worker.models.connections import Connections
 from worker.models.direct_model import DirectModel, DirectWire
-from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
+from worker.models.provider import LONGEST_WAIT, AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
 
 NO_KEY = "none"
 """Sent where a server asks for no key; the SDKs demand one."""
@@ -51,9 +53,6 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
     wire = "responses" if name == "openai" and family_of(handle).uses_responses else provider.wire
     return Route(handle, name, model, wire, key or NO_KEY, base_url or "", provider.api_version(environment))
 
-
-LONGEST_WAIT = 60.0
-"""Seconds. A provider that asks for a longer pause gets none: the call fails and says so."""
 
 FIRST_WAIT = 0.5
 JITTER = 0.25
@@ -140,6 +139,7 @@ class Models:
         retries: int,
         builtin_models: bool = False,
         network: NetworkRules = PUBLIC_ONLY,
+        now: Callable[[], datetime] = lambda: SystemClock().now(),
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         new_call_id: Callable[[], str] = lambda: f"call_{uuid4().hex}",
@@ -153,6 +153,7 @@ class Models:
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
         self._network = network
+        self._now = now
         self._sleep = clock_sleep
         self._new_call_id = new_call_id
         self._policy = RetryPolicy(retries, clock_sleep, jitter)
@@ -224,7 +225,7 @@ class Models:
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
 
     def _direct(self, wire: DirectWire, connections: Connections) -> ModelProvider:
-        return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout)
+        return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout, self._now)
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:
         try:
@@ -240,9 +241,10 @@ class Models:
             ) from error
         return sdk_model.SdkModel(
             wire.build(route, connections.client),
-            route.asked,
+            route,
             connections,
             self._first_event_timeout,
             self._idle_timeout,
             self._new_call_id,
+            self._now,
         )
