@@ -19,7 +19,7 @@ LONGEST_DETAIL = 2000
 SHORTEST_KEY = 8
 """Characters. What is shorter is no key, but a word that stands for none, and may be in any text."""
 
-_NUMBER = re.compile(r"\d{1,12}(\.\d{0,9})?")
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{0,9})?")
 
 CONTEXT_OVERFLOW = re.compile(
     r"maximum context length|reduce the length of the messages"
@@ -33,7 +33,9 @@ CONTEXT_OVERFLOW = re.compile(
     r"[^.]{0,60}\b(limit|maximum|max|context|window|length)"
     r"|(exceed\w*|longer than|over) [^.]{0,60}\b(token limit|context|max\w* (token|length|input)\w*)"
     r"|tokens? \+ .{0,30}must be <=|requested token count"
-    r"|please (shorten|truncate|reduce) (your|the) (prompt|input|message)",
+    r"|please (shorten|truncate|reduce) (your|the) (prompt|input|message)"
+    r"|token count is \d+ but the model only supports|must have less than \d+ tokens|range of input length"
+    r"|context (the )?overflows|context length of only|\bstring too long\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -189,7 +191,7 @@ def _model_error(fault: ProviderFault, text: str, status: int | None, provider: 
     if error_type not in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION):
         # Texts of those speak of too many tokens as well, but of tokens per minute.
         error_type, retryable = (
-            _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {text}") else (error_type, retryable)
+            _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {fault.kind} {text}") else (error_type, retryable)
         )
     return ModelError(error_type, text[:LONGEST_DETAIL], retryable=retryable, retry_after=after, status=status)
 
