@@ -322,6 +322,18 @@ async def test_an_answer_that_is_not_streamed_is_taken(
     assert (end.reason, end.usage.prompt_tokens, end.usage.completion_tokens) == ("tool_calls", 7, 5)
 
 
+async def test_the_answer_so_far_beside_each_delta_is_not_said_twice() -> None:
+    """Perplexity's servers send it."""
+    chunks = [
+        data({"choices": [{"delta": {"content": piece}, "message": {"content": so_far}, "finish_reason": None}]})
+        for piece, so_far in (("It is ", "It is "), ("four.", "It is four."))
+    ]
+    end = data({"choices": [{"delta": {}, "message": {"content": "It is four."}, "finish_reason": "stop"}]})
+    assert text_said(await answered(CHAT, [*chunks, end])) == "It is four."
+    with pytest.raises(ModelError, match="no finish reason"):
+        await answered(CHAT, chunks)
+
+
 async def test_chunks_in_a_list_are_an_answer_of_gemini() -> None:
     first, last = ({"candidates": [{"content": {"parts": [{"text": text}]}}]} for text in ("It is ", "four."))
     body = json.dumps([first, {**last, "candidates": [{**last["candidates"][0], "finishReason": "STOP"}]}])

@@ -49,11 +49,6 @@ class _Delta(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     type: str = ""
-    id: str | None = None
-    model: str | None = None
-    content: list[_Block] | None = None
-    stop_reason: str | None = None
-    """These are those of a whole message, from a server that does not stream."""
     index: int = 0
     message: _Message | None = None
     content_block: _Block | None = None
@@ -63,7 +58,15 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class _WholeMessage(_Message):
+    """From a server that does not stream."""
+
+    content: list[_Block] = []
+    stop_reason: str | None = None
+
+
 _EVENTS = Decoder(_Event)
+_WHOLE = Decoder(_WholeMessage)
 
 _REASONS: Mapping[str, FinishReason] = {
     "end_turn": "stop",
@@ -121,7 +124,7 @@ class AnthropicAnswer:
             case "message_stop":
                 self.is_over = True
             case "message":
-                self._take_whole(event)
+                self._take_whole(_WHOLE.decode(data))
             case "error":
                 raise stream_error(event.error, provider=self._route.provider)
             case _ if event.error:
@@ -154,12 +157,12 @@ class AnthropicAnswer:
         self._dropped = message.input_transformations
         self._count(message.usage)
 
-    def _take_whole(self, event: _Event) -> None:
-        self._take_message(_Message(event.id, event.model, event.usage, event.input_transformations))
-        for index, block in enumerate(event.content or ()):
+    def _take_whole(self, message: _WholeMessage) -> None:
+        self._take_message(message)
+        for index, block in enumerate(message.content):
             self._begin(index, block)
             self._parts.close()
-        self._raw_reason = event.stop_reason or "end_turn"
+        self._raw_reason = message.stop_reason or "end_turn"
 
     def _count(self, usage: object) -> None:
         """Later counts take the place of earlier ones."""

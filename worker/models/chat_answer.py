@@ -48,8 +48,8 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    message: _Delta | None = None
-    """All of the answer, from a server that does not stream."""
+    message: Any = None
+    """All of the answer, from a server that does not stream. Beside a delta, what has come of it so far."""
     finish_reason: str | None = None
 
 
@@ -62,6 +62,7 @@ class _Chunk(msgspec.Struct):
 
 
 _CHUNKS = Decoder(_Chunk)
+_WHOLE = Decoder(_Delta)
 
 _DONE = b"[DONE]"
 
@@ -133,11 +134,11 @@ class ChatAnswer:
             return
         choice = chunk.choices[0]
         self._raw_reason = choice.finish_reason or self._raw_reason
-        if choice.message is not None:
+        if choice.delta is not None:
+            self._take_delta(choice.delta)
+        elif choice.message:
             self._raw_reason = self._raw_reason or "stop"
-        said = choice.delta or choice.message
-        if said is not None:
-            self._take_delta(said)
+            self._take_delta(_WHOLE.convert(choice.message))
 
     def finish(self) -> None:
         """The end of the stream. Raises `ModelError` when it was not the end of the answer."""

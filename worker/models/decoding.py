@@ -29,11 +29,17 @@ class Decoder(Generic[_Event]):
 
     def _decode_half_characters(self, data: bytes, why: Exception) -> _Event:
         try:
-            return msgspec.convert(read_json(data), self._event)
-        except msgspec.ValidationError as error:
-            raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
+            value = read_json(data)
         except (ValueError, RecursionError):
             raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.") from why
+        return self.convert(value)
+
+    def convert(self, value: object) -> _Event:
+        """The same of JSON that was read. Raises `ModelError`."""
+        try:
+            return msgspec.convert(value, self._event)
+        except msgspec.ValidationError as error:
+            raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
 
 
 def read_json(data: bytes) -> Any:
