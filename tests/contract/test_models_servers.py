@@ -401,7 +401,7 @@ async def test_a_server_pinged_for_ever_behind_its_answer(handle: str) -> None:
 @pytest.mark.parametrize("handle", [CHAT, ANTHROPIC, GOOGLE])
 async def test_so_did_one_with_events(handle: str) -> None:
     left = asyncio.Event()
-    ping = {CHAT: {"choices": []}, ANTHROPIC: {"type": "ping"}, GOOGLE: {"candidates": []}}[handle]
+    ping: dict[str, Any] = {CHAT: {"choices": []}, ANTHROPIC: {"type": "ping"}, GOOGLE: {"candidates": []}}[handle]
     events = await answered_for_ever(handle, up_to_reason(handle, FOUR), data(ping), left)
     assert text_said(events) == "It is four."
     await left.wait()
@@ -465,7 +465,7 @@ def counted_early(handle: str) -> list[bytes]:
             frames[-1].replace(b'"usage": {', b'"unused": {'),
             event({"type": "message_delta", "delta": {}, **last}),
         ]
-    none = {"candidates": []} if handle == GOOGLE else {"choices": []}
+    none: dict[str, Any] = {"candidates": []} if handle == GOOGLE else {"choices": []}
     return [data({**none, **early}), data({**none, **early}), *frames, data({**none, **last})]
 
 

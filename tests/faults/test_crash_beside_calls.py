@@ -121,7 +121,7 @@ async def test_a_worker_that_dies_over_a_result_or_loses_the_answer(
     product: Product, processes: Processes, models: ModelServer, tmp_path: Path, side: str
 ) -> None:
     """All but the first call wait, so that its result is stored by itself."""
-    waiting = set(WORDS[1:])
+    waiting: set[str] = set(WORDS[1:])
     dying = await processes.worker(crash_at=f"{CrashPoint.RESULT}:{side}", lease_s=LONG_LEASE_S, **UNSWEPT)
     agent_id = await begin(product, models, tmp_path, waiting=waiting, together=True)
     if side in DIES:

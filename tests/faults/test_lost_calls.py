@@ -62,7 +62,8 @@ async def in_account(product: Product, database: Database) -> int:
 async def test_a_call_that_had_shown_nothing_was_not_counted(
     product: Product, processes: Processes, models: ModelServer, database: Database, silence: str, deaths: int
 ) -> None:
-    models.play(*[Turn(text="Never.", **{silence: 3600.0})] * deaths)
+    silent: dict[str, Any] = {silence: 3600.0}
+    models.play(*[Turn(text="Never.", **silent)] * deaths)
     models.answer_with(lambda _: Turn(text="All of it.", prompt_tokens=COUNTED))
     run_id = await asked(product, system="You have a long instruction. " * 40)
     for number in range(1, deaths + 1):

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -147,7 +147,7 @@ def _arguments(part: sdk.ToolCallPart) -> str:
     return sound(_written(part.args or "{}"))
 
 
-def _written(arguments: str | dict[str, Any]) -> str:
+def _written(arguments: str | Mapping[str, Any]) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 

@@ -13,13 +13,12 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import count
 from uuid import uuid4
 
 import msgspec
 
-from shared.clock import SystemClock
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_catalog import MODELS, family_of
 from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, offered, split_handle
@@ -139,7 +138,7 @@ class Models:
         retries: int,
         builtin_models: bool = False,
         network: NetworkRules = PUBLIC_ONLY,
-        now: Callable[[], datetime] = lambda: SystemClock().now(),
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         new_call_id: Callable[[], str] = lambda: f"call_{uuid4().hex}",

@@ -128,16 +128,17 @@ class SdkEvents:
         """The event with the counts of the answer if it is the last one, else without any. The SDK adds them up."""
         if b'"response.' not in data or (self._usage is None and b'"usage"' not in data):
             return data
-        event = read_json(data)
-        match event:
-            case {"type": str(kind), "response": dict(response)} if kind.startswith("response."):
-                self._usage = response.get("usage") or self._usage
-                usage = self._usage if kind in (*_ENDS, "response.failed") else None
-                if response.get("usage") == usage:
-                    return data
-                return json.dumps({**event, "response": {**response, "usage": usage}}).encode()
-            case _:
-                return data
+        found = read_json(data)
+        event = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        kind, response = event.get("type"), event.get("response")
+        if not isinstance(kind, str) or not isinstance(response, dict):
+            return data
+        told = cast("dict[str, Any]", response)
+        self._usage = told.get("usage") or self._usage
+        usage = self._usage if kind in (*_ENDS, "response.failed") else None
+        if told.get("usage") == usage:
+            return data
+        return json.dumps({**event, "response": {**told, "usage": usage}}).encode()
 
 
 def _events(answer: dict[str, Any]) -> list[bytes]:
@@ -145,7 +146,7 @@ def _events(answer: dict[str, Any]) -> list[bytes]:
     output = answer.get("output")
     if not isinstance(output, list):
         return [json.dumps(answer).encode()]  # Gemini's chunks have the form of a whole answer
-    begun = {**answer, "status": "in_progress", "output": [], "usage": None}
+    begun: dict[str, Any] = {**answer, "status": "in_progress", "output": [], "usage": None}
     events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
     for place, item in enumerate(cast("list[object]", output)):
         if isinstance(item, dict):
@@ -156,14 +157,14 @@ def _events(answer: dict[str, Any]) -> list[bytes]:
 
 
 def _item_events(place: int, item: dict[str, Any]) -> list[dict[str, Any]]:
-    at = {"output_index": place, "item_id": item.get("id")}
+    at: dict[str, Any] = {"output_index": place, "item_id": item.get("id")}
     begun = {**item, "arguments": ""} if "arguments" in item else item
-    events = [{"type": "response.output_item.added", "output_index": place, "item": begun}]
+    events: list[dict[str, Any]] = [{"type": "response.output_item.added", "output_index": place, "item": begun}]
     for kind, parts, index in (
         ("response.output_text.delta", item.get("content"), "content_index"),
         ("response.reasoning_summary_text.delta", item.get("summary"), "summary_index"),
     ):
-        for number, part in enumerate(parts if isinstance(parts, list) else []):
+        for number, part in enumerate(cast("list[object]", parts) if isinstance(parts, list) else []):
             match part:
                 case {"text": str(text)}:
                     events.append({"type": kind, **at, index: number, "delta": text, "logprobs": []})

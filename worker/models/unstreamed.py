@@ -40,11 +40,8 @@ def unstreamed_answers(body: bytes, content_type: str, provider: str = "") -> li
         found = read_json(text)
     except (ValueError, RecursionError):
         raise _unreadable(named, text.decode(errors="replace")) from None
-    answers = [
-        cast("dict[str, Any]", part)
-        for part in (found if isinstance(found, list) else [found])
-        if isinstance(part, dict)
-    ]
+    parts = cast("list[object]", found) if isinstance(found, list) else [found]
+    answers = [cast("dict[str, Any]", part) for part in parts if isinstance(part, dict)]
     for answer in answers:
         if answer.get("error"):
             raise _refusal(answer["error"], provider)
