@@ -19,22 +19,15 @@ from shared.domain.errors import Unavailable
 
 
 @asynccontextmanager
-async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGenerator[None]:
-    """Runs `work` beside the body and cancels it when the body ends.
-
-    If `work` fails, the body is cancelled and the failure is raised. If both fail, the body's failure is raised. It
-    comes out as itself and not in a group, because callers catch domain errors.
-    """
+async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
+    """A task group whose failure comes out as itself and not in a group, because callers catch domain errors. If
+    several fail, the body's failure is raised, or else the last one."""
     here = asyncio.current_task()
     cancelling_before = here.cancelling() if here is not None else 0
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(work, name=name)
-            try:
-                yield
-            finally:
-                task.cancel()
+            yield group
     except BaseExceptionGroup as failures:
         failure = failures.exceptions[-1]  # a task group adds the body's last
     if failure is None:
@@ -45,6 +38,20 @@ async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGene
         await asyncio.sleep(0)
         raise asyncio.CancelledError
     raise failure  # outside the except block, so that it keeps the cause and context that it had
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGenerator[None]:
+    """Runs `work` beside the body and cancels it when the body ends.
+
+    If `work` fails, the body is cancelled and the failure is raised. If both fail, the body's failure is raised.
+    """
+    async with task_group() as group:
+        task = group.create_task(work, name=name)
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -36,6 +36,7 @@ class CrashPoint(StrEnum):
     CHECKPOINT = "checkpoint"
     COMPACT = "compact"
     INTENT = "intent"
+    RESULT = "result"
     EDIT_MEMORY = "edit_memory"
     REMEMBER = "remember"
     HAND_OVER = "hand_over"

@@ -91,6 +91,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             builtin_models=settings.builtin_models,
             network=network,
             importing=without_collections,
+            now=process.clock.now,
         )
         stack.push_async_callback(models.aclose)
         embeddings = EmbeddingClient(process.environment, network)

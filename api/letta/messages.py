@@ -98,6 +98,7 @@ def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
         "tool_call_id": first.tool_call_id,
         "stdout": first.stdout,
         "stderr": first.stderr,
+        **outcome_field(first),
         "tool_returns": [
             {
                 "type": "tool",
@@ -106,10 +107,17 @@ def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
                 "tool_call_id": one.tool_call_id,
                 "stdout": one.stdout,
                 "stderr": one.stderr,
+                **outcome_field(one),
             }
             for one in returns
         ],
     }
+
+
+def outcome_field(result: ToolReturn) -> WireMessage:
+    """`outcome` is a field of ours: a program need not look into the text to learn that nobody knows what a call has
+    done."""
+    return {"outcome": "unknown"} if result.is_unknown else {}
 
 
 def tool_call_fields(calls: Sequence[ToolCall]) -> WireMessage:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, Field
 
+from api.letta.messages import outcome_field
 from shared.domain.messages import ToolReturn
 
 
@@ -31,6 +32,7 @@ def wire_tool_result(result: ToolReturn) -> dict[str, Any]:
         "stdout": result.stdout,
         "stderr": complaints,
         "sandbox_config_fingerprint": None,
+        **outcome_field(result),
     }
 
 

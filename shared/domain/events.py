@@ -128,6 +128,8 @@ class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=
     follows: Seq | None = None
     """The last number before this one that counts; what a reader has seen after it is void. None in logs of releases in
     which numbers did not jump."""
+    lost_call: bool = False
+    """The owner before was lost, and so was its call of the model, whether or not anything was shown of the answer."""
 
 
 class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
@@ -140,6 +142,8 @@ class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=T
     """As in `StepRestarted`."""
     attempt: int = 0
     """Fence of the worker that goes on with the answer; 0 where no model is asked again."""
+    lost_call: bool = False
+    """As in `StepRestarted`."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):

@@ -61,6 +61,8 @@ class ToolReturn(msgspec.Struct, frozen=True):
     """The result as the client brought it, when it did so in parts. `text` then says the same without the images."""
     is_text: bool = True
     """The tool returned a string. Else `text` is JSON of what it returned, or how Python prints that."""
+    is_unknown: bool = False
+    """The tool was started, and its worker died before anybody heard what it came to."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):

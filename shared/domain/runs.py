@@ -149,7 +149,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Its place among the project's waiting runs: one of `PRIORITIES`."""
     fence: Fence = Fence(0)
     owner: str | None = None
-    """The run's last owner: the worker's name and a part that no other claim has."""
+    """The run's last owner: the worker's name and a part that no other claim has. None before the first claim, and when
+    the owner has left the run to the next one with no model call under way."""
+    follows_lost_owner: bool = False
+    """Only of a run that was just claimed: the owner before did not leave it, so that its model call may be lost."""
     attempts_without_progress: int = 0
     """Claims since the last checkpoint."""
     cancel: CancelRequest | None = None

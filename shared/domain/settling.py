@@ -134,9 +134,16 @@ def unfinished_return(call: ToolCall, *, was_started: bool, why: Literal["cancel
     """What is said of a call whose run ended before its result was known."""
     if why == "cancel":
         text = CANCELLED_WHILE_RUNNING if was_started else NEVER_STARTED
+    elif was_started:
+        return unknown_return(call)
     else:
-        text = OUTCOME_UNKNOWN if was_started else RUN_FAILED
+        text = RUN_FAILED
     return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
+
+
+def unknown_return(call: ToolCall) -> ToolReturn:
+    """What is said of a call whose tool was started, and may not be started again to learn what came of it."""
+    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=OUTCOME_UNKNOWN, is_unknown=True)
 
 
 def _denied(call: ToolCall, reason: str) -> ToolReturn:

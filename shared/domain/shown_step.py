@@ -43,7 +43,7 @@ class ShownStep:
         self.input_ids: set[MessageId] = set()
         """Injected messages that were shown."""
         self.lost_calls = 0
-        """Model calls that had shown something when their workers died."""
+        """Model calls whose workers died."""
         self.lost_text = ""
         """What those calls had shown."""
         self.first_piece_at = 0
@@ -75,10 +75,10 @@ class ShownStep:
             case Compacted():
                 self.message_ids[event.message_id] = None
             case StepRestarted():
-                self._count_lost()
+                self._count_lost(event)
                 self._begin()
             case LogContinued() if event.attempt:
-                self._count_lost()
+                self._count_lost(event)
                 self._earlier = len(self._text)
             case _:
                 return
@@ -125,10 +125,11 @@ class ShownStep:
             ),
         )
 
-    def _count_lost(self) -> None:
-        """The worker that has shown this is gone, and its call of the model with it."""
+    def _count_lost(self, event: StepRestarted | LogContinued) -> None:
+        """The worker that has shown this is gone, and its call of the model with it. One that has shown nothing has
+        asked all the same: only moments lie between a claim, or a checkpoint, and the model call behind it."""
         text = self.text
-        self.lost_calls += bool(text)
+        self.lost_calls += event.lost_call or bool(text)
         self.lost_text += text
 
     def _begin(self) -> None:

@@ -114,11 +114,24 @@ async def test_a_checkpoint_that_did_not_arrive_is_stored_when_it_is_sent_again(
     assert set(await stores.checkpoints.intents(run.id)) == {"a"}
 
 
+async def test_a_result_that_is_stored_beside_others_stays_until_its_id_is_used_again(stores: Stores) -> None:
+    run = await stores.claimed()
+    asking = answer("", call("a"), call("b"))
+    await stores.recorded(run, asking, starting=[call("a"), call("b")])
+    await stores.checkpoints.record_results(run, [found("a")])
+    await stores.checkpoints.record_results(run, [found("a", "something else")])
+    assert await stores.checkpoints.intents(run.id) == {"a": found("a"), "b": None}
+    await stores.checkpoints.record_intents(run, [call("c")], NOW, results=[found("b")])
+    assert await stores.checkpoints.intents(run.id) == {"a": found("a"), "b": found("b"), "c": None}
+    await stores.recorded(run, answer("", call("a")), starting=[call("a")])
+    assert await stores.checkpoints.intents(run.id) == {"a": None, "b": found("b"), "c": None}
+
+
 async def test_a_checkpoint_that_is_sent_again_under_a_new_owner_is_refused(stores: Stores) -> None:
     run = await stores.claimed()
     once = checkpoint(run, answer("so"), entries=[ENTRY])
     await stores.checkpoints.record(run, once)
-    new = await stores.claim(run)
+    new = await stores.taken_over(run)
     with pytest.raises(StaleFence):
         await stores.checkpoints.record(run, once)
     assert await stores.runs.look_up(run.id) == new
@@ -189,6 +202,7 @@ Write = Callable[[Stores, Run], Awaitable[object]]
 WRITES: dict[str, Write] = {
     "record": lambda stores, run: stores.recorded(run, answer("from the dead"), starting=[call("a")]),
     "record_intents": lambda stores, run: stores.checkpoints.record_intents(run, [call("a")], NOW),
+    "record_results": lambda stores, run: stores.checkpoints.record_results(run, [found("a")]),
     "record_events": lambda stores, run: stores.checkpoints.record_events(run, LogTail(Seq(2), [ENTRY]), NOW),
     "park": lambda stores, run: stores.park(run, call("a", needs_approval=True)),
     "settle": lambda stores, run: stores.settle(run, RunTrigger.CANCEL, messages=[answer("from the dead")]),
@@ -204,7 +218,7 @@ WRITES: dict[str, Write] = {
 async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None:
     old = await stores.claimed()
     await stores.inbox.inject(old, [said("psst")], "next")
-    new = await stores.claim(old)
+    new = await stores.taken_over(old)
     with pytest.raises(StaleFence):
         await write(stores, old)
     assert await stores.runs.look_up(old.id) == new

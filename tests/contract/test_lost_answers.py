@@ -103,6 +103,17 @@ async def intents(stores: Stores) -> Write:
     return lambda: stores.checkpoints.record_intents(run, [call("a"), call("b")], NOW)
 
 
+async def intents_behind_a_result(stores: Stores) -> Write:
+    run = await stores.recorded(await stores.claimed(), answer("", call("a"), call("b")), starting=[call("a")])
+    return lambda: stores.checkpoints.record_intents(run, [call("b")], NOW, results=[found("a")])
+
+
+async def results_beside_calls(stores: Stores) -> Write:
+    asked = [call("a"), call("b")]
+    run = await stores.recorded(await stores.claimed(), answer("", *asked), starting=asked)
+    return lambda: stores.checkpoints.record_results(run, [found("a")])
+
+
 async def events_of_a_long_step(stores: Stores) -> Write:
     run = await stores.claimed()
     return lambda: stores.checkpoints.record_events(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
@@ -275,7 +286,8 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.hand_over": [hand_over],
     "CheckpointStore.record": [checkpoint_of_an_answer, checkpoint_of_a_second_owner],
     "CheckpointStore.record_events": [events_of_a_long_step],
-    "CheckpointStore.record_intents": [intents],
+    "CheckpointStore.record_intents": [intents, intents_behind_a_result],
+    "CheckpointStore.record_results": [results_beside_calls],
     "CheckpointStore.take_new_fence": [new_fence],
     "DecisionStore.decide": [one_decision],
     "DecisionStore.decide_all": [all_decisions],

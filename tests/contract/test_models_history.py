@@ -253,7 +253,7 @@ async def test_nothing_is_sent_blank_or_half(handle: str) -> None:
     )
     turns = await _dialogue(handle, messages)
     assert all(text.strip() for _, text in turns)
-    assert turns[-1] == ("user", "half ? of a character")
+    assert turns[-1] == ("user", "half \ufffd of a character")
     assert await _dialogue(handle, []) == [("user", "[The conversation begins with your own message.]")]
 
 

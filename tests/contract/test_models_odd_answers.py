@@ -83,9 +83,9 @@ async def test_content_in_parts_is_text() -> None:
     assert text_said(await answered(chunk(content=parts), chunk("stop"), DONE)) == "Four."
 
 
-async def test_half_characters_are_put_in_place_of_by_question_marks() -> None:
-    halves = b'data: {"choices": [{"delta": {"content": "x\\ud83d"}}]}\n\n'
-    assert text_said(await answered(halves, chunk("stop"), DONE)) == "x?"
+async def test_bytes_that_are_no_characters_are_put_in_place_of() -> None:
+    halves = b'data: {"choices": [{"delta": {"content": "x\xf0\x9f"}}]}\n\n'
+    assert text_said(await answered(halves, chunk("stop"), DONE)) == "x\ufffd"
 
 
 async def test_usage_that_is_told_with_every_chunk_was_added_up() -> None:

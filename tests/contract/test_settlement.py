@@ -127,7 +127,7 @@ async def test_a_decision_and_a_cancel_of_one_parked_run_meet(stores: Stores) ->
 
 async def test_an_old_owner_settles_nothing(stores: Stores) -> None:
     old = await stores.claimed()
-    new = await stores.claim(old)
+    new = await stores.taken_over(old)
     with pytest.raises(StaleFence):
         await stores.settle(old, messages=[answer("from the dead")])
     assert await stores.runs.look_up(old.id) == new

@@ -73,6 +73,7 @@ ELSEWHERE = (
     CrashPoint.DISPATCH_AGAIN,
     CrashPoint.TAKE_OVER,
     CrashPoint.SUBMIT_REFUSED,
+    CrashPoint.RESULT,  # in `test_crash_beside_calls.py`
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )

@@ -57,6 +57,41 @@ async def test_a_stream_ends_with_the_error_that_the_run_keeps(product: Product,
     assert after.stop_reason.stop_reason == "end_turn"
 
 
+async def test_what_the_provider_said_reaches_who_asked_with_its_figures(product: Product) -> None:
+    words = "You have used 1,200 of 1,000 requests with test-openai."
+    refusal = Turn(failure=Failure("rate_limit", words, headers={"retry-after": "3600"}))
+    product.models.play(refusal, refusal)
+    agent = await product.agent()
+    path = f"/v1/agents/{agent.id}/messages"
+
+    plain = await product.http.post(path, json={"input": "Hello"})
+    streamed = await product.http.post(path, json={"input": "Hello", "streaming": True, "background": True})
+
+    said = (
+        "You have used 1,200 of 1,000 requests with [key]. [It asks for a pause of 3600 s; runs wait for 60 s at most.]"
+        f" [Asked: openai at {product.models.origin}]"
+    )
+    assert plain.status_code == 503
+    assert plain.json()["error"]["detail"] == said
+    [frame] = [json.loads(line[6:]) for line in streamed.text.splitlines() if '"error_message"' in line]
+    assert (frame["error_type"], frame["detail"]) == ("llm_rate_limit", said)
+    for run in (await product.http.get("/v1/runs/", params={"agent_id": agent.id})).json():
+        assert run["metadata"]["error"]["detail"] == said
+
+
+async def test_an_error_under_a_status_of_success_is_one_and_the_agent_goes_on(product: Product) -> None:
+    product.models.play(Turn(raw=(b'{"error": {"message": "Insufficient credits"}}',)), Turn(text="Paid."))
+    agent = await product.agent()
+    path = f"/v1/agents/{agent.id}/messages"
+
+    refused = await product.http.post(path, json={"input": "Hello"})
+    after = await product.http.post(path, json={"input": "And now?"})
+
+    assert (refused.status_code, len(product.models.requests)) == (503, 2), "it is not tried again"
+    assert refused.json()["error"]["detail"].startswith("Insufficient credits [Asked: openai at ")
+    assert after.json()["stop_reason"]["stop_reason"] == "end_turn"
+
+
 async def test_a_turn_that_brought_nothing_leaves_nothing(product: Product) -> None:
     product.models.play(Turn(failure=Failure("server")))
     agent = await product.agent()

@@ -294,3 +294,17 @@ def test_a_stream_ends_with_its_reason_its_usage_and_the_end() -> None:
 
 def test_a_failed_stream_says_why_before_it_ends() -> None:
     assert ends(RunError("llm_error", "no", "detail"))[-2:] == [Failed(5, "llm_error", "no", "detail"), Ended(5)]
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [StepRestarted(2, attempt=2, lost_call=True), LogContinued(2, Seq(2), attempt=2, lost_call=True)],
+)
+def test_a_call_is_lost_whether_or_not_it_had_shown_anything(opening: Event) -> None:
+    for shown, text_lost in ((ShownStep([opening]), ""), (ShownStep([text("first"), opening]), "first")):
+        assert (shown.lost_calls, shown.lost_text) == (1, text_lost)
+    assert ShownStep([opening, opening, opening]).lost_calls == 3
+
+
+def test_a_worker_that_left_between_steps_has_lost_no_call() -> None:
+    assert ShownStep([StepRestarted(2, attempt=2)]).lost_calls == 0

@@ -14,9 +14,13 @@ FinishReason = str
 `content_filter`, `error`."""
 
 
+_NO_REASONS = ("null", "none")
+"""What some gateways make of there being none yet."""
+
+
 def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReason | None:
     """A provider's word in ours. A word of another server ends an answer as well as one that is known."""
-    if not said:
+    if not said or said.lower() in _NO_REASONS:
         return None
     return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
 

@@ -1,9 +1,11 @@
 """The SDK's stream events, as ours. One `AnswerEvents` follows one answer from its first event to its last."""
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from pydantic_ai import messages as sdk
 from pydantic_ai.models import StreamedResponse
@@ -11,8 +13,8 @@ from pydantic_core import PydanticSerializationError
 
 from worker.models.answer_end import CountedTokens, WholeAnswer, judge
 from worker.models.call_ids import CallIds
+from worker.models.characters import JoinedPieces, revealed_halves, sound
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
-from worker.models.user_content import replace_surrogates
 
 _BETWEEN_THOUGHTS = "\n\n"
 
@@ -29,6 +31,8 @@ class AnswerEvents:
         """Our number of a tool call by the SDK's number of its part."""
         self._told: dict[int, str] = {}
         """Arguments of the calls that were told as whole."""
+        self._characters: defaultdict[int, JoinedPieces] = defaultdict(JoinedPieces)
+        """Of each part, by the SDK's number of it."""
         self._thought_part: int | None = None
         self._thought = False
 
@@ -41,8 +45,12 @@ class AnswerEvents:
                 yield from self._start(index, part)
             case sdk.PartEndEvent(index=index, part=sdk.ToolCallPart() as part):
                 yield self._finished_call(index, part)
-            case sdk.PartEndEvent(part=sdk.ThinkingPart(signature=str(signature))):
-                yield Thought("", signature)
+            case sdk.PartEndEvent(index=index, part=sdk.TextPart()):
+                yield from self._text(self._characters[index].rest())
+            case sdk.PartEndEvent(index=index, part=sdk.ThinkingPart(signature=signature)):
+                yield from self._thought_events(index, self._characters[index].rest())
+                if signature is not None:
+                    yield Thought("", signature)
             case _:
                 # New kinds of event may appear in any release; what we do not know is not ours to show.
                 return
@@ -52,6 +60,8 @@ class AnswerEvents:
         has said why the answer ends, in whatever word."""
         answer = response.get()
         for index, part in enumerate(answer.parts):
+            if isinstance(part, sdk.ToolCallPart):
+                yield from self._argument_events(index, self._characters[index].rest())
             if isinstance(part, sdk.ToolCallPart) and self._told.get(index) != _arguments(part):
                 yield from self._start(index, part, arguments=False)
                 yield self._finished_call(index, part)
@@ -72,43 +82,54 @@ class AnswerEvents:
 
     def _start(self, index: int, part: sdk.ModelResponsePart, *, arguments: bool = True) -> Iterator[ModelEvent]:
         match part:
-            case sdk.TextPart(content=text) if text:
-                yield Text(replace_surrogates(text))
-            case sdk.ThinkingPart(content=text) if text:
-                yield self._thought_event(index, text)
+            case sdk.TextPart(content=text):
+                yield from self._text(self._joined(index, text))
+            case sdk.ThinkingPart(content=text):
+                yield from self._thought_events(index, self._joined(index, text))
             case sdk.ToolCallPart():
                 if index not in self._numbers:
                     self._numbers[index] = len(self._numbers)
-                    self._own_ids[index] = self._ids.own(part.tool_call_id)
-                    yield CallStarted(self._numbers[index], self._own_ids[index], part.tool_name)
+                    self._own_ids[index] = self._ids.own(sound(part.tool_call_id))
+                    yield CallStarted(self._numbers[index], self._own_ids[index], sound(part.tool_name))
                 if part.args and arguments:
-                    yield CallArguments(self._numbers[index], _arguments(part))
+                    yield from self._argument_events(index, self._joined(index, _written(part.args)))
             case _:
                 return
 
     def _delta(self, index: int, delta: sdk.ModelResponsePartDelta) -> Iterator[ModelEvent]:
         match delta:
-            case sdk.TextPartDelta(content_delta=text) if text:
-                yield Text(replace_surrogates(text))
-            case sdk.ThinkingPartDelta(content_delta=str(text)) if text:
-                yield self._thought_event(index, text)
+            case sdk.TextPartDelta(content_delta=text):
+                yield from self._text(self._joined(index, text))
+            case sdk.ThinkingPartDelta(content_delta=str(text)):
+                yield from self._thought_events(index, self._joined(index, text))
             case sdk.ToolCallPartDelta(args_delta=arguments) if arguments and index in self._numbers:
-                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-                yield CallArguments(self._numbers[index], replace_surrogates(text))
+                yield from self._argument_events(index, self._joined(index, _written(arguments)))
             case _:
                 return
 
-    def _thought_event(self, index: int, text: str) -> Thought:
-        begins_another = self._thought and self._thought_part != index
-        self._thought, self._thought_part = True, index
-        return Thought((_BETWEEN_THOUGHTS if begins_another else "") + replace_surrogates(text))
+    def _joined(self, index: int, piece: str) -> str:
+        return self._characters[index].more(revealed_halves(piece))
+
+    def _text(self, text: str) -> Iterator[Text]:
+        if text:
+            yield Text(text)
+
+    def _thought_events(self, index: int, text: str) -> Iterator[Thought]:
+        if text:
+            begins_another = self._thought and self._thought_part != index
+            self._thought, self._thought_part = True, index
+            yield Thought((_BETWEEN_THOUGHTS if begins_another else "") + text)
+
+    def _argument_events(self, index: int, text: str) -> Iterator[CallArguments]:
+        if text:
+            yield CallArguments(self._numbers[index], text)
 
     def _with_own_id(self, index: int, part: sdk.ModelResponsePart) -> sdk.ModelResponsePart:
         return replace(part, tool_call_id=self._own_ids[index]) if isinstance(part, sdk.ToolCallPart) else part
 
     def _finished_call(self, index: int, part: sdk.ToolCallPart) -> CallFinished:
         self._told[index] = _arguments(part)
-        return CallFinished(self._numbers[index], self._own_ids[index], part.tool_name, self._told[index])
+        return CallFinished(self._numbers[index], self._own_ids[index], sound(part.tool_name), self._told[index])
 
 
 def _counted(answer: sdk.ModelResponse) -> CountedTokens:
@@ -123,9 +144,11 @@ def _counted(answer: sdk.ModelResponse) -> CountedTokens:
 
 
 def _arguments(part: sdk.ToolCallPart) -> str:
-    if isinstance(part.args, dict):
-        return replace_surrogates(json.dumps(part.args, ensure_ascii=False))
-    return replace_surrogates(part.args or "{}")
+    return sound(_written(part.args or "{}"))
+
+
+def _written(arguments: str | Mapping[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _kept(answer: sdk.ModelResponse) -> str | None:
@@ -136,7 +159,7 @@ def _kept(answer: sdk.ModelResponse) -> str | None:
     ):
         return None
     try:
-        return sdk.ModelMessagesTypeAdapter.dump_json([answer]).decode()
+        return sound(sdk.ModelMessagesTypeAdapter.dump_json([answer]).decode())
     except PydanticSerializationError:
-        # Half a character (see `replace_surrogates`): what cannot be kept unchanged is rebuilt from text and calls.
+        # Half a character (see `characters.py`): what cannot be kept unchanged is rebuilt from text and calls.
         return None

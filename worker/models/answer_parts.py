@@ -5,33 +5,40 @@ from typing import Any, TypeVar
 import msgspec
 
 from worker.models.call_ids import CallIds
+from worker.models.characters import JoinedPieces, whole_characters
 from worker.models.provider import CallArguments, CallFinished, CallStarted, Finished, ModelEvent, Text, Thought
 from worker.models.special_tokens import MendedTokens
 from worker.models.turns import AnswerPart, Called, Reasoned, Said
-from worker.models.user_content import replace_surrogates
 
 _BETWEEN_THOUGHTS = "\n\n"
 
 
 class _Pieces:
-    """Text that comes in pieces, with what was done to special tokens of the request undone."""
+    """Text that comes in pieces, with its characters put together and what was done to special tokens of the request
+    undone."""
 
-    def __init__(self, mended: MendedTokens | None) -> None:
+    def __init__(self, mended: MendedTokens | None = None) -> None:
+        self._characters = JoinedPieces()
         self._mended = mended
         self._pieces: list[str] = []
 
     def add(self, piece: str) -> str:
         """What can be told of the text now."""
-        told = piece if self._mended is None else self._mended.more(piece)
-        return self._told(told)
+        return self._told(self._characters.more(piece))
+
+    def pause(self) -> str:
+        """What was held back of special tokens, if anything was. More may come."""
+        return "" if self._mended is None else self._kept(self._mended.rest())
 
     def end(self) -> str:
         """What was held back, if anything was."""
-        return "" if self._mended is None else self._told(self._mended.rest())
+        return self._told(self._characters.rest()) + self.pause()
 
     def _told(self, text: str) -> str:
+        return self._kept(text if self._mended is None else self._mended.more(text))
+
+    def _kept(self, text: str) -> str:
         if text:
-            text = replace_surrogates(text)
             self._pieces.append(text)
         return text
 
@@ -49,7 +56,7 @@ class GrowingThought:
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        self.pieces: list[str] = []
+        self.pieces = _Pieces()
         self.signature: str | None = None
 
 
@@ -141,10 +148,7 @@ class AnswerParts:
 
     def add_thought(self, part: GrowingThought, text: str) -> None:
         """More of a part of reasoning."""
-        part.pieces.append(text)
-        another = self._thought is not None and self._thought is not part
-        self._thought = part
-        self._events.append(Thought((_BETWEEN_THOUGHTS if another else "") + replace_surrogates(text)))
+        self._tell_thought(part, part.pieces.add(text))
 
     def begin_call(self, call_id: str | None) -> GrowingCall:
         """A new tool call."""
@@ -152,6 +156,7 @@ class AnswerParts:
 
     def name_call(self, call: GrowingCall, name: str) -> None:
         """The name of a call, or a piece of it; some servers say it whole with every piece of the call."""
+        name = whole_characters(name)
         if name == call.name:
             return
         call.name += name
@@ -175,10 +180,13 @@ class AnswerParts:
                 if rest := pieces.end():
                     self._events.append(Text(rest))
             case GrowingCall() as call:
-                self._finish_call(call)
-            case GrowingThought(signature=str(signature)) if signature:
-                self._events.append(Thought("", signature))
-            case _:
+                # A server may go on with it behind the next one.
+                self._finish_call(call, call.pieces.pause())
+            case GrowingThought() as thought:
+                self._tell_thought(thought, thought.pieces.end())
+                if thought.signature:
+                    self._events.append(Thought("", thought.signature))
+            case None:
                 pass
         self._open = None
 
@@ -187,7 +195,7 @@ class AnswerParts:
         self.close()
         for part in self._parts:
             if isinstance(part, GrowingCall):
-                self._finish_call(part)
+                self._finish_call(part, part.pieces.end())
         return [whole for part in self._parts if (whole := _whole(part)) is not None]
 
     def tell(self, event: Finished) -> None:
@@ -203,9 +211,14 @@ class AnswerParts:
         self._open = part
         return part
 
-    def _finish_call(self, call: GrowingCall) -> None:
+    def _tell_thought(self, part: GrowingThought, text: str) -> None:
+        if text:
+            another = self._thought is not None and self._thought is not part
+            self._thought = part
+            self._events.append(Thought((_BETWEEN_THOUGHTS if another else "") + text))
+
+    def _finish_call(self, call: GrowingCall, rest: str) -> None:
         """Tells of the whole call: again, should the provider have gone on writing it after all."""
-        rest = call.pieces.end()
         if call.number is None:
             return
         if rest:
@@ -220,7 +233,7 @@ def _whole(part: _Growing) -> AnswerPart | None:
         case _GrowingText(pieces=pieces):
             return Said(str(pieces))
         case GrowingThought(pieces=pieces, name=name, signature=signature):
-            return Reasoned("".join(pieces), name, signature)
+            return Reasoned(str(pieces), name, signature)
         case GrowingCall(id=call_id, name=name, number=number, details=details):
             # A call that never got a name is none.
             return None if number is None else Called(call_id, name, part.arguments, details)

@@ -58,7 +58,15 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class _WholeMessage(_Message):
+    """From a server that does not stream."""
+
+    content: list[_Block] = []
+    stop_reason: str | None = None
+
+
 _EVENTS = Decoder(_Event)
+_WHOLE = Decoder(_WholeMessage)
 
 _REASONS: Mapping[str, FinishReason] = {
     "end_turn": "stop",
@@ -115,7 +123,11 @@ class AnthropicAnswer:
                 self._raw_reason = (event.delta and event.delta.stop_reason) or self._raw_reason
             case "message_stop":
                 self.is_over = True
+            case "message":
+                self._take_whole(_WHOLE.decode(data))
             case "error":
+                raise stream_error(event.error, provider=self._route.provider)
+            case _ if event.error:
                 raise stream_error(event.error, provider=self._route.provider)
             case _:
                 # New kinds of event may appear at any time.
@@ -144,6 +156,13 @@ class AnthropicAnswer:
         self._given = Given(PROVIDER_NAME, message.model or self._route.model, message.id, "")
         self._dropped = message.input_transformations
         self._count(message.usage)
+
+    def _take_whole(self, message: _WholeMessage) -> None:
+        self._take_message(message)
+        for index, block in enumerate(message.content):
+            self._begin(index, block)
+            self._parts.close()
+        self._raw_reason = message.stop_reason or "end_turn"
 
     def _count(self, usage: object) -> None:
         """Later counts take the place of earlier ones."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 from shared.domain.messages import AssistantMessage
+from worker.models.characters import whole_characters
 from worker.models.provider import ModelCall
 
 LONGEST = 200
@@ -31,7 +32,7 @@ class CallIds:
 
     def own(self, given: str | None) -> str:
         """The id of a call to which the server gave this one, or none."""
-        theirs = given or ""
+        theirs = whole_characters(given or "")
         is_usable = 0 < len(theirs) <= LONGEST and theirs.isprintable() and theirs not in self._taken
         call_id = theirs if is_usable else self._new_id()
         self._taken.add(call_id)

@@ -48,6 +48,8 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    message: Any = None
+    """All of the answer, from a server that does not stream. Beside a delta, what has come of it so far."""
     finish_reason: str | None = None
 
 
@@ -60,6 +62,7 @@ class _Chunk(msgspec.Struct):
 
 
 _CHUNKS = Decoder(_Chunk)
+_WHOLE = Decoder(_Delta)
 
 _DONE = b"[DONE]"
 
@@ -109,7 +112,7 @@ class ChatAnswer:
 
     @property
     def has_reason(self) -> bool:
-        return bool(self._raw_reason)
+        return reason_in(_REASONS, self._raw_reason) not in (None, "error")
 
     def told(self) -> list[ModelEvent]:
         """The events since they were last asked for."""
@@ -133,6 +136,9 @@ class ChatAnswer:
         self._raw_reason = choice.finish_reason or self._raw_reason
         if choice.delta is not None:
             self._take_delta(choice.delta)
+        elif choice.message:
+            self._raw_reason = self._raw_reason or "stop"
+            self._take_delta(_WHOLE.convert(choice.message))
 
     def finish(self) -> None:
         """The end of the stream. Raises `ModelError` when it was not the end of the answer."""

@@ -14,12 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx2
-import msgspec
 
 from shared.network.checked_http import CallersHttp, NetworkRules
 from worker.models.provider import COUNTS_WITHIN_S
+from worker.models.sdk_events import SdkEvents
 from worker.models.server_transport import PoolLimits, ServerTransport
-from worker.models.sse import BYTE_ORDER_MARK
 
 CALL_HEADER = "x-holdfast-call"
 
@@ -32,18 +31,29 @@ class OpenCall:
 
     def __init__(self, number: str, on_bytes: Callable[[], None]) -> None:
         self.header = {CALL_HEADER: number}
-        self.garbled = False
-        """The stream held an event that is not JSON. One SDK skips such events without a word."""
-        self.has_ended = False
-        """The stream has said why the answer ends."""
+        self.events: SdkEvents | None = None
+        """Of the answer, when it has begun."""
         self.on_bytes = on_bytes
         self._streams: list[httpx2.AsyncByteStream] = []
 
+    @property
+    def is_garbled(self) -> bool:
+        """The stream held an event that is not JSON. One SDK skips such events without a word."""
+        return self.events is not None and self.events.is_garbled
+
+    @property
+    def has_ended(self) -> bool:
+        """The stream has said why the answer ends."""
+        return self.events is not None and self.events.has_ended
+
     def watch(self, response: httpx2.Response) -> None:
         """Follow this response until the call ends."""
-        if isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _WatchedStream(response.stream, self, _is_plain_event_stream(response))
-            self._streams.append(response.stream)
+        if not isinstance(response.stream, httpx2.AsyncByteStream):
+            return
+        if _can_be_read(response):
+            self.events = SdkEvents(str(response.headers.get("content-type", "")))
+            response.stream = _WatchedStream(response.stream, self, self.events)
+        self._streams.append(response.stream)
 
     async def close(self) -> None:
         async with AsyncExitStack() as closing:
@@ -101,89 +111,55 @@ class _WatchingTransport(httpx2.AsyncBaseTransport):
 
 
 class _WatchedStream(httpx2.AsyncByteStream):
-    """A response's bytes, unchanged, with the call told of them."""
+    """A response's bytes, in the form that the SDKs read, with the call told of them."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, call: OpenCall, has_events: bool) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, call: OpenCall, events: SdkEvents) -> None:
         self._stream = stream
         self._call = call
-        self._has_events = has_events
-        self._rest = b""
-        self._begins = has_events
+        self._events = events
+        self._said = 0
+        self._ends_by: float | None = None
+        """The event loop's time until which counts may come, once the answer has ended."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = aiter(self._stream)
-        while (chunk := await self._next_of(chunks)) is not None:
-            self._call.on_bytes()
-            if self._begins:
-                # The SDKs would lose the first event.
-                self._begins = False
-                chunk = chunk.removeprefix(BYTE_ORDER_MARK)
-            if self._has_events and not self._call.garbled:
-                self._check(chunk)
-            yield chunk
+        try:
+            while (chunk := await self._next_of(chunks)) is not None:
+                self._call.on_bytes()
+                if readable := self._events.feed(chunk):
+                    yield readable
+                if self._events.failure is not None:
+                    raise self._events.failure
+        except (httpx2.HTTPError, httpx2.StreamError, OSError):
+            rest = self._events.cut()
+            if not self._events.has_ended:
+                raise
+        else:
+            rest = self._events.end()
+        if rest:
+            yield rest
+        if self._events.failure is not None:
+            raise self._events.failure
 
     async def _next_of(self, chunks: AsyncIterator[bytes]) -> bytes | None:
         """The next chunk; None at the end. An answer that is whole is not lost with its connection."""
-        if not self._call.has_ended:
+        if not self._events.has_ended:
             return await anext(chunks, None)
+        if self._ends_by is None or self._events.said_behind_end != self._said:
+            self._said = self._events.said_behind_end
+            self._ends_by = asyncio.get_running_loop().time() + COUNTS_WITHIN_S
         with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
-            async with asyncio.timeout(COUNTS_WITHIN_S):
+            async with asyncio.timeout_at(self._ends_by):
                 return await anext(chunks, None)
         return None
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def _check(self, chunk: bytes) -> None:
-        """Look for `data:` lines that are not JSON, and for the one that ends the answer."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data and data != b"[DONE]" and not _is_json(data):
-                self._call.garbled = True
-                return
-            self._call.has_ended = self._call.has_ended or _ends_answer(data)
 
-
-class _Candidate(msgspec.Struct, rename="camel"):
-    finish_reason: str | None = None
-
-
-class _End(msgspec.Struct):
-    """What the wires that are asked over SDKs say at the end of an answer."""
-
-    type: str | None = None
-    """The Responses wire's."""
-    candidates: list[_Candidate] | None = None
-    """Gemini's."""
-
-
-def _is_plain_event_stream(response: httpx2.Response) -> bool:
-    kind = str(response.headers.get("content-type", ""))
-    return kind.startswith("text/event-stream") and "content-encoding" not in response.headers
-
-
-def _ends_answer(data: bytes) -> bool:
-    """Whether this event says why the answer ends. Most events are not read for it."""
-    if b"finishReason" not in data and b"response.completed" not in data and b"response.incomplete" not in data:
-        return False
-    try:
-        event = msgspec.json.decode(data, type=_End)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return event.type in ("response.completed", "response.incomplete") or any(
-        candidate.finish_reason for candidate in event.candidates or ()
-    )
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+def _can_be_read(response: httpx2.Response) -> bool:
+    """Whether its bytes are an answer as the server wrote it: no error, and not compressed unasked."""
+    return response.is_success and "content-encoding" not in response.headers
 
 
 async def _close(stream: httpx2.AsyncByteStream) -> None:

@@ -28,13 +28,42 @@ class Decoder(Generic[_Event]):
             return self._decode_half_characters(data, error)
 
     def _decode_half_characters(self, data: bytes, why: Exception) -> _Event:
-        """An event that is JSON but for half a character: some servers cut one in two between events."""
         try:
-            return msgspec.convert(json.loads(data), self._event)
-        except msgspec.ValidationError as error:
-            raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
+            value = read_json(data)
         except (ValueError, RecursionError):
             raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.") from why
+        return self.convert(value)
+
+    def convert(self, value: object) -> _Event:
+        """The same of JSON that was read. Raises `ModelError`."""
+        try:
+            return msgspec.convert(value, self._event)
+        except msgspec.ValidationError as error:
+            raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
+
+
+def read_json(data: bytes) -> Any:
+    """What the JSON says, also with half a character in it (see `characters.py`), or bytes that are none. Raises
+    `ValueError` or `RecursionError`."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        try:
+            return json.loads(data.decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError:
+            return json.loads(data.decode("utf-8", "replace"))
+
+
+def is_json(data: bytes) -> bool:
+    """Whether `read_json` can read it."""
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            read_json(data)
+        except (ValueError, RecursionError):
+            return False
+    return True
 
 
 def number_in(fields: object, *path: str) -> int:

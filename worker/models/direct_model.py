@@ -5,8 +5,10 @@ What a request says and what an answer means is in `chat_request.py`, `chat_answ
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
+from datetime import datetime
 from typing import Protocol
 
 import httpx2
@@ -16,6 +18,7 @@ from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
 from worker.models.server_transport import body_of
 from worker.models.sse import EventStream, EventTooLong
+from worker.models.unstreamed import unstreamed_answers
 
 _HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
 
@@ -79,13 +82,19 @@ class DirectModel:
     """A `ModelProvider` for one handle."""
 
     def __init__(
-        self, wire: DirectWire, client: httpx2.AsyncClient, first_event_timeout: float, idle_timeout: float
+        self,
+        wire: DirectWire,
+        client: httpx2.AsyncClient,
+        first_event_timeout: float,
+        idle_timeout: float,
+        now: Callable[[], datetime],
     ) -> None:
         self._wire = wire
         self._route = wire.route
         self._client = client
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
+        self._now = now
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
@@ -96,9 +105,9 @@ class DirectModel:
                 async for event in events:
                     yield event
         except ModelError as error:
-            raise named(error, self._route.asked) from error
+            raise named(error, self._route) from error
         except (httpx2.HTTPError, httpx2.StreamError, EventTooLong, OSError) as error:
-            raise named(_as_model_error(error), self._route.asked) from error
+            raise named(_as_model_error(error), self._route) from error
 
     async def _answer(self, call: ModelCall, request: WireRequest) -> AsyncGenerator[ModelEvent]:
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
@@ -106,16 +115,37 @@ class DirectModel:
             aclosing(await self._response(call, request, limit)) as response,
             aclosing(_pieces(response, limit)) as pieces,
         ):
-            answer, events = self._wire.answer(call), EventStream()
-            while not answer.is_over and (piece := await _next_of(pieces, answer)) is not None:
-                for event in _told(answer, events.feed(piece)):
+            answer, events, end = self._wire.answer(call), EventStream(), _End()
+            try:
+                while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
+                    for event in _told(answer, events.feed(piece)):
+                        yield event
+                        end.is_put_off = True
+                    end.look_at(answer)
+                    if answer.has_begun:
+                        limit.event_seen()
+                rest = self._rest(events, response)
+            except (httpx2.HTTPError, httpx2.StreamError, OSError):
+                # What came last may be whole, and the end of the answer.
+                for event in _told(answer, events.end()):
                     yield event
-                if answer.has_begun:
-                    limit.event_seen()
+                if not answer.has_reason:
+                    raise
+                rest = []
+            for event in _told(answer, rest):
+                yield event
             answer.finish()
             for event in answer.told():
                 yield event
             await _last_bytes(pieces)
+
+    def _rest(self, events: EventStream, response: httpx2.Response) -> list[bytes]:
+        """What the end of the response ends. Raises `ModelError` for a response that is no answer."""
+        rest, said = events.end(), events.before_events
+        if said is None:
+            return rest
+        kind = str(response.headers.get("content-type", ""))
+        return [json.dumps(answer).encode() for answer in unstreamed_answers(bytes(said), kind, self._route.provider)]
 
     async def _response(self, call: ModelCall, request: WireRequest, limit: SilenceLimit) -> httpx2.Response:
         """A response that is no error."""
@@ -137,7 +167,8 @@ class DirectModel:
             body = await limit.wait(_beginning_of(response))
         finally:
             await response.aclose()
-        raise status_error(response.status_code, response.headers, body, provider=self._route.provider)
+        headers, provider = response.headers, self._route.provider
+        raise status_error(response.status_code, headers, body, provider=provider, now=self._now())
 
 
 async def _beginning_of(response: httpx2.Response) -> bytes:
@@ -151,10 +182,18 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
 
 
 def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
-    """Our events for those of the stream; what comes before one that cannot be read is told."""
+    """Our events for those of the stream; what comes before one that cannot be read is told. Behind the reason for its
+    end, an error takes nothing from an answer."""
     for data in stream:
-        answer.take(data)
+        try:
+            answer.take(data)
+        except ModelError:
+            if not answer.has_reason:
+                raise
+            answer.is_over = True
         yield from answer.told()
+        if answer.is_over:
+            return
 
 
 async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenerator[bytes]:
@@ -172,14 +211,30 @@ async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenera
             await limit.wait_for(body.arrival())
 
 
-async def _next_of(pieces: AsyncIterator[bytes], answer: Answer) -> bytes | None:
-    """The next piece; None at the end. An answer that is whole but for its counts is not lost with its connection."""
-    if not answer.has_reason:
-        return await anext(pieces, None)
-    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError, ModelError):
-        async with asyncio.timeout(COUNTS_WITHIN_S):
+class _End:
+    """How long an answer is waited for that has come to its end: for its counts, or for more of it, as some servers
+    give a reason with every event."""
+
+    def __init__(self) -> None:
+        self._by: float | None = None
+        """The event loop's time."""
+        self.is_put_off = False
+        """More of the answer has come since the last look."""
+
+    def look_at(self, answer: Answer) -> None:
+        if answer.has_reason and (self._by is None or self.is_put_off):
+            self._by = asyncio.get_running_loop().time() + COUNTS_WITHIN_S
+        self.is_put_off = False
+
+    async def next_of(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+        """The next piece; None at the end. An answer that is whole but for its counts is not lost with its
+        connection."""
+        if self._by is None:
             return await anext(pieces, None)
-    return None
+        with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError, ModelError):
+            async with asyncio.timeout_at(self._by):
+                return await anext(pieces, None)
+        return None
 
 
 async def _last_bytes(pieces: AsyncIterator[bytes]) -> None:

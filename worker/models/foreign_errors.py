@@ -1,12 +1,14 @@
 """What the SDKs raise, as `ModelError`: the only place that knows both. Imported with the first SDK, never before."""
 
+from datetime import datetime
 from http import HTTPStatus
 
 import httpx2
 from pydantic_ai import exceptions as sdk
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in
+from worker.models.characters import sound
+from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in, retry_after
 
 SDK_ERRORS: tuple[type[Exception], ...] = (
     sdk.AgentRunError,
@@ -47,11 +49,11 @@ _NEVER_OVERFLOW = (sdk.ModelRateLimitError, sdk.ModelQuotaExceededError, sdk.Mod
 """Their texts speak of too many tokens as well, but of tokens per minute."""
 
 
-def as_model_error(error: Exception) -> ModelError:
-    """The same failure in our terms, with the provider's own words as its detail."""
+def as_model_error(error: Exception, now: datetime) -> ModelError:
+    """The same failure in our terms, with the provider's own words as its detail. `now` is as in `retry_after`."""
     match error:
         case sdk.ModelAPIError():
-            return _from_provider(error)
+            return _from_provider(error, now)
         case sdk.UserError():
             return ModelError(ModelErrorType.BAD_REQUEST, str(error)[:LONGEST_DETAIL])
         case httpx2.TimeoutException():
@@ -62,13 +64,20 @@ def as_model_error(error: Exception) -> ModelError:
             return ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {_named(error)}")
 
 
-def _from_provider(error: sdk.ModelAPIError) -> ModelError:
+def _from_provider(error: sdk.ModelAPIError, now: datetime) -> ModelError:
     detail = _detail(error)
     status = error.status_code if isinstance(error, sdk.ModelHTTPError) else None
     error_type, retryable = _meaning(error, status)
     if not isinstance(error, _NEVER_OVERFLOW) and CONTEXT_OVERFLOW.search(f"{error.provider_error_code} {detail}"):
         error_type, retryable = ModelErrorType.CONTEXT_WINDOW, False
-    return ModelError(error_type, detail, retryable=retryable, retry_after=error.retry_after, status=status)
+    return ModelError(error_type, detail, retryable=retryable, retry_after=_retry_after(error, now), status=status)
+
+
+def _retry_after(error: sdk.ModelAPIError, now: datetime) -> float | None:
+    """As the headers say, read as on every wire; Google says it in the body, which the SDK reads."""
+    headers = error.headers if isinstance(error, sdk.ModelHTTPError) and error.headers else {}
+    asked = retry_after(headers, now)
+    return error.retry_after if asked is None else asked
 
 
 def _meaning(error: sdk.ModelAPIError, status: int | None) -> _Meaning:
@@ -91,7 +100,7 @@ def _detail(error: sdk.ModelAPIError) -> str:
         # "Connection error." alone helps nobody; the transport's own text is further down.
         deepest = _named(cause.__cause__ or cause)
         text = deepest if text in deepest else f"{text} ({deepest})"
-    return text[:LONGEST_DETAIL]
+    return sound(text)[:LONGEST_DETAIL]
 
 
 def _named(error: BaseException) -> str:

@@ -28,10 +28,11 @@ from shared.domain.messages import (
     text_of,
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
+from worker.models.characters import whole_characters
 from worker.models.kept_answer import read_kept
 from worker.models.provider import ModelCall
 from worker.models.turns import Answered, AnswerPart, Asked, Called, Prompt, Result, Said, Turn
-from worker.models.user_content import images_in, plain_text, replace_surrogates, user_content
+from worker.models.user_content import images_in, plain_text, user_content
 
 CUT_BY_CANCEL = "[This reply was cut off: the user cancelled it.]"
 CUT_BY_ERROR = "[This reply was cut off by an error.]"
@@ -156,7 +157,7 @@ class _MappedHistory:
         result, at = found
         envelope = {
             "status": "OK" if result.status == "success" else "Failed",
-            "message": replace_surrogates(result.text if result.parts is None else text_of(result.parts)),
+            "message": whole_characters(result.text if result.parts is None else text_of(result.parts)),
             "time": at.isoformat(),
         }
         return Result(call.id, call.name, envelope, images_in(result.parts or []))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, cast
@@ -9,8 +10,16 @@ from typing import Any, cast
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.characters import whole_characters
+from worker.models.decoding import read_json
+from worker.models.provider import LONGEST_WAIT, Route
 
 LONGEST_DETAIL = 2000
+
+SHORTEST_KEY = 8
+"""Characters. What is shorter is no key, but a word that stands for none, and may be in any text."""
+
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{0,9})?")
 
 CONTEXT_OVERFLOW = re.compile(
     r"maximum context length|reduce the length of the messages"
@@ -24,7 +33,9 @@ CONTEXT_OVERFLOW = re.compile(
     r"[^.]{0,60}\b(limit|maximum|max|context|window|length)"
     r"|(exceed\w*|longer than|over) [^.]{0,60}\b(token limit|context|max\w* (token|length|input)\w*)"
     r"|tokens? \+ .{0,30}must be <=|requested token count"
-    r"|please (shorten|truncate|reduce) (your|the) (prompt|input|message)",
+    r"|please (shorten|truncate|reduce) (your|the) (prompt|input|message)"
+    r"|token count is \d+ but the model only supports|must have less than \d+ tokens|range of input length"
+    r"|context (the )?overflows|context length of only|\bstring too long\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -45,6 +56,12 @@ _NO_CREDIT_CODES = frozenset(
     }
 )
 """OpenAI's and Anthropic's codes for an account that has to be paid first: waiting does not help."""
+
+_NO_CREDIT_WORDS = re.compile(
+    r"credit balance is too low|(insufficient|not enough|out of|requires more) (credit|balance|quota|fund)s?",
+    re.IGNORECASE,
+)
+"""Where no code says it."""
 
 _ZAI_NO_CREDIT_CODES = frozenset({"1113", *(str(code) for code in (*range(1308, 1312), *range(1313, 1321)))})
 """Z.ai sends an exhausted balance or plan with a 429, as it does a rate limit (docs.z.ai, "API codes")."""
@@ -90,11 +107,11 @@ class ProviderFault(msgspec.Struct, frozen=True):
     """A gateway's moderation refuses what the user said."""
 
 
-def status_error(status: int, headers: Mapping[str, str], body: bytes, *, provider: str) -> ModelError:
-    """An answer with the status of an error."""
+def status_error(status: int, headers: Mapping[str, str], body: bytes, *, provider: str, now: datetime) -> ModelError:
+    """An answer with the status of an error. `now` is as in `retry_after`."""
     fault = _fault_in(_decoded(body))
     text = fault.text or f"The server answers with the status {status} and no reason."
-    return _model_error(fault, text, status, provider, retry_after(headers))
+    return _model_error(fault, text, status, provider, retry_after(headers, now))
 
 
 def stream_error(error: object, *, provider: str) -> ModelError:
@@ -106,36 +123,52 @@ def stream_error(error: object, *, provider: str) -> ModelError:
     return _model_error(fault, fault.text or "An error occurred during streaming", status, provider, None)
 
 
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the provider asks to be left alone; None if it says nothing, or nothing that can be read."""
-    milliseconds = headers.get("retry-after-ms")
+def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds that the provider asks to be left alone; None if it says nothing, or nothing that can be read. `now` is
+    our time, for a provider that names a time of its clock and does not say what its clock shows."""
+    milliseconds = _seconds(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
-        try:
-            seconds = float(milliseconds) / 1000
-        except ValueError:
-            seconds = -1.0
-        if 0 <= seconds < float("inf"):
-            return seconds
+        return milliseconds / 1000
     asked = headers.get("retry-after", "")
-    if asked.isdecimal():
-        return float(asked)
-    try:
-        # Both are times of the server's clock.
-        wait = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("date", ""))
-    except (ValueError, TypeError):
+    seconds = _seconds(asked)
+    if seconds is not None:
+        return seconds
+    until = _moment(asked)
+    if until is None:
         return None
-    return max(0.0, wait.total_seconds())
+    return max(0.0, (until - (_moment(headers.get("date", "")) or now)).total_seconds())
 
 
-def named(error: ModelError, asked: str, hint: str = "") -> ModelError:
-    """The error with whoever failed. Only the worker knows which of several servers it has asked."""
+def _seconds(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text.strip()) else None
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def named(error: ModelError, route: Route, hint: str = "") -> ModelError:
+    """The error with whoever failed, and how long it wants to be left alone. Only the worker knows which of several
+    servers it has asked. A server that quotes the key in its refusal does not bring it among the runs."""
+    said = error.message if len(route.api_key) < SHORTEST_KEY else error.message.replace(route.api_key, "[key]")
     return ModelError(
         error.error_type,
-        f"{error.message}{hint} [Asked: {asked}]",
+        f"{said}{_pause(error.retry_after)}{hint} [Asked: {route.asked}]",
         retryable=error.retryable,
         retry_after=error.retry_after,
         status=error.status,
     )
+
+
+def _pause(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    too_long = "" if seconds <= LONGEST_WAIT else f"; runs wait for {LONGEST_WAIT:g} s at most"
+    return f" [It asks for a pause of {seconds:.15g} s{too_long}.]"
 
 
 def message_in(body: object) -> str | None:
@@ -153,11 +186,12 @@ def message_in(body: object) -> str | None:
 
 
 def _model_error(fault: ProviderFault, text: str, status: int | None, provider: str, after: float | None) -> ModelError:
+    text = whole_characters(text)
     error_type, retryable = _meaning(fault, text, status, provider)
     if error_type not in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION):
         # Texts of those speak of too many tokens as well, but of tokens per minute.
         error_type, retryable = (
-            _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {text}") else (error_type, retryable)
+            _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {fault.kind} {text}") else (error_type, retryable)
         )
     return ModelError(error_type, text[:LONGEST_DETAIL], retryable=retryable, retry_after=after, status=status)
 
@@ -166,7 +200,7 @@ def _meaning(fault: ProviderFault, text: str, status: int | None, provider: str)
     if status == HTTPStatus.REQUEST_TIMEOUT:
         return ModelErrorType.TIMEOUT, True
     codes = (fault.code, fault.kind)
-    if any(code in _NO_CREDIT_CODES for code in codes) or "credit balance is too low" in text.lower():
+    if any(code in _NO_CREDIT_CODES for code in codes) or _NO_CREDIT_WORDS.search(text):
         return _NO_CREDIT
     if provider == "zai" and fault.code in _ZAI_NO_CREDIT_CODES:
         return _NO_CREDIT
@@ -211,6 +245,6 @@ def _fault_in(body: object) -> ProviderFault:
 
 def _decoded(body: bytes) -> object:
     try:
-        return cast("object", msgspec.json.decode(body))
-    except (msgspec.DecodeError, RecursionError):
+        return cast("object", read_json(body))
+    except (ValueError, RecursionError):
         return body.decode(errors="replace")

@@ -16,6 +16,9 @@ from shared.domain.runs import Usage
 COUNTS_WITHIN_S = 2.0
 """Seconds that a server has, once it has said why its answer ends, to say more: its counts."""
 
+LONGEST_WAIT = 60.0
+"""Seconds. A provider that asks for a longer pause gets none: the call fails and says so."""
+
 
 class Route(msgspec.Struct, frozen=True):
     """Where the calls of one handle go. Hashable: it is the key under which built models are kept."""

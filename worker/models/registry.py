@@ -13,6 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
+from datetime import UTC, datetime
 from itertools import count
 from uuid import uuid4
 
@@ -28,7 +29,7 @@ from worker.models.builtin import BuiltinModel
 from worker.models.chat_wire import ChatWire
 from worker.models.connections import Connections
 from worker.models.direct_model import DirectModel, DirectWire
-from worker.models.provider import AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
+from worker.models.provider import LONGEST_WAIT, AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
 
 NO_KEY = "none"
 """Sent where a server asks for no key; the SDKs demand one."""
@@ -51,9 +52,6 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
     wire = "responses" if name == "openai" and family_of(handle).uses_responses else provider.wire
     return Route(handle, name, model, wire, key or NO_KEY, base_url or "", provider.api_version(environment))
 
-
-LONGEST_WAIT = 60.0
-"""Seconds. A provider that asks for a longer pause gets none: the call fails and says so."""
 
 FIRST_WAIT = 0.5
 JITTER = 0.25
@@ -140,6 +138,7 @@ class Models:
         retries: int,
         builtin_models: bool = False,
         network: NetworkRules = PUBLIC_ONLY,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         new_call_id: Callable[[], str] = lambda: f"call_{uuid4().hex}",
@@ -155,6 +154,7 @@ class Models:
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
         self._network = network
+        self._now = now
         self._sleep = clock_sleep
         self._new_call_id = new_call_id
         self._importing = importing
@@ -210,7 +210,7 @@ class Models:
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
 
     def _direct(self, wire: DirectWire, connections: Connections) -> ModelProvider:
-        return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout)
+        return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout, self._now)
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:
         try:
@@ -227,9 +227,10 @@ class Models:
             ) from error
         return sdk_model.SdkModel(
             wire.build(route, connections.client),
-            route.asked,
+            route,
             connections,
             self._first_event_timeout,
             self._idle_timeout,
             self._new_call_id,
+            self._now,
         )

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from worker.models.fetched_images import with_fetched_images
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
 from worker.models.history_mapping import map_history
 from worker.models.model_errors import named
-from worker.models.provider import ModelCall, ModelEvent, SilenceLimit
+from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
 from worker.models.sdk_history import sdk_messages
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -53,21 +54,23 @@ class SdkModel:
     def __init__(
         self,
         wire: WireModel,
-        asked: str,
+        route: Route,
         connections: Connections,
         first_event_timeout: float,
         idle_timeout: float,
         new_call_id: Callable[[], str],
+        now: Callable[[], datetime],
     ) -> None:
-        """`asked` is the provider and the server's address: every error names them."""
+        """Every error names the provider and the server's address."""
         # What an answer leaves out of its usage is estimated. The SDK would say so past the logs, in foreign words.
         warnings.filterwarnings("ignore", category=UsageExtractionFailedWarning)
         self._wire = wire
-        self._asked = asked
+        self._route = route
         self._connections = connections
         self._first_event_timeout = first_event_timeout
         self._idle_timeout = idle_timeout
         self._new_call_id = new_call_id
+        self._now = now
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
@@ -86,7 +89,7 @@ class SdkModel:
             except ModelError as error:
                 raise self._named(error) from error
             except (*SDK_ERRORS, *self._wire.errors) as error:
-                raise self._named(as_model_error(error)) from error
+                raise self._named(as_model_error(error, self._now())) from error
 
     async def _answer(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall, limit: SilenceLimit
@@ -99,11 +102,11 @@ class SdkModel:
             if isinstance(response_events := cast("object", events), AsyncGenerator):
                 stack.push_async_callback(cast("AsyncGenerator[object]", response_events).aclose)
             # The limit is on each single wait: a scope around the loop would stay open across our own yields.
-            while (event := await limit.wait(anext(events, None))) is not None and not connection.garbled:
+            while (event := await limit.wait(anext(events, None))) is not None and not connection.is_garbled:
                 limit.event_seen()
                 for ours in answer.translate(event):
                     yield ours
-            if connection.garbled:
+            if connection.is_garbled:
                 raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.")
             for ours in answer.finish(response, has_ended=connection.has_ended):
                 yield ours
@@ -111,7 +114,7 @@ class SdkModel:
     def _named(self, error: ModelError) -> ModelError:
         """The error with whoever failed, and with what may help."""
         hint = f" {self._wire.hint_if_not_found}" if error.status == HTTPStatus.NOT_FOUND else ""
-        return named(error, self._asked, hint.rstrip())
+        return named(error, self._route, hint.rstrip())
 
     def _messages(self, call: ModelCall) -> list[ModelMessage]:
         turns = map_history(call, provider_name=self._wire.model.system)

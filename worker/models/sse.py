@@ -1,14 +1,19 @@
 """Server-sent events, as far as models' answers use them: bytes in, the data of whole events out. No I/O.
 
 Written after "Server-sent events" in the HTML standard. Names and ids of events are passed over: every provider says in
-the data what it is.
+the data what it is. llama.cpp's server has a field of its own for errors, which is read as data.
 """
+
+from worker.models.decoding import is_json
 
 LONGEST_EVENT = 32 * 1024 * 1024
 """Bytes. Far beyond any answer; a server that never ends an event must not fill the memory."""
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+LONGEST_TEXT = 8 * 1024 * 1024
+"""Bytes that are kept of a response that is no stream of events."""
 
 
 class EventTooLong(ValueError):
@@ -27,11 +32,15 @@ class EventStream:
         self._after_return = False
         self._beginning: bytes | None = b""
         """The first bytes, until they are known to be a byte order mark or not; None behind that."""
+        self.before_events: bytearray | None = bytearray()
+        """What has come of the response while there was no event; None behind the first."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that end in this chunk. Raises `EventTooLong`."""
         if self._beginning is not None:
             chunk = self._without_mark(self._beginning + chunk)
+        if self.before_events is not None and len(self.before_events) < LONGEST_TEXT:
+            self.before_events += chunk
         chunk = self._with_line_feeds(chunk)
         self._size += len(chunk)
         if self._size > LONGEST_EVENT:
@@ -46,6 +55,20 @@ class EventStream:
         self._unfinished = [lines[-1]]
         if ended or not self._data:
             self._size = len(lines[-1]) + sum(map(len, self._data))
+        return self._seen(ended)
+
+    def end(self) -> list[bytes]:
+        """At the end of the response: the data of an event that no empty line has ended, if it is whole. Some servers
+        leave the line out behind the last event; most that leave it out have broken down in the middle of one."""
+        ended: list[bytes] = []
+        self._take(b"".join(self._unfinished), ended)
+        self._take(b"", ended)
+        self._unfinished = []
+        return self._seen([data for data in ended if is_json(data)])
+
+    def _seen(self, ended: list[bytes]) -> list[bytes]:
+        if ended:
+            self.before_events = None
         return ended
 
     def _without_mark(self, chunk: bytes) -> bytes:
@@ -58,11 +81,13 @@ class EventStream:
 
     def _take(self, line: bytes, ended: list[bytes]) -> None:
         if not line:
-            if self._data:
-                ended.append(b"\n".join(self._data))
-                self._data = []
+            if data := b"\n".join(self._data):
+                ended.append(data)
+            self._data = []
         elif line.startswith(b"data:"):
             self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+        elif line.startswith(b"error:") and (error := line[6:].strip()).startswith(b"{"):
+            self._data.append(b'{"error": %b}' % error)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         """The chunk with one character at the end of each line. A line may also end in CR, or in CR and LF."""

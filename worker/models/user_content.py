@@ -5,14 +5,8 @@ import binascii
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import ContentPart, ImageContent, TextContent
+from worker.models.characters import whole_characters
 from worker.models.turns import Image, ImageData, ImageLink
-
-
-def replace_surrogates(text: str) -> str:
-    """`text` with `?` in place of half characters. Some servers cut a character in two between events, and the halves
-    (lone surrogates) can be neither sent nor stored."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
 
 EMPTY = "[This message is empty.]"
 
@@ -26,7 +20,7 @@ _SIGNATURES = (
 
 def plain_text(text: str) -> str:
     """Text that every provider takes: not blank, and sound."""
-    return replace_surrogates(text) if text.strip() else EMPTY
+    return whole_characters(text) if text.strip() else EMPTY
 
 
 def user_content(content: str | list[ContentPart]) -> str | list[str | Image]:

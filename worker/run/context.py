@@ -222,10 +222,19 @@ class RunContext:
                 await self.retry_while_unavailable(lambda: record(self.run, checkpoint, starting=starting))
 
     async def record_intent(self, call: ToolCall) -> None:
-        """Stores that the tool of this call is about to start."""
+        """Stores that the tool of this call is about to start, and what the calls before it came to."""
         now, record = self.services.clock.now(), self.services.checkpoints.record_intents
         async with self.publisher.writing() as run:
-            await self.retry_while_unavailable(lambda: record(run, [call], now))
+            results = self.progress.take_unstored()
+            await self.retry_while_unavailable(lambda: record(run, [call], now, results=results))
+
+    async def record_results(self) -> None:
+        """Stores what calls came to while others of the same answer go on. Of calls that end together, the first one
+        stores what the others came to."""
+        record = self.services.checkpoints.record_results
+        async with self.publisher.writing() as run:
+            if results := self.progress.take_unstored():
+                await self.retry_while_unavailable(lambda: record(run, results))
 
     async def park(self, messages: list[NewMessage], asked: Sequence[Approval]) -> Parked:
         """Stores the answer together with what it waits for. Raises `CancelRequested` when a cancel came first."""

@@ -51,7 +51,7 @@ async def take_log(
 
 
 def _opening(run: Run, shown: ShownStep, follows: Seq, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
-    attempt = int(run.fence)
+    attempt, lost_call = int(run.fence), run.follows_lost_owner
     if goes_on and shown.beginning is not None:
-        return LogContinued(at, follows, attempt)
-    return StepRestarted(at, attempt, list(shown.message_ids), follows)
+        return LogContinued(at, follows, attempt, lost_call)
+    return StepRestarted(at, attempt, list(shown.message_ids), follows, lost_call)

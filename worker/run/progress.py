@@ -51,8 +51,15 @@ class RunProgress:
     """Results of calls that an earlier owner of the run left open, or that a decision has allowed."""
     has_run_folder: bool = False
     """A call of this owner has used the folder that calls of the run share (`scratch: run`)."""
+    unstored: list[ToolReturn] = field(default_factory=list[ToolReturn])
+    """Results of the answer in hand that the next worker would not find."""
     open_step_id: StepId | None = None
     """The step that these calls belong to."""
+
+    def take_unstored(self) -> list[ToolReturn]:
+        """These results, for who stores them now."""
+        results, self.unstored = self.unstored, []
+        return results
 
     def begin_step(self, step: Step, asked: str) -> StepInHand:
         """A model call begins."""

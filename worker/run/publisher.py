@@ -168,13 +168,21 @@ class Publisher:
         """Stores what SQL lacks of a step, for the next owner, who comes after `waits_until`. False: SQL is away."""
         try:
             async with self.storing() as tail:
-                await self._checkpoints.hand_over(self.run, tail, self._clock.now(), waits_until=waits_until)
+                await self._checkpoints.hand_over(
+                    self.run, tail, self._clock.now(), waits_until=waits_until, in_model_call=self._leaves_call
+                )
         except LifecycleError as error:
             self._stop(LeaseLost(str(error)))
         except Unavailable as error:
             log.warning("events_wait_for_sql", error=str(error))
             return False
         return True
+
+    @property
+    def _leaves_call(self) -> bool:
+        """Whether a model call is lost of which the log does not know yet: this owner's, or that of the one before."""
+        is_told = self._writer.follows is not None or not self.run.follows_lost_owner
+        return self.observation.run.interrupted_in == "model" or not is_told
 
     async def wait_sent(self, within_s: float) -> bool:
         """Waits until Redis has everything, `within_s` seconds at most; whether it has. SQL has it in any case."""

@@ -8,7 +8,6 @@ from shared.domain.agents import agent_for_tool
 from shared.domain.base_tools import base_tool_arguments, is_base_tool, runs_code
 from shared.domain.errors import InvalidRequest, InvalidToolSource, Unavailable
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns
-from shared.domain.settling import OUTCOME_UNKNOWN
 from shared.domain.tools import TYPESCRIPT, Tool, ToolLimits
 from shared.tool_arguments import RefusedArguments, check_arguments
 from shared.typescript.functions import Module, tool_module
@@ -125,7 +124,7 @@ async def _has_lost_folder(context: RunContext, call: ToolCall) -> bool:
     for message in turn:
         if isinstance(message.body, ToolReturns):
             # Without output no tool ran here, unless nobody knows.
-            ran = [one for one in message.body.returns if one.stdout is not None or one.text == OUTCOME_UNKNOWN]
+            ran = [one for one in message.body.returns if one.stdout is not None or one.is_unknown]
             if any(one.tool_name in users for one in ran):
                 return True
         elif isinstance(message.body, AssistantMessage):

@@ -11,7 +11,7 @@ that the outcome is unknown.
 from shared.domain.events import ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
-from shared.domain.settling import OUTCOME_UNKNOWN, RunEnd
+from shared.domain.settling import RunEnd, unknown_return
 from shared.domain.tool_runs import asked_call
 from worker.run.context import Outcome, RunContext
 from worker.run.tool_calls import call_tool, error_return
@@ -38,5 +38,5 @@ async def _result(context: RunContext, call: ToolCall, *, was_started: bool) -> 
     if tool is None:
         return error_return(call, f"Error: the tool {call.name!r} was taken from the agent before it was started.")
     if was_started and not tool.idempotent:
-        return error_return(call, OUTCOME_UNKNOWN)
+        return unknown_return(call)
     return await call_tool(context, call, tool, call.arguments)

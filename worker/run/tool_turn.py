@@ -1,16 +1,18 @@
-"""Runs the tools of one answer: each call at most once, checked against its schema, all results in one message."""
+"""Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. A
+result is stored when it is there: a worker that dies takes those alone of the tools that it was running."""
 
-import asyncio
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from shared.concurrency import task_group
+from shared.domain.base_tools import is_base_tool
 from shared.domain.errors import NotFound
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
-from shared.domain.settling import OUTCOME_UNKNOWN, OpenCalls, decided_return
+from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tool_rules import filled_arguments
 from shared.domain.tools import Tool
 from worker.run.context import RunContext
@@ -33,9 +35,9 @@ async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[To
     await context.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
     if together:
         await context.read_equipment()
-        async with asyncio.TaskGroup() as group:
+        async with task_group() as group:
             for call in calls:
-                group.create_task(_run_into(context, call), name=f"tool {call.name}")
+                group.create_task(_run_beside(context, call, calls), name=f"tool {call.name}")
     else:
         for number, call in enumerate(calls):
             await context.read_equipment()
@@ -62,9 +64,14 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     for call in free:
         await context.read_equipment()
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
+        stored = started.get(call.id)
+        if stored is not None and not (tool and tool.idempotent and is_base_tool(tool)):
+            # A base tool is called again: it finds its result by itself, and what it has done to the memory.
+            context.progress.returns[call.id] = stored
+            continue
         may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
         if call.id in started and not may_start_again:
-            context.progress.returns[call.id] = error_return(call, OUTCOME_UNKNOWN)
+            context.progress.returns[call.id] = unknown_return(call)
             continue
         if call.id not in started and tool is not None:
             await context.record_intent(call)
@@ -92,6 +99,7 @@ async def _store_returns(
     context.progress.turn = context.progress.turn.and_then(message.body)
     await context.checkpoint([message, *late_input], earlier=await _earlier_step(context))
     context.progress.returns.clear()
+    context.progress.unstored.clear()
 
 
 async def _earlier_step(context: RunContext) -> Step | None:
@@ -113,8 +121,18 @@ def _may_run_together(context: RunContext, calls: Sequence[ToolCall]) -> bool:
     return len(calls) > 1 and all(tool is not None and tool.enable_parallel_execution for tool in tools)
 
 
+async def _run_beside(context: RunContext, call: ToolCall, calls: Sequence[ToolCall]) -> None:
+    """Makes one of several calls. Its result is stored while others go on; the last ones' are stored with the step."""
+    await _run_into(context, call)
+    if len(context.progress.returns) < len(calls):
+        await context.record_results()
+
+
 async def _run_into(context: RunContext, call: ToolCall, decision: Decision | None = None) -> None:
-    context.progress.returns[call.id] = await _run(context, call, decision)
+    result = await _run(context, call, decision)
+    context.progress.returns[call.id] = result
+    if call.name in context.tools:
+        context.progress.unstored.append(result)
 
 
 async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -> ToolReturn:

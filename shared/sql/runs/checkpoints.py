@@ -31,7 +31,7 @@ from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.event_blocks import blocks_of, insert_events
 from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, upsert_step
-from shared.sql.runs.tool_intents import forget_intents, insert_intents, intents_of
+from shared.sql.runs.tool_intents import forget_intents, insert_intents, insert_results, intents_of
 from shared.sql.tables import microseconds, to_json
 
 
@@ -91,11 +91,20 @@ class CheckpointStore:
             values = {"usage": to_json(usage), "last_seq": last_seq, "checkpoint_seq": last_seq}
             update_owned(connection, run.id, now, {**values, **first_token(run.id, None, shown_at)})
 
-    async def record_intents(self, run: Run, calls: Sequence[ToolCall], now: datetime) -> None:
-        """Stores that the tools of these calls are about to be started."""
+    async def record_intents(
+        self, run: Run, calls: Sequence[ToolCall], now: datetime, *, results: Sequence[ToolReturn] = ()
+    ) -> None:
+        """Stores that the tools of these calls are about to be started, and what those before them came to."""
         async with self._database.write(CrashPoint.INTENT) as connection:
             await lock_owned(connection, run.id, run.fence)
+            insert_results(connection, run.id, results)
             await insert_intents(connection, run.id, calls, now)
+
+    async def record_results(self, run: Run, results: Sequence[ToolReturn]) -> None:
+        """Stores what calls came to that others of the same answer go on beside. A result that is stored stays."""
+        async with self._database.write(CrashPoint.RESULT) as connection:
+            await lock_owned(connection, run.id, run.fence)
+            insert_results(connection, run.id, results)
 
     async def record_events(self, run: Run, tail: LogTail, now: datetime) -> None:
         """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""
@@ -119,12 +128,23 @@ class CheckpointStore:
             if new:
                 update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
 
-    async def hand_over(self, run: Run, tail: LogTail, now: datetime, *, waits_until: datetime | None = None) -> None:
+    async def hand_over(
+        self,
+        run: Run,
+        tail: LogTail,
+        now: datetime,
+        *,
+        waits_until: datetime | None = None,
+        in_model_call: bool = False,
+    ) -> None:
         """Stores the events of an unfinished step for the worker that continues it, if it is to wait so long. The
-        present worker lives, so the claims so far do not count as attempts without progress."""
+        present worker lives, so the claims so far do not count as attempts without progress. `in_model_call`: the
+        provider was asked, and the next owner will ask again."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             values = {"last_seq": last_seq, "attempts_without_progress": 0, "waits_until": waits_until}
+            if not in_model_call:
+                values["owner"] = None
             update_owned(connection, run.id, now, values)
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:

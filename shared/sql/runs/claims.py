@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -89,7 +90,7 @@ async def claim_run(
         raise refusal(await lock_run(connection, waiting.id), waiting.id, RunTrigger.CLAIM, waiting.fence)
     claimed = run_of(row)
     if waiting.fence > 0:
-        return claimed
+        return msgspec.structs.replace(claimed, follows_lost_owner=waiting.owner is not None)
     placed = input_to_place(claimed, given)
     if waiting.turn is None:
         await _begin_turn(connection, claimed, placed, now, has_left_over=row["has_left_over"])

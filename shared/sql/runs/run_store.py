@@ -148,7 +148,10 @@ class RunStore:
             async with self._database.write(CrashPoint.CLAIM) as connection:
                 waiting, given = await waiting_run(connection, run_id)
                 if waiting.owner == owner:
-                    return waiting if waiting.status is RunStatus.RUNNING else None
+                    if waiting.status is not RunStatus.RUNNING:
+                        return None
+                    # How the owner before left the run is not known any more; most that are followed were lost.
+                    return msgspec.structs.replace(waiting, follows_lost_owner=waiting.fence > 1)
                 claimed = await claim_run(connection, waiting, given, dispatch, owner, now)
                 if waiting.attempts_without_progress in alone_after:
                     raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")

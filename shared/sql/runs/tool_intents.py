@@ -1,5 +1,5 @@
-"""What is known of a run's tool calls before their results are in the history: that a tool was about to start, and, of
-a call that was answered in one transaction with its effect, the result itself."""
+"""What is known of a run's tool calls before their results are in the history: that a tool was about to start, and the
+result itself of a call that was answered in one transaction with its effect, or beside others of the same answer."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -15,6 +15,15 @@ from shared.sql.run_tables import tool_intents
 from shared.sql.tables import from_json, to_json
 
 _INSERT_INTENT = sa.insert(tool_intents)
+_INSERT_RESULT = (
+    sa.update(tool_intents)
+    .where(
+        tool_intents.c.run_id == sa.bindparam("of_run"),
+        tool_intents.c.tool_call_id == sa.bindparam("call_id"),
+        tool_intents.c.result.is_(None),
+    )
+    .values(result=sa.bindparam("returned"), state="finished")
+)
 _FORGET_INTENTS = sa.delete(tool_intents).where(
     tool_intents.c.run_id == sa.bindparam("of_run"),
     tool_intents.c.tool_call_id.in_(sa.bindparam("call_ids", expanding=True)),
@@ -32,6 +41,15 @@ async def insert_intents(connection: Connection, run_id: RunId, calls: Sequence[
     await forget_intents(connection, run_id, rows)
     if rows:
         connection.defer(_INSERT_INTENT, *rows.values())
+
+
+def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
+    """Stores what calls whose intents are stored have come to; deferred. The run's row is locked."""
+    if results:
+        connection.defer(
+            _INSERT_RESULT,
+            *({"of_run": run_id, "call_id": one.tool_call_id, "returned": to_json(one)} for one in results),
+        )
 
 
 async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:

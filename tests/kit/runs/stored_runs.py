@@ -216,6 +216,11 @@ class Stores:
         assert claimed is not None, f"{run.id} could not be claimed"
         return claimed
 
+    async def taken_over(self, run: Run) -> Run:
+        """The run as it is stored when another worker has claimed it."""
+        await self.claim(run)
+        return await self.runs.look_up(run.id)
+
     async def delivered(self, run: Run, *entries: bytes) -> list[NewMessage]:
         """Delivers what waits for the run; gives it."""
         waiting = await self.inbox.waiting(run.id)

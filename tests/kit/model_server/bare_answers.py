@@ -1,0 +1,116 @@
+"""Answers of every wire as bytes, for tests of what servers do with them: cut, mend, frame and end them otherwise."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tests.kit.model_server import Turn, anthropic_messages, gemini, openai_chat, openai_responses
+from tests.kit.model_server.http_exchange import reset
+from tests.kit.model_server.model_calls import ADD, ANTHROPIC, CHAT, GOOGLE, RESPONSES, ask, call
+from tests.kit.plain_answers import Answering, serving
+from worker.models.provider import ModelEvent
+from worker.models.registry import Models
+
+_FRAMES = {
+    CHAT: openai_chat.frames,
+    RESPONSES: openai_responses.frames,
+    ANTHROPIC: anthropic_messages.frames,
+    GOOGLE: gemini.frames,
+}
+_VARIABLES = {
+    CHAT: "OPENAI_BASE_URL",
+    RESPONSES: "OPENAI_BASE_URL",
+    ANTHROPIC: "ANTHROPIC_BASE_URL",
+    GOOGLE: "GOOGLE_GEMINI_BASE_URL",
+}
+_AFTER_REASON = {CHAT: 2, RESPONSES: 0, ANTHROPIC: 1, GOOGLE: 0}
+"""Frames that come behind the one with the reason."""
+
+EVENTS = "text/event-stream"
+
+
+def head(content_type: str | None = EVENTS, *, status: str = "200 OK", **headers: str) -> bytes:
+    """The head of a response in chunks."""
+    named = {} if content_type is None else {"content-type": content_type}
+    lines = [f"{name.replace('_', '-')}: {value}\r\n" for name, value in {**named, **headers}.items()]
+    return f"HTTP/1.1 {status}\r\ntransfer-encoding: chunked\r\n{''.join(lines)}\r\n".encode()
+
+
+def stream_of(handle: str, turn: Turn) -> list[bytes]:
+    """The events of an answer."""
+    model = handle.partition("/")[2]
+    return [frame.data for frame in _FRAMES[handle](turn, {"model": model}, 1)]
+
+
+def up_to_reason(handle: str, turn: Turn) -> list[bytes]:
+    """The events of an answer, to the one that says why it ends."""
+    frames = stream_of(handle, turn)
+    return frames[: len(frames) - _AFTER_REASON[handle]]
+
+
+async def asked_of(handle: str, answer: Answering, **rest: Any) -> list[ModelEvent]:
+    """What the model says when its server answers so; `rest` overrides arguments of `Models`."""
+    arguments: dict[str, Any] = {"first_event_timeout": 30.0, "idle_timeout": 30.0, "retries": 0, **rest}
+    async with serving(answer) as server:
+        keys = {"OPENAI_API_KEY": "test-key-1", "ANTHROPIC_API_KEY": "test-key-1", "GEMINI_API_KEY": "test-key-1"}
+        models = Models(keys | {_VARIABLES[handle]: server.url.rstrip("/")}, **arguments)
+        try:
+            return await ask(models, call(handle, tools=[ADD]))
+        finally:
+            await models.aclose()
+
+
+async def answered(
+    handle: str, frames: Sequence[bytes], end: str = "close", *, content_type: str | None = EVENTS, **rest: Any
+) -> list[ModelEvent]:
+    """What the model says when its server sends these frames, each as a chunk, and ends so: `silence`, `close`,
+    `reset`, `no last chunk`, or `last chunk`."""
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(content_type) + b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames if frame))
+        if end == "last chunk":
+            writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        if end == "reset":
+            reset(writer)
+        elif end not in ("silence", "last chunk"):
+            writer.close()
+
+    return await asked_of(handle, answer, **rest)
+
+
+async def answered_for_ever(
+    handle: str, frames: Sequence[bytes], again: bytes, left: asyncio.Event
+) -> list[ModelEvent]:
+    """The same for a server that sends `again` behind its answer until its client leaves, and then sets `left`."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(0)
+        writer.write(head() + b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames))
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b"%x\r\n%b\r\n" % (len(again), again))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        left.set()
+
+    return await asked_of(handle, answer)
+
+
+def failing_first(status: str, headers: dict[str, str], then: Sequence[bytes]) -> Callable[..., Any]:
+    """A server that refuses the first request so, and answers the next ones."""
+    asked: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            body = b'{"error": {"message": "Slow down."}}'
+            refused = head("application/json", status=status, **headers)
+            writer.write(refused + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        else:
+            writer.write(head() + b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in then) + b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    return answer
