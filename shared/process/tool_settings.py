@@ -27,6 +27,9 @@ class ToolSettings(BaseSettings):
     tool_processes: int = Field(
         default=0, ge=0, description="Tool calls that one worker runs at once; 0: two for each processor, at least 8."
     )
+    spare_tool_processes: int = Field(
+        default=2, ge=0, description="Tool calls beyond those that one worker runs for projects that have none running."
+    )
     sandbox: Literal["auto", "tier1", "tier2", "process"] = Field(
         default="auto", description="The walls around tools. `auto`: the best of tier 1 and tier 2 that works here."
     )
