@@ -21,6 +21,7 @@ from api.errors import SHOULD_RETRY
 from api.letta.envelope import wire_time
 from api.letta.unused_input import models_in, unused_fields
 from api.openai.chat_request import ChatRequest, left_out
+from shared.concurrency import others_turn
 from shared.domain.runs import Run
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -85,6 +86,7 @@ class UnusedInputWarnings:
         async def warned(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] < 400:
+                    await others_turn(body)
                     self._warn(scope, bytes(body), message)
                 body.clear()  # a stream goes on for as long as its run
             await send(message)

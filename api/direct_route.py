@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.late_route import LateRoute
 from api.letta.unused_input import models_in
+from shared.concurrency import others_turn
 
 JSON = "application/json"
 
@@ -161,6 +162,7 @@ class DirectRoute(LateRoute):
             # What the answer was made of is let go before it begins: a stream may go on for hours.
             answer = await self._made(scope, receive, read)
         except NotPlain:
+            await others_turn(read[0].get("body", b"") if read else b"")
             await self._fastapi(scope, _replayed(read, receive), send)
             return
         await answer(scope, receive, send)
@@ -177,7 +179,9 @@ class DirectRoute(LateRoute):
         asked = Asked(Request(scope, receive), headers, response, {})
         values = await _values(plan.endpoint, asked)
         if plan.body:
+            await others_turn(read[0].get("body", b""))
             values[plan.body.name] = _checked(plan.body, given)
+            await others_turn(read[0].get("body", b""))
         read.clear()
         answered = await plan.endpoint.function(**values)
         return answered if isinstance(answered, Response) else _rendered(plan, answered, response)

@@ -39,6 +39,10 @@ class ErrorAnswer(NamedTuple):
     passes: bool = False
 
 
+LONGEST_DETAIL = 4000
+"""Characters. An error may repeat what was asked for, and that may be megabytes."""
+
+
 def _plain(error: domain.HoldfastError) -> dict[str, Any]:
     return {"detail": error.message}
 
@@ -158,7 +162,14 @@ def domain_error_answer(asked: str, error: Exception) -> JSONResponse:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, LimitReached):
         headers["Retry-After"] = str(error.retry_after_s)
-    return JSONResponse(answer.body(error), answer.status, headers)
+    return JSONResponse(_shortened(answer.body(error)), answer.status, headers)
+
+
+def _shortened(body: dict[str, Any]) -> dict[str, Any]:
+    detail = body.get("detail")
+    if isinstance(detail, str) and len(detail) > LONGEST_DETAIL:
+        return body | {"detail": detail[:LONGEST_DETAIL] + "…"}
+    return body
 
 
 def _cause(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import functools
 import gc
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
@@ -48,11 +48,24 @@ DATE_S = 1.0
 
 HEAD_TOO_LONG = "431 Request Header Fields Too Large"
 
+BAD_HEAD = "400 Bad Request"
+
 EXCESS_S = 1.0
 """How long a connection over the limit stays for its request, which is answered with a 503."""
 
 SLOWEST_READER = 1000
 """Bytes per second. Who takes less of an answer, while it waits in this process's memory, is cut off."""
+
+
+def _flaw_of_framing(headers: Sequence[tuple[bytes, bytes]], version: str) -> str:
+    """What a proxy in front of this server could read otherwise than this server does; empty: nothing."""
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (not hosts and version != "1.0"):
+        return "a request has one Host header"
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+        return "the only Transfer-Encoding is chunked"
+    return ""
 
 
 class HeadRefused(Exception):
@@ -133,6 +146,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_head(HEAD_TOO_LONG)
 
     def on_headers_complete(self) -> None:
+        flaw = _flaw_of_framing(self.headers, cast("Any", self.parser).get_http_version())
+        if flaw:
+            self._refuse_head(f"{BAD_HEAD}: {flaw}")
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
         self._request_is_there()
         super().on_headers_complete()

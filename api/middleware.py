@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.access.accepted_keys import AcceptedKeys
 from api.errors import RETRY_AFTER_S, input_refusal
 from api.openai.errors import as_openai, speaks_openai, status_of
+from shared.concurrency import others_turn
 from shared.domain.errors import Unavailable
 from shared.json_limits import flaw_of_document
 
@@ -277,10 +278,12 @@ class RequestBodies:
             return
         if body is None:
             return
+        await others_turn(body)
         refusal = self._too_long() if len(body) > self._max_bytes else _refused_content(scope["path"], body)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
+        await others_turn(body)
         first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         del body  # whoever reads it lets go of it; a stream goes on for as long as its run
 

@@ -7,6 +7,7 @@ deep nor so wide that a program which walks through it stands still or breaks.
 import json
 import math
 import re
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 MAX_DEPTH = 100
@@ -25,8 +26,14 @@ NOT_FINITE = "Number is not finite: JSON has no NaN and no Infinity"
 HAS_NUL = "Text contains a NUL character, which cannot be stored"
 HALF_CHARACTER = "Text contains half a surrogate pair, which is no character"
 
-_STRING = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
-"""A JSON string, or the rest of the text when the string does not end. The pattern never backtracks."""
+_STRING = re.compile(r'"[^"]*+(?:"|\Z)')
+"""A JSON string without escaped quotes, or the rest of the text when the string does not end."""
+
+MOST_STRINGS = 2 * MAX_VALUES
+"""Each string of a document is a value, or the key of one."""
+
+LONGEST_INTEGER = 20
+"""Characters of an integer that is read. The time to read one grows with the square of its length."""
 
 Place = tuple[str | int, ...]
 
@@ -38,12 +45,8 @@ class JsonFlaw(NamedTuple):
     text: str
 
 
-class _Step(NamedTuple):
-    """A place as a chain, so that a walk makes no tuple per value."""
-
-    parent: "_Step | None"
-    key: str | int
-    depth: int
+_Step = tuple[Any, str | int, int]
+"""A place as a chain: the step to the parent or None, the key there, and the depth."""
 
 
 def flaw_of_document(document: bytes) -> JsonFlaw | None:
@@ -55,28 +58,39 @@ def flaw_of_document(document: bytes) -> JsonFlaw | None:
         text = document.decode(json.detect_encoding(document), "surrogatepass")
     except UnicodeDecodeError:
         return None
-    if _most_values(text) > MAX_VALUES and _most_values(_STRING.sub("", text)) > MAX_VALUES:
+    if _most_values(text) > MAX_VALUES and _has_too_many(text):
         return JsonFlaw((), TOO_MANY)
+    long_ones = 0
+
+    def integer(digits: str) -> int:
+        nonlocal long_ones
+        if len(digits) <= LONGEST_INTEGER:
+            return int(digits)
+        long_ones += 1
+        return MAX_INTEGER + 1
+
     try:
-        return flaw_of(json.loads(text))
+        return flaw_of(json.loads(text, parse_int=integer))
     except RecursionError:
         return JsonFlaw((), TOO_DEEP)
     except json.JSONDecodeError:
-        return None
-    except ValueError:
-        # An integer with more digits than Python converts.
-        return JsonFlaw((), TOO_LARGE)
+        return JsonFlaw((), TOO_LARGE) if long_ones else None
 
 
 def flaw_of(value: object, *, max_values: int = MAX_VALUES, size_only: bool = False) -> JsonFlaw | None:
-    """What is wrong with a parsed JSON value. None: nothing. `size_only`: it is not to be stored as it is."""
+    """What is wrong with a parsed JSON value. None: nothing. `size_only`: it is not to be stored as it is.
+
+    Nearly every value is sound, and is looked through a level at a time. Only where one is not, its place is sought.
+    """
+    if _is_sound(value, max_values, size_only=size_only):
+        return None
     waiting: list[tuple[object, _Step | None]] = [(value, None)]
     seen = 0
     while waiting:
         one, step = waiting.pop()
         seen += 1
         if isinstance(one, (dict, list)):
-            depth = 1 if step is None else step.depth + 1
+            depth = 1 if step is None else step[2] + 1
             if depth > MAX_DEPTH:
                 return JsonFlaw(_place(step), TOO_DEEP)
             if seen + len(waiting) + len(cast("list[Any]", one)) > max_values:
@@ -88,9 +102,42 @@ def flaw_of(value: object, *, max_values: int = MAX_VALUES, size_only: bool = Fa
     return None
 
 
+def _is_sound(value: object, max_values: int, *, size_only: bool) -> bool:
+    """Whether `flaw_of` would find nothing, in a tenth of its time."""
+    level: list[Any] = [value]
+    seen, depth = 0, 0
+    while level:
+        seen += len(level)
+        if seen > max_values or not (size_only or _are_sound(level)):
+            return False
+        objects: list[dict[str, Any]] = [one for one in level if isinstance(one, dict)]
+        lists: list[list[Any]] = [one for one in level if isinstance(one, list)]
+        depth += bool(objects or lists)
+        if depth > MAX_DEPTH or seen + sum(map(len, objects)) + sum(map(len, lists)) > max_values:
+            return False
+        if not size_only and not _is_text(list(chain.from_iterable(objects))):
+            return False
+        level = [*chain.from_iterable(one.values() for one in objects), *chain.from_iterable(lists)]
+    return True
+
+
+def _are_sound(values: list[Any]) -> bool:
+    """Whether none of the values has a flaw of its own."""
+    integers = [one for one in values if isinstance(one, int)]
+    return (
+        _is_text([one for one in values if isinstance(one, str)])
+        and (not integers or (min(integers) >= -MAX_INTEGER - 1 and max(integers) <= MAX_INTEGER))
+        and all(map(math.isfinite, [one for one in values if isinstance(one, float)]))
+    )
+
+
+def _is_text(texts: list[str]) -> bool:
+    return _flaw_of_text("".join(texts)) is None
+
+
 def _inside(value: dict[str, Any] | list[Any], step: _Step | None, depth: int) -> list[tuple[object, _Step | None]]:
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return [(one, _Step(step, key, depth)) for key, one in items]
+    return [(one, (step, key, depth)) for key, one in items]
 
 
 def _flaw_of_one(value: object) -> str | None:
@@ -118,6 +165,13 @@ def _flaw_of_text(text: str) -> str | None:
     return None
 
 
+def _has_too_many(text: str) -> bool:
+    """Whether there are more values than there may be, with the commas and brackets in strings left out."""
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    outside, strings = _STRING.subn("", plain, count=MOST_STRINGS + 1)
+    return strings > MOST_STRINGS or _most_values(outside) > MAX_VALUES
+
+
 def _most_values(text: str) -> int:
     """The most values that the text can have: every comma and bracket is taken for one of JSON's."""
     return 1 + text.count(",") + text.count("[") + text.count("{")
@@ -126,6 +180,6 @@ def _most_values(text: str) -> int:
 def _place(step: _Step | None) -> Place:
     keys: list[str | int] = []
     while step is not None:
-        keys.append(step.key)
-        step = step.parent
+        keys.append(step[1])
+        step = step[0]
     return tuple(reversed(keys))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from api.letta.agents import MAX_LINKS
+from api.letta.bounded_fields import MOST_ENTRIES, Few
 from shared.domain.errors import InvalidRequest
 from shared.json_limits import flaw_of_document
 
@@ -105,8 +105,8 @@ class FileAgent(FilePart):
     name: str = Field(min_length=1)
     messages: list[FileMessage] = Field(default=[], max_length=MAX_MESSAGES)
     in_context_message_ids: list[str] | None = None
-    tool_ids: list[str] | None = Field(default=None, max_length=MAX_LINKS)
-    block_ids: list[str] | None = Field(default=None, max_length=MAX_LINKS)
+    tool_ids: list[str] | None = Field(default=None, max_length=MOST_ENTRIES)
+    block_ids: list[str] | None = Field(default=None, max_length=MOST_ENTRIES)
     source_ids: list[str] | None = None
     files_agents: list[Any] | None = None
     identity_ids: list[str] | None = None
@@ -150,7 +150,7 @@ class FileSkill(FilePart):
     """A folder of instructions that a client keeps with an agent."""
 
     name: str
-    files: dict[str, str] | None = None
+    files: Annotated[dict[str, str], Few] | None = None
     source_url: str | None = None
 
     @model_validator(mode="after")
@@ -164,8 +164,8 @@ class AgentFile(FilePart):
     """A whole file."""
 
     agents: list[FileAgent] = Field(min_length=1, max_length=MAX_AGENTS)
-    blocks: list[FileBlock] = Field(default=[], max_length=MAX_AGENTS * MAX_LINKS)
-    tools: list[FileTool] = Field(default=[], max_length=MAX_AGENTS * MAX_LINKS)
+    blocks: list[FileBlock] = Field(default=[], max_length=MAX_AGENTS * MOST_ENTRIES)
+    tools: list[FileTool] = Field(default=[], max_length=MAX_AGENTS * MOST_ENTRIES)
     groups: list[Any] = []
     files: list[Any] = []
     sources: list[Any] = []

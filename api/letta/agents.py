@@ -9,6 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.letta.approvals import Waiting
 from api.letta.blocks import BlockCreate, filled_in
+from api.letta.bounded_fields import (
+    MOST_ENTRIES,
+    Description,
+    Few,
+    Instructions,
+    Metadata,
+    Name,
+    Names,
+    Settings,
+    Tags,
+    Variables,
+)
 from api.letta.compaction import SETTINGS as COMPACTION
 from api.letta.compaction import CompactionSettings, changed_settings
 from api.letta.message_input import MessageIn, user_messages
@@ -28,6 +40,7 @@ from shared.domain.agent_secrets import changed_secrets
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, with_tool_rules
 from shared.domain.base_tools import base_tool_rules, default_base_tools, needs_base_rules
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
+from shared.domain.local_time import LONGEST_NAME
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.model_providers import DEFAULT_HANDLE
 
@@ -49,14 +62,6 @@ KEPT = (
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
 _MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
-
-
-MAX_LINKS = 1000
-"""So many tools, blocks and tags one agent may have."""
-
-Names = Annotated[list[str], Field(max_length=MAX_LINKS)]
-Tag = Annotated[str, Field(max_length=500)]
-"""Agents are found by their tags, and an index of Postgres has room for so many characters."""
 
 
 class FilledIn(BaseModel):
@@ -85,9 +90,9 @@ class ToolRule(BaseModel):
     ]
     prompt_template: str | None = None
     args: dict[str, Any] | None = None
-    children: list[str] | None = None
-    child_arg_nodes: list[FilledIn] | None = None
-    child_output_mapping: dict[str, str] | None = None
+    children: Names | None = None
+    child_arg_nodes: Annotated[list[FilledIn], Field(max_length=MOST_ENTRIES)] | None = None
+    child_output_mapping: Annotated[dict[str, str], Few] | None = None
     default_child: str | None = None
     require_output_mapping: bool | None = None
     max_count_limit: Annotated[int, Field(ge=0)] | None = None
@@ -108,17 +113,17 @@ class AgentFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: str | None = Field(default=None, min_length=1)
-    system: str | None = None
-    description: str | None = None
-    metadata: dict[str, Any] | None = None
-    timezone: str | None = None
-    tags: Annotated[list[Tag], Field(max_length=MAX_LINKS)] | None = None
+    name: Name | None = Field(default=None, min_length=1)
+    system: Instructions | None = None
+    description: Description | None = None
+    metadata: Metadata | None = None
+    timezone: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
+    tags: Tags | None = None
     tool_ids: Names | None = None
     block_ids: Names | None = None
-    tool_rules: list[ToolRule] | None = None
-    tool_exec_environment_variables: dict[str, str | None] | None = None
-    secrets: dict[str, str | None] | None = None
+    tool_rules: Annotated[list[ToolRule], Field(max_length=MOST_ENTRIES)] | None = None
+    tool_exec_environment_variables: Variables | None = None
+    secrets: Variables | None = None
 
     model: Handle | None = None
     llm_config: LlmConfigFields | None = None
@@ -132,7 +137,7 @@ class AgentFields(BaseModel):
     max_reasoning_tokens: Tokens | None = None
     enable_reasoner: bool | None = None
     reasoning: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Settings | None = None
 
     approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
@@ -141,7 +146,7 @@ class AgentFields(BaseModel):
     compaction_settings: CompactionSettings | None = None
     enable_sleeptime: bool | None = None
     hidden: bool | None = None
-    identity_ids: list[str] | None = None
+    identity_ids: Names | None = None
     max_files_open: int | None = None
     message_buffer_autoclear: bool | None = None
     per_file_view_window_char_limit: int | None = None
@@ -221,8 +226,8 @@ class AgentCreate(AgentFields):
     """Names of tools, beside `tool_ids`."""
     include_base_tools: bool | None = True
     include_base_tool_rules: bool | None = None
-    memory_blocks: Annotated[list[BlockCreate], Field(max_length=MAX_LINKS)] | None = None
-    memory_variables: dict[str, str] | None = None
+    memory_blocks: Annotated[list[BlockCreate], Field(max_length=MOST_ENTRIES)] | None = None
+    memory_variables: Annotated[dict[str, str], Few] | None = None
     """What stands for `{{name}}` in the values of `memory_blocks`."""
     initial_message_sequence: Annotated[list[MessageIn], Field(max_length=1000)] | None = None
     """The history's first messages; nobody answers them."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from api.letta.bounded_fields import Names
 from api.letta.content import wire_content
 from api.letta.envelope import wire_time
 from api.letta.runs import wire_run
@@ -35,8 +36,8 @@ class DecisionIn(BaseModel):
         Field(description="The result, for a tool that was run elsewhere: text, or parts of text and images."),
     ] = None
     status: Literal["success", "error"] = "success"
-    stdout: list[str] | None = None
-    stderr: list[str] | None = None
+    stdout: Names | None = None
+    stderr: Names | None = None
     decided_by: Annotated[str, Field(min_length=1, max_length=200, description="Who decides, for the record.")] = "api"
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.letta.agents import EmbeddingConfigFields
+from api.letta.bounded_fields import Description
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config
 from shared.domain.archival import Archive
@@ -22,7 +23,7 @@ class ArchiveCreate(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
-    description: str | None = None
+    description: Description | None = None
     embedding: str | None = Field(default=None, min_length=1, max_length=LONGEST_HANDLE)
     embedding_config: EmbeddingConfigFields | None = None
 
@@ -33,7 +34,7 @@ class ArchiveUpdate(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     name: str | None = Field(default=None, min_length=1, max_length=LONGEST_NAME)
-    description: str | None = None
+    description: Description | None = None
 
 
 def new_archive(body: ArchiveCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Archive:

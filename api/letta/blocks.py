@@ -8,6 +8,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from api.letta.bounded_fields import Description, Metadata, Name, Tags
 from shared.domain.agents import Block
 from shared.domain.errors import BlockTooLong, InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId
@@ -21,13 +22,13 @@ class BlockCreate(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    label: str = Field(min_length=1)
+    label: Name = Field(min_length=1)
     value: str
-    description: str | None = None
+    description: Description | None = None
     limit: int = Field(default=DEFAULT_LIMIT, ge=1)
     read_only: bool = False
-    metadata: dict[str, Any] | None = None
-    tags: list[str] | None = None
+    metadata: Metadata | None = None
+    tags: Tags | None = None
 
     @model_validator(mode="after")
     def fits(self) -> Self:
@@ -51,13 +52,13 @@ class BlockUpdate(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    label: str | None = Field(default=None, min_length=1)
+    label: Name | None = Field(default=None, min_length=1)
     value: str | None = None
-    description: str | None = None
+    description: Description | None = None
     limit: int | None = Field(default=None, ge=1)
     read_only: bool | None = None
-    metadata: dict[str, Any] | None = None
-    tags: list[str] | None = None
+    metadata: Metadata | None = None
+    tags: Tags | None = None
 
     def apply(self, block: Block) -> Block:
         """The block after the change. Raises `BlockTooLong` when the value would not fit."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
+from api.letta.bounded_fields import Description, Settings
 from api.letta.envelope import in_utc, wire_time
 from api.letta.message_input import MessagesRequest
 from api.letta.model_settings import Handle, ModelSettingsFields
@@ -25,10 +26,10 @@ class ConversationFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    summary: str | None = None
-    description: str | None = None
+    summary: Description | None = None
+    description: Description | None = None
     model: Handle | None = None
-    model_settings: Annotated[dict[str, Any], AfterValidator(_known_settings)] | None = None
+    model_settings: Annotated[Settings, AfterValidator(_known_settings)] | None = None
     context_window_limit: int | None = Field(default=None, ge=1)
 
     def handle(self) -> str | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from api.letta.bounded_fields import MOST_ENTRIES, Names, Parts
 from api.letta.content import as_object, content_parts, tool_result
 from shared.bounded_schema import schema_flaw
 from shared.domain.approvals import Approval
@@ -49,7 +50,7 @@ class MessageIn(BaseModel):
 
     type: Literal["message", "approval", "tool_return"] = "message"
     role: Literal["user", "system", "assistant"] = "user"
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Parts | None = None
     name: str | None = None
     otid: str | None = None
     sender_id: str | None = None
@@ -106,15 +107,15 @@ class MessagesRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     messages: Messages | None = None
-    input: str | list[dict[str, Any]] | None = None
+    input: str | Parts | None = None
     streaming: bool | None = None
     stream_tokens: bool = False
     background: bool = False
     include_pings: bool = True
     max_steps: Annotated[int, Field(ge=1)] = 50
-    client_tools: list[ClientToolIn] | None = None
+    client_tools: Annotated[list[ClientToolIn], Field(max_length=MOST_ENTRIES)] | None = None
     client_skills: Annotated[list[ClientSkillIn], Field(max_length=1000)] | None = None
-    include_return_message_types: list[str] | None = None
+    include_return_message_types: Names | None = None
     override_model: str | None = None
     override_system: str | None = None
     use_assistant_message: bool = True
@@ -162,7 +163,7 @@ class InjectRequest(BaseModel):
     """The body of an injection into a running run."""
 
     messages: Messages | None = None
-    input: str | list[dict[str, Any]] | None = None
+    input: str | Parts | None = None
     if_ended: Literal["refuse", "next"] = "refuse"
 
     @model_validator(mode="after")

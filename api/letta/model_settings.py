@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import asdict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from api.letta.bounded_fields import Settings
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.model_catalog import EMBEDDINGS, answer_limit_of, context_window_of, family_of
 from shared.domain.model_providers import PROVIDERS, leaves_choice, split_handle
@@ -51,7 +52,7 @@ class LlmConfigFields(BaseModel):
     reasoning_effort: str | None = None
     max_reasoning_tokens: Tokens | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Settings | None = None
     verbosity: Verbosity | None = None
 
     def full_handle(self) -> str | None:
@@ -126,8 +127,8 @@ class ModelSettingsFields(BaseModel):
     reasoning: Effort | None = None
     thinking: Thinking | None = None
     thinking_config: ThinkingConfig | None = None
-    response_format: dict[str, Any] | None = None
-    response_schema: dict[str, Any] | None = None
+    response_format: Settings | None = None
+    response_schema: Settings | None = None
     verbosity: Verbosity | None = None
 
     def options(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.letta.bounded_fields import Metadata
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config
 from shared.domain.archival import (
@@ -33,7 +34,7 @@ class PassageCreate(BaseModel):
 
     text: str
     tags: Tags | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     created_at: datetime | None = None
 
 

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import takewhile
+from typing import Any, cast
 
 NO_MESSAGES = "Messages must not be empty"
 
@@ -20,6 +21,8 @@ def without_stream(option: str) -> str:
 
 
 _PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
+MOST_FLAWS = 20
+"""Of one request that are shown: a body has room for a hundred thousand."""
 _LONGEST_INPUT = 500
 _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 
@@ -27,8 +30,11 @@ _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 def validation_refusal(found: Sequence[Mapping[str, Any]], *, trace_id: str) -> dict[str, Any]:
     """The body of a 422 for these errors of pydantic's. The wire has their list as a text. `trace_id` is what the
     request is found by in our logs."""
-    body: dict[str, Any] = {"trace_id": trace_id, "detail": repr([_wire_validation_error(one) for one in found])}
-    prefixes = [match["prefix"] for one in found if (match := _malformed_id(one))]
+    shown = found[:MOST_FLAWS]
+    body: dict[str, Any] = {"trace_id": trace_id, "detail": repr([_wire_validation_error(one) for one in shown])}
+    if len(found) > len(shown):
+        body["more_errors"] = len(found) - len(shown)
+    prefixes = [match["prefix"] for one in shown if (match := _malformed_id(one))]
     if prefixes:
         body["examples"] = [f"{prefix}-123e4567-e89b-42d3-8456-426614174000" for prefix in prefixes]
     return body
@@ -54,6 +60,24 @@ def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
         shown["input"] = "…"
     elif isinstance(shown.get("input"), Mapping):
         shown["input"] = {name: "…" if name in _SECRET_FIELDS else value for name, value in shown["input"].items()}
-    if len(repr(shown.get("input"))) > _LONGEST_INPUT:
-        shown["input"] = repr(shown["input"])[:_LONGEST_INPUT] + "…"
+    beginning = repr(_beginning(shown.get("input"), [_LONGEST_INPUT]))
+    if len(beginning) > _LONGEST_INPUT:
+        shown["input"] = beginning[:_LONGEST_INPUT] + "…"
+    if "loc" in shown:
+        shown["loc"] = tuple(key[:_LONGEST_INPUT] if isinstance(key, str) else key for key in shown["loc"])
     return shown
+
+
+def _beginning(value: object, room: list[int]) -> object:
+    """As much of a JSON value as has so many characters when it is shown, and a little more. `room` shrinks."""
+    room[0] -= 1
+    if isinstance(value, str):
+        text = value[: max(room[0], 0) + 2]
+        room[0] -= len(text)
+        return text
+    if isinstance(value, Mapping):
+        items = takewhile(lambda _: room[0] > 0, cast("Mapping[str, object]", value).items())
+        return {_beginning(name, room): _beginning(inside, room) for name, inside in items}
+    if isinstance(value, list):
+        return [_beginning(inside, room) for inside in takewhile(lambda _: room[0] > 0, cast("list[object]", value))]
+    return value

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.letta.approvals import Waiting
+from api.letta.bounded_fields import Description, Metadata, Objects, Tags
 from api.letta.tool_limits import LimitsIn
 from api.tool_source.imports import refuse_missing_modules
 from api.tool_source.reader import ToolDeclaration, read_tool_source
@@ -85,17 +86,17 @@ class ToolFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    description: str | None = None
+    description: Description | None = None
     json_schema: dict[str, Any] | None = None
     args_json_schema: dict[str, Any] | None = None
     source_type: str | None = None
-    tags: list[str] | None = None
+    tags: Tags | None = None
     default_requires_approval: bool | None = None
     enable_parallel_execution: bool | None = None
     return_char_limit: int | None = Field(default=None, ge=1, le=1_000_000)
-    pip_requirements: list[dict[str, Any]] | None = None
-    npm_requirements: list[dict[str, Any]] | None = None
-    metadata: dict[str, Any] | None = Field(default=None, alias="metadata_")
+    pip_requirements: Objects | None = None
+    npm_requirements: Objects | None = None
+    metadata: Metadata | None = Field(default=None, alias="metadata_")
 
     idempotent: bool | None = None
     limits: LimitsIn | None = None

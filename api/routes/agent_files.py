@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from fastapi import APIRouter, Form, Header, HTTPException, Request, Response, UploadFile
 from fastapi.params import Form as FormField
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.answer_headers import warning_of
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
@@ -16,6 +16,7 @@ from api.late_route import LateRoute
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
+from api.letta.bounded_fields import MOST_ENTRIES
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.brought_agents import Arrival, BroughtAgents
@@ -59,7 +60,7 @@ class ExportRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    skills: list[FileSkill] = []
+    skills: Annotated[list[FileSkill], Field(max_length=MOST_ENTRIES)] = []
     conversation_id: str | None = None
     scrub_messages: bool = False
 

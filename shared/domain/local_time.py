@@ -6,6 +6,9 @@ from zoneinfo import ZoneInfo
 
 from shared.domain.errors import InvalidRequest
 
+LONGEST_NAME = 100
+"""Characters of the name of a time zone."""
+
 _DATE = re.compile(r"\d{4}-?\d{2}-?\d{2}")
 
 
@@ -28,6 +31,8 @@ def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> d
 
 def zone_of(timezone: str) -> tzinfo:
     """The zone of this name; UTC where there is none, because agents may have any text as their timezone."""
+    if len(timezone) > LONGEST_NAME:
+        return UTC  # it would be looked for among files
     try:
         return ZoneInfo(timezone)
     except (KeyError, ValueError, OSError):

@@ -28,6 +28,13 @@ class ToolPackages(msgspec.Struct, frozen=True):
     """What can be imported from them, by the first part of the names."""
 
 
+class PackageRoom(msgspec.Struct, frozen=True):
+    """How much packages may take of a disk, or do take."""
+
+    bytes_: int
+    files: int
+
+
 class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator says of packages."""
 
@@ -35,7 +42,7 @@ class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
     """URL of the package index, which may hold a password; empty: nothing is installed."""
     folder: Path
     """Where environments are kept."""
-    most_bytes: int
+    room: PackageRoom
     """Of one environment."""
     most_bytes_in_all: int
     """Of all environments: those that were used least recently are removed when a new one needs the room."""

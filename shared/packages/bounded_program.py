@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shared.concurrency import background
 from shared.domain.errors import InvalidRequest
+from shared.domain.packages import PackageRoom
 from shared.packages.locked_files import WorkFolder
 
 LOOK_EVERY_S = 0.2
@@ -41,18 +42,18 @@ class Finished(NamedTuple):
 
 
 async def run_bounded(
-    command: Sequence[str], work: WorkFolder, environment: Mapping[str, str], *, most_bytes: int
+    command: Sequence[str], work: WorkFolder, environment: Mapping[str, str], room: PackageRoom
 ) -> Finished:
-    """Runs the program in the folder, to its end. Raises `InvalidRequest` when it has written more than `most_bytes`.
+    """Runs the program in the folder, to its end. Raises `InvalidRequest` when it has written more than there is room.
 
     When this returns or raises, every process of it is dead; so it is when its starter is killed. Until then the
     folder's lock is held.
     """
-    bounded = [sys.executable, "-I", "-S", "-c", BOUNDED, str(os.getpid()), str(NICE), str(most_bytes), *command]
+    bounded = [sys.executable, "-I", "-S", "-c", BOUNDED, str(os.getpid()), str(NICE), str(room.bytes_), *command]
     with (work.path / SAID).open("w+b") as said:
-        async with background(_watched(work.path, most_bytes), name="watch the size of a build"):
+        async with background(_watched(work.path, room), name="watch the size of a build"):
             status = await _ended(bounded, work, environment, said.fileno())
-        await _refuse_too_much(work.path, most_bytes)
+        await _refuse_too_much(work.path, room)
         said.seek(0)
         return Finished(status, said.read(SAID_BYTES).decode("utf-8", "replace"))
 
@@ -76,15 +77,20 @@ async def _ended(command: Sequence[str], work: WorkFolder, environment: Mapping[
         await process.wait()
 
 
-async def _watched(folder: Path, most_bytes: int) -> None:
+async def _watched(folder: Path, room: PackageRoom) -> None:
     while True:
-        await _refuse_too_much(folder, most_bytes)
+        await _refuse_too_much(folder, room)
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _refuse_too_much(folder: Path, most_bytes: int) -> None:
-    if await asyncio.to_thread(disk_bytes, folder) > most_bytes:
-        raise InvalidRequest(too_large(most_bytes))
+async def _refuse_too_much(folder: Path, room: PackageRoom) -> None:
+    taken = await asyncio.to_thread(taken_by, folder)
+    if taken.bytes_ > room.bytes_:
+        raise InvalidRequest(too_large(room.bytes_))
+    if taken.files > room.files:
+        raise InvalidRequest(
+            f"pip_requirements: the packages have more than {room.files} files (HOLDFAST_PACKAGE_FILES): ask for fewer"
+        )
 
 
 def too_large(most_bytes: int) -> str:
@@ -92,7 +98,7 @@ def too_large(most_bytes: int) -> str:
     return f"pip_requirements: the packages take more than {most_bytes >> 20} MB (HOLDFAST_PACKAGE_MB): ask for fewer"
 
 
-def disk_bytes(top: Path) -> int:
+def taken_by(top: Path) -> PackageRoom:
     """What the files below it take of the disk, each of them once."""
     sizes: dict[int, int] = {}
     for folder, _, names in os.walk(top):
@@ -100,4 +106,4 @@ def disk_bytes(top: Path) -> int:
             with suppress(OSError):
                 found = (Path(folder) / name).lstat()
                 sizes[found.st_ino] = found.st_blocks * 512
-    return sum(sizes.values())
+    return PackageRoom(sum(sizes.values()), len(sizes))

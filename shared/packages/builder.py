@@ -109,9 +109,9 @@ class PackageBuilder:
         command = [self._uv, "pip", *arguments, *COMMON, "--python", python.executable]
         if self._rules.ca_file:
             command += ["--cert", "certificates"]
-        ended = await run_bounded(command, work, environment, most_bytes=self._rules.most_bytes)
+        ended = await run_bounded(command, work, environment, self._rules.room)
         if ended.status:
-            raise _refusal(ended, work.path, self._rules.most_bytes)
+            raise _refusal(ended, work.path, self._rules.room.bytes_)
 
 
 def _refusal(ended: Finished, work: Path, most_bytes: int) -> InvalidRequest | Unavailable:

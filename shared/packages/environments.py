@@ -27,7 +27,7 @@ from shared.concurrency import repeating
 from shared.domain.errors import InvalidRequest, Unavailable
 from shared.domain.packages import PackageRules, ToolPackages, requirement_lines
 from shared.domain.tools import Tool
-from shared.packages.bounded_program import disk_bytes
+from shared.packages.bounded_program import taken_by
 from shared.packages.builder import PackageBuilder, TargetPython
 from shared.packages.locked_files import WORK, remove_leftovers, remove_tree, try_lock
 
@@ -167,7 +167,7 @@ class PackageEnvironments:
         oldest = self._clock.now().timestamp() - self._rules.keep.total_seconds()
         taken = 0
         for last_use, place in sorted(_by_last_use(self._rules.folder), reverse=True):
-            taken += disk_bytes(place)
+            taken += taken_by(place).bytes_
             if last_use < oldest or taken > self._rules.most_bytes_in_all:
                 _remove(place)
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.packages import PackageRules
+from shared.domain.packages import PackageRoom, PackageRules
 from shared.packages.builder import PackageBuilder, target_python
 from shared.packages.environments import PackageEnvironments
 from shared.process.context import ProcessContext
@@ -40,7 +40,7 @@ def package_rules(settings: Settings) -> PackageRules:
     return PackageRules(
         index=settings.package_index.get_secret_value(),
         folder=Path(settings.package_dir).absolute() if settings.package_dir else _cache_folder(),
-        most_bytes=settings.package_mb << 20,
+        room=PackageRoom(settings.package_mb << 20, settings.package_files),
         most_bytes_in_all=settings.package_disk_mb << 20,
         build_s=settings.package_build_s,
         keep=timedelta(days=settings.package_keep_days),

@@ -27,6 +27,9 @@ class ToolSettings(BaseSettings):
     tool_processes: int = Field(
         default=0, ge=0, description="Tool calls that one worker runs at once; 0: two for each processor, at least 8."
     )
+    spare_tool_processes: int = Field(
+        default=2, ge=0, description="Tool calls beyond those that one worker runs for projects that have none running."
+    )
     sandbox: Literal["auto", "tier1", "tier2", "process"] = Field(
         default="auto", description="The walls around tools. `auto`: the best of tier 1 and tier 2 that works here."
     )
@@ -49,6 +52,7 @@ class ToolSettings(BaseSettings):
     )
     package_dir: str = Field(default="", description="Where packages are kept. Empty: in the user's cache folder.")
     package_mb: int = Field(default=500, ge=1, description="MiB that the packages of one tool may take.")
+    package_files: int = Field(default=50_000, ge=1, description="Files that the packages of one tool may have.")
     package_disk_mb: int = Field(default=10_000, ge=1, description="MiB that all packages of a machine may take.")
     package_build_s: float = Field(default=120.0, gt=0, description="Seconds for a tool's packages to be installed.")
     package_keep_days: int = Field(default=30, ge=1, description="Days that packages are kept which nobody uses.")

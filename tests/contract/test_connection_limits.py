@@ -119,6 +119,46 @@ async def test_a_long_url_is_refused(raw: RawConnection) -> None:
     await raw.is_closed()
 
 
+FRAMED_TWICE = {
+    "no host": b"GET /small HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /small HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "one host twice": b"GET /small HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n",
+    "two hosts, HTTP/1.0": b"GET /small HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n",
+    "identity beside chunked": (
+        b"POST /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "identity in a line of its own": (
+        b"POST /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "chunked twice": b"POST /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "another coding": b"POST /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked and a length": (
+        b"POST /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("request_", FRAMED_TWICE.values(), ids=FRAMED_TWICE)
+async def test_what_a_proxy_could_read_otherwise_was_answered(raw: RawConnection, request_: bytes) -> None:
+    await raw.send(request_)
+    assert (await raw.answer()).status == 400
+    await raw.is_closed()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /small HTTP/1.1\r\nHost:\r\n\r\n",
+        b"GET /small HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        b"GET /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked \r\n\r\n0\r\n\r\n",
+    ],
+    ids=["empty host", "HTTP/1.0 without a host", "chunked in other letters"],
+)
+async def test_what_is_framed_once_is_answered(raw: RawConnection, request_: bytes) -> None:
+    await raw.send(request_)
+    assert (await raw.answer()).status == 200
+
+
 async def test_a_head_at_the_limits_is_answered(raw: RawConnection) -> None:
     headers = {f"X_{number}": "x" * 400 for number in range(MAX_HEADERS - 10)}
     await raw.send(head("GET", "/small?" + "x" * (MAX_URL_BYTES - 100), **headers))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from shared.domain.errors import InvalidRequest, Unavailable
-from shared.domain.packages import ToolPackages
+from shared.domain.packages import PackageRoom, ToolPackages
 from shared.packages.environments import PackageEnvironments
 from tests.kit.certificates import Issued
 from tests.kit.clocks import SettableClock
@@ -25,7 +25,6 @@ from tests.kit.wait_until import wait_until
 BUILDER = """
 import asyncio, sys
 from pathlib import Path
-from shared.domain.packages import ToolPackages
 from tests.kit.environments import environments
 from tests.kit.package_index import PackageIndex
 
@@ -147,11 +146,24 @@ async def test_an_index_with_a_certificate_of_the_operators_own_is_trusted_if_th
 
 async def test_packages_that_are_too_large_are_refused_and_nothing_is_left(folder: Path, index: PackageIndex) -> None:
     """One file that is, and files that are together."""
-    packages = environments(folder, index, most_bytes=4 << 20)
+    packages = environments(folder, index, room=PackageRoom(4 << 20, 1000))
     for name in ("huge", "large"):
         with pytest.raises(InvalidRequest, match=r"take more than 4 MB \(HOLDFAST_PACKAGE_MB\)"):
             await chosen(packages, name)
     assert (built(folder), unfinished(folder)) == ([], [])
+
+
+@pytest.mark.parametrize("layout", ["{}.py", "{}/__init__.py", "data/{}.txt", "{}/{}/{}/{}"])
+async def test_a_package_of_very_many_empty_files_was_worked_at_until_its_time_was_over(
+    folder: Path, index: PackageIndex, layout: str
+) -> None:
+    """Bytes were counted, and empty files have none."""
+    index.put(wheel("crowd", "1.0", {layout.replace("{}", f"m{number}"): "" for number in range(400)}))
+    with pytest.raises(InvalidRequest, match=r"more than 300 files \(HOLDFAST_PACKAGE_FILES\)"):
+        await chosen(environments(folder, index, room=PackageRoom(4 << 20, 300)), "crowd")
+    assert (built(folder), unfinished(folder)) == ([], [])
+    await chosen(environments(folder, index, room=PackageRoom(16 << 20, 2000)), "crowd")
+    assert len(built(folder)) == 1
 
 
 async def test_an_environment_is_for_reading_alone(packages: PackageEnvironments, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock, SystemClock
-from shared.domain.packages import PackageRules
+from shared.domain.packages import PackageRoom, PackageRules
 from shared.packages.builder import PackageBuilder, target_python
 from shared.packages.environments import PackageEnvironments
 from shared.packages.locked_files import remove_tree
@@ -31,7 +31,7 @@ def environments(
     chosen = PackageRules(
         index="" if index is None else index.url,
         folder=folder,
-        most_bytes=16 << 20,
+        room=PackageRoom(16 << 20, 1000),
         most_bytes_in_all=64 << 20,
         build_s=60.0,
         keep=timedelta(days=30),

@@ -14,7 +14,7 @@ from shared.domain.ids import ProjectId
 from shared.domain.tools import SandboxTier
 from tests.kit.sandboxes import WALLED, sandbox_of, walls
 from tests.kit.tools import named_processes, tool_call
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import after, wait_until
 from worker.tools.bounded_sandbox import BoundedSandbox, CallSlots
 from worker.tools.interpreter import described
 from worker.tools.sandbox_choice import SandboxChoice, look_at, tools_user, trial
@@ -141,6 +141,49 @@ async def test_places_go_to_the_project_that_has_the_fewest() -> None:
     assert order.index("late") <= 4
     assert order.index("later") <= 4
     assert len(order) == 12
+
+
+async def test_sleeping_calls_of_one_project_delayed_anothers_call_until_they_ended() -> None:
+    """A hundred calls of one answer took every place for as long as a call may last."""
+    slots, over = CallSlots(2, 2), {name: asyncio.Event() for name in ("crowd", "other", "third", "fourth")}
+    running: list[str] = []
+
+    async def use(project: str) -> None:
+        async with slots.slot(ProjectId(project)):
+            running.append(project)
+            await over[project].wait()
+        running.remove(project)
+
+    async with asyncio.TaskGroup() as group:
+
+        async def begin(*projects: str) -> None:
+            for project in projects:
+                group.create_task(use(project))
+            await turns()
+
+        await begin(*["crowd"] * 100)
+        assert running == ["crowd"] * 2
+        await begin("other")
+        assert running[2:] == ["other"]
+        await begin("other", "third", "fourth")
+        assert running[3:] == ["third"], "a project has one spare place, and there are two"
+        over["third"].set()
+        await turns()
+        assert running[3:] == ["fourth"]
+        over["fourth"].set()
+        await turns()
+        assert running[3:] == [], "a spare place stays free for projects that have none"
+        over["crowd"].set()
+        await turns()
+        assert running == ["other"] * 2
+        over["other"].set()
+    assert running == []
+
+
+async def turns() -> None:
+    """As many of the event loop as it takes for a hundred calls to have their places, one after the other."""
+    for _ in range(500):
+        await after()
 
 
 async def test_who_waits_for_a_place_can_be_cancelled() -> None:

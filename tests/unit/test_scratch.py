@@ -12,9 +12,11 @@ import pytest
 from shared.domain.ids import RunId
 from tests.kit.tools import tool_call
 from tests.kit.wait_until import after, wait_until
-from worker.tools.folders import ToolFolders
+from worker.tools.folders import MOST_REMOVALS, ToolFolders
 from worker.tools.scratch import remove_tree, scratch_directory
 from worker.tools.scratch_watch import MOST_ENTRIES, is_too_full
+
+DEEP = 300
 
 
 def put_a_link_in_its_place(directory: str, target: Path) -> None:
@@ -67,6 +69,73 @@ def test_links_inside_are_removed_and_not_followed(tmp_path: Path) -> None:
     remove_tree(own)
     assert (theirs / "kept").exists()
     assert not own.exists()
+
+
+@pytest.mark.parametrize("name", ["d", "d" * 200])
+def test_a_nested_folder_cost_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    top = tmp_path / "scratch"
+    top.mkdir()
+    monkeypatch.chdir(top)
+    for _ in range(DEEP):
+        Path("file").touch()
+        Path(name).mkdir()
+        os.chdir(name)
+    Path("file").touch()
+    os.chdir(tmp_path)
+    opened, descriptors = list[str](), set[int]()
+    function = os.open
+
+    def noted(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
+        opened.append(str(path))
+        descriptor = function(path, flags, dir_fd=dir_fd)
+        descriptors.add(descriptor)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", noted)
+    remove_tree(top)
+    assert not top.exists()
+    assert set(opened) == {str(top), name, ".."}
+    assert len(opened) == 1 + 2 * DEEP
+    assert len(descriptors) <= 3
+
+
+async def test_nested_folders_held_the_place_of_their_call_until_they_were_removed(tmp_path: Path) -> None:
+    """Three thousand of them took ten seconds, beyond the call's limit of time."""
+    folders, may_go_on, left = ToolFolders(tmp_path), threading.Event(), list[Path]()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    in_front = loop.run_in_executor(None, may_go_on.wait, 60)
+
+    async def call() -> None:
+        async with folders.of_call() as directory:
+            left.append(Path(directory))
+            (left[-1] / "inner").mkdir()
+
+    for _ in range(MOST_REMOVALS):
+        await call()
+    assert all(folder.exists() for folder in left)
+    async with asyncio.TaskGroup() as group:
+        last = group.create_task(call())
+        for _ in range(5):
+            await after()
+        assert not last.done(), "tools leave no more than can be removed"
+        may_go_on.set()
+        await in_front
+    await folders.aclose()
+    assert not any(folder.exists() for folder in left)
+
+
+def test_folders_that_nobody_may_enter_or_write_are_removed(tmp_path: Path) -> None:
+    top = tmp_path / "scratch"
+    for mode in (0, 0o100, 0o400, 0o500):
+        inner = top / f"of-{mode:o}" / "inner"
+        inner.mkdir(parents=True)
+        (inner / "file").touch()
+        inner.chmod(mode)
+        inner.parent.chmod(mode)
+    top.chmod(0)
+    remove_tree(top)
+    assert not top.exists()
 
 
 def is_link(path: str) -> bool:

@@ -15,10 +15,17 @@ from worker.tools.invocation import ToolInvocation, ToolOutcome, ToolSandbox
 
 class CallSlots:
     """Places for calls. One that gets free goes to the waiting project that has the fewest, and among those that have
-    as few, to the one that has waited longest."""
+    as few, to the one that has waited longest.
 
-    def __init__(self, slots: int) -> None:
+    Beyond `slots` there are `spare_slots`, which only a project takes that has no place: calls of one project that take
+    all others for as long as a call may last do not keep another project waiting.
+    """
+
+    def __init__(self, slots: int, spare_slots: int = 0) -> None:
         self._free = slots
+        """Below zero: so many spare places are taken."""
+
+        self._spare = spare_slots
         self._taken: Counter[ProjectId] = Counter()
         self._waiting: dict[ProjectId, deque[asyncio.Future[None]]] = {}
 
@@ -32,7 +39,7 @@ class CallSlots:
             self._release(project_id)
 
     async def _take(self, project_id: ProjectId) -> None:
-        if self._free:
+        if self._has_place_for(project_id):
             self._grant(project_id)
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -46,6 +53,9 @@ class CallSlots:
                 self._forget(project_id, place)
             raise
 
+    def _has_place_for(self, project_id: ProjectId) -> bool:
+        return self._free > 0 or (project_id not in self._taken and self._free > -self._spare)
+
     def _grant(self, project_id: ProjectId) -> None:
         self._free -= 1
         self._taken[project_id] += 1
@@ -58,6 +68,8 @@ class CallSlots:
         if not self._waiting:
             return
         chosen = min(self._waiting, key=lambda waiting: self._taken[waiting])
+        if not self._has_place_for(chosen):
+            return
         place = self._waiting[chosen][0]
         self._forget(chosen, place)
         self._grant(chosen)
@@ -74,9 +86,10 @@ class CallSlots:
 class BoundedSandbox:
     """A `ToolSandbox` in front of another one. A call's time begins when it has its place."""
 
-    def __init__(self, sandbox: ToolSandbox, *, calls_at_once: int) -> None:
+    def __init__(self, sandbox: ToolSandbox, *, calls_at_once: int, spare_calls: int = 0) -> None:
+        """`spare_calls`: beyond `calls_at_once`, for projects that have none."""
         self._sandbox = sandbox
-        self._slots = CallSlots(calls_at_once)
+        self._slots = CallSlots(calls_at_once, spare_calls)
 
     async def call(self, invocation: ToolInvocation) -> ToolOutcome:
         """See `ToolSandbox.call`."""

@@ -4,6 +4,7 @@ A worker has its folder's lock for as long as it lives, and the system takes the
 next worker that starts on the machine knows whose files nobody needs any more.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -24,6 +25,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 PREFIX = "holdfast-worker-"
 LOCK = "lock"
 VARIABLE = "HOLDFAST_RUN_FOLDER"
+MOST_REMOVALS = 4
+"""Of folders of calls that have ended, at once: each takes a thread."""
 ENTERED = 0o711
 """Of folders in which another user, as whom tools run, has one: it can enter, and see no names."""
 
@@ -37,12 +40,26 @@ class ToolFolders:
         self._projects: dict[ProjectId, Path] = {}
         self._runs: dict[RunId, Path | None] = {}
         self._users: dict[RunId, int] = {}
+        self._removals: set[asyncio.Future[None]] = set()
 
     @asynccontextmanager
     async def of_call(self) -> AsyncGenerator[str]:
-        """A new folder for the block. Raises `OSError` when it cannot be made."""
-        async with scratch_directory(self._owner, self._top) as directory:
+        """A new folder for the block. Raises `OSError` when it cannot be made.
+
+        What a call leaves in it is removed behind the call, which does not wait for that: the removal of thousands of
+        folders takes seconds, and the call would keep its place for them. While `MOST_REMOVALS` are under way, a call
+        does wait, so that tools do not leave more than can be removed.
+        """
+        async with scratch_directory(self._owner, self._top, remove=self._remove) as directory:
             yield directory
+
+    async def _remove(self, directory: Path) -> None:
+        if len(self._removals) >= MOST_REMOVALS:
+            await remove_in_thread(directory)
+            return
+        removal = asyncio.get_running_loop().run_in_executor(None, remove_tree, directory)
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
     @asynccontextmanager
     async def of_run(self, run_id: RunId) -> AsyncGenerator[None]:
@@ -85,6 +102,8 @@ class ToolFolders:
 
     async def aclose(self) -> None:
         """Removes every folder. No call uses them any more."""
+        if self._removals:
+            await asyncio.wait(self._removals)
         for folder in self._projects.values():
             await remove_in_thread(folder)
         self._projects.clear()

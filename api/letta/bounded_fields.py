@@ -1,0 +1,57 @@
+"""Fields of bodies that hold many entries: how many each may have.
+
+A body is bounded in bytes and values. What is done with each entry of a list costs more than to read it, so such a list
+has a bound of its own, and the refusal names the field.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, cast
+
+import msgspec
+from pydantic import AfterValidator, BeforeValidator, Field
+
+MOST_ENTRIES = 1000
+"""Of a list, or of an object whose names are the client's own: tools, blocks and tags of an agent, lines, rules."""
+
+Names = Annotated[list[str], Field(max_length=MOST_ENTRIES)]
+Parts = Annotated[list[dict[str, Any]], Field(max_length=10_000)]
+"""Of a message's content: as many as a request may have messages."""
+Objects = Annotated[list[dict[str, Any]], Field(max_length=MOST_ENTRIES)]
+Tag = Annotated[str, Field(max_length=500)]
+"""Agents are found by their tags, and an index of Postgres has room for so many characters."""
+Tags = Annotated[list[Tag], Field(max_length=MOST_ENTRIES)]
+
+
+def _refuse_many(given: Any) -> Any:
+    # Before its entries are looked at: each wrong one would be an error of its own.
+    if isinstance(given, dict):
+        entries = len(cast("dict[str, object]", given))
+        if entries > MOST_ENTRIES:
+            raise ValueError(f"{entries} entries are more than the {MOST_ENTRIES} that are allowed")
+    return cast("Any", given)
+
+
+Few = BeforeValidator(_refuse_many)
+"""Of an object whose names are the client's own."""
+Variables = Annotated[dict[str, str | None], Few]
+
+Name = Annotated[str, Field(max_length=1000)]
+Description = Annotated[str, Field(max_length=100_000)]
+Instructions = Annotated[str, Field(max_length=1_000_000)]
+
+LONGEST_SETTINGS, LONGEST_METADATA = 100_000, 1_000_000
+"""Bytes of an object as JSON. What an agent or a conversation has is read again for each of their requests."""
+
+
+def _no_longer_than(most: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def check(given: dict[str, Any]) -> dict[str, Any]:
+        length = len(msgspec.json.encode(given))
+        if length > most:
+            raise ValueError(f"{length} bytes of JSON are more than the {most} that are allowed")
+        return given
+
+    return check
+
+
+Settings = Annotated[dict[str, Any], AfterValidator(_no_longer_than(LONGEST_SETTINGS))]
+Metadata = Annotated[dict[str, Any], AfterValidator(_no_longer_than(LONGEST_METADATA))]

@@ -1,0 +1,84 @@
+"""Fields that hold much have a bound, and what a refusal repeats of a request has one, too."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from api.errors import LONGEST_DETAIL
+from api.letta.bounded_fields import LONGEST_METADATA, LONGEST_SETTINGS, MOST_ENTRIES
+from api.letta.refusals import MOST_FLAWS
+from shared.domain.local_time import zone_of
+from tests.kit.product.in_process import api_client
+from tests.kit.services.databases import open_database
+
+AGENT = "/v1/agents", {"model": "builtin/echo"}
+BLOCK = "/v1/blocks", {"label": "human", "value": ""}
+TOOL = "/v1/tools", {"source_code": 'def f(x: str) -> str:\n    """Says."""\n    return x\n'}
+RULE = {"type": "continue_loop", "tool_name": "a"}
+MANY = {str(number): "" for number in range(MOST_ENTRIES + 1)}
+BOUNDS: list[tuple[tuple[str, dict[str, Any]], str, Any]] = [
+    (AGENT, "timezone", "Europe/" * 20),
+    (AGENT, "name", "a" * 1001),
+    (AGENT, "system", "a" * 1_000_001),
+    (AGENT, "description", "a" * 100_001),
+    (AGENT, "metadata", {"a": "a" * LONGEST_METADATA}),
+    (AGENT, "response_format", {"a": "a" * LONGEST_SETTINGS}),
+    (AGENT, "tool_rules", [RULE] * (MOST_ENTRIES + 1)),
+    (AGENT, "secrets", MANY),
+    (AGENT, "tool_exec_environment_variables", MANY),
+    (AGENT, "memory_variables", MANY),
+    (AGENT, "identity_ids", list(MANY)),
+    (BLOCK, "tags", list(MANY)),
+    (BLOCK, "label", "a" * 1001),
+    (BLOCK, "metadata", {"a": "a" * LONGEST_METADATA}),
+    (TOOL, "tags", list(MANY)),
+    (TOOL, "description", "a" * 100_001),
+    (TOOL, "npm_requirements", [{}] * (MOST_ENTRIES + 1)),
+]
+
+
+@pytest.fixture
+async def http(sqlite_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with open_database(sqlite_url) as database, api_client(database) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("thing", "field", "value"), BOUNDS, ids=[f"{thing[0]} {field}" for thing, field, _ in BOUNDS])
+async def test_a_field_without_a_bound_held_the_loop_with_sixteen_megabytes(
+    http: httpx.AsyncClient, thing: tuple[str, dict[str, Any]], field: str, value: Any
+) -> None:
+    path, body = thing
+    refused = await http.post(path, json=body | {field: value})
+    assert refused.status_code == 422, refused.text[:500]
+    assert f"'{field}'" in refused.json()["detail"]
+    assert len(refused.content) < 5000
+    assert (await http.post(path, json=body)).status_code == 200
+
+
+async def test_each_of_ninety_thousand_errors_was_shown(http: httpx.AsyncClient) -> None:
+    """An answer of 26 MB held the loop for a second."""
+    wrong = [{"role": 1, "content": ["a" * 1000] * 10}] * 500
+    answer = await http.post("/v1/chat/completions", json={"model": "a", "messages": wrong})
+    assert len(answer.content) < 50_000
+    body = {"model": "builtin/echo", "tool_rules": [{"type": "wrong" * 1000}] * 900}
+    said = (await http.post("/v1/agents", json=body)).json()
+    assert said["detail"].count("'type':") <= 2 * MOST_FLAWS
+    assert said["more_errors"] == 2 * 900 - MOST_FLAWS
+
+
+async def test_a_body_was_repeated_in_whole_for_each_field_that_was_missing(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/blocks", json={"k" * 1_000_000: {"a": ["b" * 100] * 50_000}})
+    assert answer.status_code == 422
+    assert len(answer.content) < 5000
+
+
+async def test_a_long_id_was_repeated_in_whole(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/agents", json=AGENT[1] | {"tool_ids": ["a" * 1_000_000]})
+    assert answer.status_code == 404
+    assert LONGEST_DETAIL <= len(answer.json()["detail"]) <= LONGEST_DETAIL + 1
+
+
+def test_a_time_zone_of_many_parts_was_looked_for_until_the_stack_was_full() -> None:
+    assert str(zone_of("a/" * 500_000)) == "UTC"

@@ -1,0 +1,96 @@
+"""The walk: each of the largest requests by itself, and how long the event loop was held by what came of it."""
+
+import asyncio
+import http.client
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import httpx
+
+from tests.kit.largest.loop_holds import LIMIT_S, LoopHolds, calibrate
+from tests.kit.largest.requests import LargeRequest
+from tests.kit.walls.belongings import is_idle
+
+TRIES = 3
+"""Of a request that has held the loop for too long: what a machine does beside it is not in every one of them."""
+ANSWERED_WITHIN_S = 300
+KEPT_BYTES = 4096
+MADE = re.compile(r'"id":"([a-z]+-[0-9a-f-]{36})"')
+LISTS = frozenset({"/v1/agents", "/v1/archives", "/v1/blocks", "/v1/tools"})
+BEGINS_RUNS = re.compile(r"/(messages|completions|run|compact|summarize|inject|import)$")
+
+
+class Answer(NamedTuple):
+    """A status, and how the body begins. Status 0: the server closed the connection instead."""
+
+    status: int
+    beginning: str
+
+
+class LoopWalk:
+    """Sends requests to a product that runs on this thread's loop, one after the other."""
+
+    def __init__(self, client: httpx.AsyncClient, key: str, holds: LoopHolds) -> None:
+        """`client` has the key, too."""
+        self._client = client
+        self._port = client.base_url.port or 80
+        self._key = key
+        self._holds = holds
+        self.requests = 0
+        self.routes: set[str] = set()
+        self.longest_s = 0.0
+        self.too_long: list[str] = []
+        """What held the loop for too long, and where."""
+        self.broken: list[str] = []
+        """What was answered with a 5xx."""
+
+    async def walk(self, requests: Iterable[LargeRequest]) -> None:
+        """All of them."""
+        for request in requests:
+            await self.look_at(request)
+
+    async def look_at(self, request: LargeRequest) -> None:
+        """Sends the request, and notes what is wrong with what came of it."""
+        self.requests += 1
+        self.routes.add(request.route)
+        held_s, where = await self._held(request)
+        for _ in range(TRIES - 1):
+            if held_s > LIMIT_S * calibrate():
+                held_s, where = min((held_s, where), await self._held(request))
+        self.longest_s = max(self.longest_s, held_s)
+        slowness = calibrate() if held_s > LIMIT_S else 1.0
+        if held_s > LIMIT_S * slowness:
+            self.too_long.append(f"{held_s:.2f} s (limit {LIMIT_S * slowness:.2f} s): {request}; in {where}")
+
+    async def _held(self, request: LargeRequest) -> tuple[float, str]:
+        self._holds.begin()
+        answer = await asyncio.to_thread(_sent, self._port, self._key, request)
+        path = request.target.partition("?")[0]
+        if answer.status < 300 and request.method == "POST" and BEGINS_RUNS.search(path):
+            await is_idle(self._client)
+        found = self._holds.longest_s, self._holds.where
+        if answer.status >= 500 and answer.status not in (501, 503):
+            self.broken.append(f"{answer.status}: {request}")
+        made = MADE.search(answer.beginning)
+        if made and request.method == "POST" and path in LISTS and answer.status < 300:
+            await self._client.delete(f"{path}/{made[1]}")
+        return found
+
+
+def _sent(port: int, key: str, request: LargeRequest) -> Answer:
+    """Sends it from another thread: what the client does is not the loop's."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)
+    try:
+        headers = {**request.headers, "Authorization": f"Bearer {key}"}
+        connection.request(request.method, request.target, request.body, headers)
+        response = connection.getresponse()
+        beginning = response.read(KEPT_BYTES)
+        while response.read(1 << 20):
+            pass
+    except (ConnectionError, http.client.HTTPException):
+        return Answer(0, "")  # refused while it was still being sent
+    else:
+        return Answer(response.status, beginning.decode("latin-1"))
+    finally:
+        connection.close()
