@@ -8,6 +8,9 @@ TEST_PROCESSES ?= 5
 FAST_TESTS := tests/architecture tests/unit tests/contract
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
+# Where an environment forbids Python to keep compiled modules, each process compiles two thousand of them: that is more
+# than half of the processor time of its start, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation clean
 
