@@ -7,6 +7,7 @@
 import os
 import socket
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +21,11 @@ SERVICES = {
 
 ON_BOTH = frozenset({"test_submit.py", "test_streams.py", "test_wire.py", "test_approvals.py", "test_recall.py"})
 """Stories that `make test` shows on both set-ups: one of each thing that a set-up could do differently."""
+
+
+def halved(count: int) -> list[Any]:
+    """The numbers below `count`, to be parameters: `make test-all` alone runs the second half."""
+    return [pytest.param(n, marks=[] if 2 * n < count else pytest.mark.exhaustive) for n in range(count)]
 
 
 def pytest_configure() -> None:
