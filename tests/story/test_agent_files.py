@@ -5,6 +5,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from tests.kit.agent_files import (
     SOURCE,
     a_file,
@@ -23,6 +25,8 @@ from tests.kit.product import Product
 from tests.kit.product.waiting_calls import waiting_calls
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
 from tests.kit.tools import ROLL_DICE
+
+pytestmark = pytest.mark.shared_product
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
