@@ -5,11 +5,16 @@ BIN := $(VENV)/bin
 # What runs, for `make dev`: the server and the client of README's program. The tools of developers, for all else.
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
-# Most tests wait for processes and servers more than they compute.
-TEST_PROCESSES ?= 5
-FAST_TESTS := tests/architecture tests/unit tests/contract
+# Most tests wait for processes and servers as long as they compute. Each process has to collect the tests first, which
+# takes it 7 s.
+TEST_PROCESSES ?= 4
+FAST_TESTS := tests/unit tests/contract
+LINTS := tests/architecture
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
+# Where an environment forbids Python to keep compiled modules, each process compiles two thousand of them: that is more
+# than half of the processor time of its start, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation wheel clean
 
@@ -20,20 +25,23 @@ help: ## Show this list
 dev: $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS)) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
 
-test: $(STAMP) ## Run the tests without those marked exhaustive (ARGS="-k cancel")
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m 'not exhaustive' $(ARGS)
+test: $(STAMP) ## Run the tests without those marked exhaustive, and without the lints (ARGS="-k cancel")
+	@echo 'Running the tests in $(TEST_PROCESSES) processes: a line for each that fails; `make lint` has the lints, `make test-all` every case' >&2
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m 'not exhaustive and not lint' $(ARGS)
 
 test-all: $(STAMP) ## Run every test, as CI does (ARGS="-k cancel")
+	@echo 'Running every test in $(TEST_PROCESSES) processes: a line for each that fails' >&2
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
-test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: rules, units, contracts
+test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: units, contracts
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)
 
-lint: $(STAMP) ## Run the linter, the format check, the dead-code check and the type checker
+lint: $(STAMP) ## Run the linter, the format check, the dead-code check, the rules of the source and documents, the type checker
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/vulture
 	@$(BIN)/vulture api cli shared worker bench tests
+	@$(BIN)/python -m pytest -q $(LINTS)
 	@$(BIN)/pyright
 
 check-fast: $(STAMP) ## Run the linters beside the fast tests, in two minutes: what to run while you work

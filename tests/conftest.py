@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -29,6 +30,9 @@ _STDERR = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Makes cheap what no test looks at, and each pays for."""
+    # A process that may not keep what it compiled, compiles it each time. The tests start hundreds of processes.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # No test speaks TLS, and the world's certificates take each HTTP client 20 ms to load: here there is one.
     certificates = Path(certifi.where()).read_text()
     directory = tempfile.TemporaryDirectory(prefix="holdfast-certificate-")

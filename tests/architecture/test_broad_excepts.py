@@ -6,7 +6,7 @@ Anywhere else it hides a bug as a behaviour. A handler whose last line is a bare
 import ast
 from collections.abc import Iterator
 
-from tests.kit.project.source_tree import Source, dotted_name, enclosing_functions, expect_none, product_sources
+from tests.kit.project.source_tree import Source, dotted_name, expect_none, product_sources
 
 NAMED_PLACES: dict[tuple[str, str], str] = {
     (
@@ -44,8 +44,8 @@ BROAD = frozenset({"Exception", "BaseException", "builtins.Exception", "builtins
 
 def broad_excepts(source: Source) -> Iterator[tuple[str, str, int]]:
     """File, function and line of each place that catches everything."""
-    within = enclosing_functions(source.tree)
-    for node in ast.walk(source.tree):
+    within = source.within
+    for node in source.nodes:
         match node:
             case ast.ExceptHandler(type=caught, body=body) if _is_broad(caught) and not _only_cleans_up(body):
                 yield source.path, within.get(node, "the module"), node.lineno

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.project.source_tree import Source, calls, expect_none, product_sources
+from tests.kit.project.source_tree import Source, expect_none, product_sources
 
 ENGINE = "shared/sql/engine.py"
 MIGRATIONS = "shared/sql/migrations/"
@@ -19,10 +19,10 @@ def own_transactions(source: Source) -> Iterator[str]:
     if source.is_in((ENGINE, MIGRATIONS)):
         return
     forbidden = TRANSACTION_CALLS if source.is_in(STORES) else {"commit"}
-    for call in calls(source.tree):
+    for call in source.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr in forbidden:
             yield source.at(call, f"calls .{call.func.attr}(); transactions are the engine's ({ENGINE})")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and TRANSACTION_WORDS.fullmatch(node.value):
             yield source.at(node, f"says {node.value!r}; transactions are the engine's ({ENGINE})")
 

@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.project.source_tree import Source, calls, dotted_name, enclosing_functions, expect_none, product_sources
+from tests.kit.project.source_tree import Source, dotted_name, expect_none, product_sources
 
 MAY_READ_SETTINGS = ("api/main.py", "worker/main.py", "cli/operator/start.py", "shared/sql/migrations/")
 CONSTANT = re.compile(r"_?[A-Z][A-Za-z0-9]*|_{0,2}[A-Z][A-Z0-9_]*")
@@ -27,7 +27,7 @@ LIVING = re.compile(
 def settings_elsewhere(source: Source) -> Iterator[str]:
     if source.is_in(MAY_READ_SETTINGS):
         return
-    for call in calls(source.tree):
+    for call in source.calls:
         if dotted_name(call.func).rpartition(".")[2] == "Settings":
             yield source.at(call, f"reads the settings; only {', '.join(MAY_READ_SETTINGS)} do")
 
@@ -50,8 +50,8 @@ def module_instances(source: Source) -> Iterator[str]:
 
 
 def environment_at_import(source: Source) -> Iterator[str]:
-    within = enclosing_functions(source.tree)
-    for node in ast.walk(source.tree):
+    within = source.within
+    for node in source.nodes:
         if node not in within and dotted_name(node) in ("os.environ", "os.getenv"):
             yield source.at(node, "reads the environment when imported")
 

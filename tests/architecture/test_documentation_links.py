@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from api.application import ROUTES
 from shared.process.settings import Settings
 from tests.kit.project.documents import ROOT, anchors, documents, links
-from tests.kit.project.source_tree import functions, suite_sources
+from tests.kit.project.source_tree import suite_sources
 
 NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)(?:::(?P<test>\w+))?`")
 NAMED_FILE = re.compile(r"`(?P<file>(?:api|worker|shared)/[\w/]+\.(?:py|lua))`")
@@ -21,7 +21,7 @@ SERVED = re.compile(r"^\| (?P<methods>[A-Z, ]+) \| `(?P<path>/[^`]*)` \| works \
 
 @cache
 def _tests() -> dict[str, set[str]]:
-    return {source.path: {node.name for node in functions(source.tree)} for source in suite_sources()}
+    return {source.path: {node.name for node in source.functions} for source in suite_sources()}
 
 
 def _broken(document: Path) -> Iterator[str]:

@@ -13,9 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from tests.kit.project.source_tree import (
     PRODUCT_PACKAGES,
     Source,
-    calls,
     dotted_name,
-    enclosing_functions,
     expect_none,
     product_sources,
 )
@@ -96,7 +94,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 
 def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
     """Every import with the dotted name that it asks for; `from a import b` asks for `a.b`."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Import(names=aliases):
                 yield from ((node, alias.name) for alias in aliases)
@@ -131,11 +129,11 @@ def strangers(source: Source) -> Iterator[str]:
 
 
 def late_imports(source: Source) -> Iterator[str]:
-    within = enclosing_functions(source.tree)
+    within = source.within
     for node, name in imports(source):
         if node in within and not _may_be_late(source, name):
             yield source.at(node, f"{within[node]} imports {name}; imports belong at the top of the file")
-    for call in calls(source.tree):
+    for call in source.calls:
         if dotted_name(call.func) in ("__import__", "import_module", "importlib.import_module"):
             first = call.args[0] if call.args else None
             name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""

@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.project.source_tree import ROOT, Source, docstrings, expect_none, product_sources
+from tests.kit.project.source_tree import ROOT, Source, expect_none, product_sources
 
 KEYS = "shared/redis/keys.py"
 LOOKS_LIKE_A_KEY = re.compile(r"(run|runs|agent|thread|worker|holdfast|arq):\S*")
@@ -17,9 +17,9 @@ LOOKS_LIKE_A_KEY = re.compile(r"(run|runs|agent|thread|worker|holdfast|arq):\S*"
 def spelled_keys(source: Source) -> Iterator[str]:
     if source.path == KEYS:
         return
-    documentation = docstrings(source.tree)
-    parts = {part for node in ast.walk(source.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(source.tree):
+    documentation = source.docstrings
+    parts = {part for node in source.nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in source.nodes:
         text = _text(node)
         if node not in documentation and node not in parts and text and LOOKS_LIKE_A_KEY.fullmatch(text):
             yield source.at(node, f"spells the key {text!r}; keys are spelled in {KEYS}")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tests.kit.project.source_tree import ROOT, Source, calls, expect_none, product_sources
+from tests.kit.project.source_tree import ROOT, Source, expect_none, product_sources
 
 LEVELS = ("debug", "info", "warning", "error", "exception")
 ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<levels>[a-z, ]+) \|(?P<fields>[^|]*)\| [^|]+ \|$", re.MULTILINE)
@@ -33,12 +33,12 @@ def events(source: Source) -> Iterator[Event]:
     """What the module logs. A level that is chosen while it runs is written `log_as = log.debug if … else log.info`."""
     chosen = [
         node.attr
-        for assign in ast.walk(source.tree)
+        for assign in source.nodes
         if isinstance(assign, ast.Assign) and ast.unparse(assign.targets[0]) == "log_as"
         for node in ast.walk(assign.value)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "log"
     ]
-    for call in calls(source.tree):
+    for call in source.calls:
         match call.func:
             case ast.Attribute(value=ast.Name(id="log" | "logger"), attr=level) if level in LEVELS:
                 levels = [level]

@@ -36,7 +36,7 @@ WIRE_TERMS = frozenset({"base_tools"})
 
 
 def gerunds(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         last = LAST_WORD.search(node.name) if isinstance(node, ast.ClassDef) else None
         if last and last[0].endswith("ing") and last[0] not in NOUNS:
             yield source.at(node, f"{last.string} does not say whether it is a service, a value or a state")

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.kit.project.source_tree import Source, expect_none, functions, product_sources
+from tests.kit.project.source_tree import Source, expect_none, product_sources
 
 STORES = re.compile(r"(Store|Lists|Listing|Editor)$")
 NAMES_A_ROW = re.compile(r"\b(Agent|Approval|Archive|Block|Conversation|Message|Passage|Run|Step|Thread|Tool)Id\b")
@@ -88,7 +88,7 @@ def test_a_project_that_is_asked_for_is_used() -> None:
         f"{source.path}: {function.name}"
         for source in product_sources()
         if source.is_in(("shared/sql/",))
-        for function in functions(source.tree)
+        for function in source.functions
         if any(one.arg == "project_id" for one in [*function.args.args, *function.args.kwonlyargs])
         and not any(isinstance(node, ast.Name) and node.id == "project_id" for node in ast.walk(function))
     ]
@@ -101,7 +101,7 @@ def unscoped_questions(source: Source) -> Iterator[str]:
         return
     methods = {name.partition(".")[2] for name in OF_WORKERS}
     stores = re.compile(r"_?(runs|run_store|events|inbox|checkpoints|memory|vectors|outbox|callbacks)$")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Attribute) or node.attr not in methods:
             continue
         asked = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")

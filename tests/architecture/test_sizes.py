@@ -6,7 +6,7 @@ There is no list of exceptions: a file that grows past its limit holds two ideas
 import ast
 from collections.abc import Iterator
 
-from tests.kit.project.source_tree import Source, bench_sources, expect_none, functions, product_sources, suite_sources
+from tests.kit.project.source_tree import Source, bench_sources, expect_none, product_sources, suite_sources
 
 PRODUCT_LINES = 500
 TEST_LINES = 600
@@ -21,14 +21,14 @@ def long_files(source: Source, limit: int) -> Iterator[str]:
 
 
 def long_functions(source: Source) -> Iterator[str]:
-    for node in functions(source.tree):
+    for node in source.functions:
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
         if lines >= FUNCTION_LINES:
             yield source.at(node, f"{node.name} has {lines} lines, it must have fewer than {FUNCTION_LINES}")
 
 
 def deep_blocks(source: Source) -> Iterator[str]:
-    for node in functions(source.tree):
+    for node in source.functions:
         deepest = _depth(node.body)
         if deepest > NESTING:
             yield source.at(node, f"{node.name} nests {deepest} blocks, the limit is {NESTING}")

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.kit.project.source_tree import Source, calls, docstrings, dotted_name, expect_none, product_sources
+from tests.kit.project.source_tree import Source, calls, dotted_name, expect_none, product_sources
 
 RUN_TRANSITIONS = "shared/sql/runs/rows.py"
 MAY_BUILD_RUNS = ("shared/sql/", "shared/domain/")
@@ -17,7 +17,7 @@ RUNS_TABLE = re.compile(r"(^|\.)_?runs?(_table)?$", re.IGNORECASE)
 
 def assigned_statuses(source: Source) -> Iterator[str]:
     """`run.status = …`: nothing here is mutable, so this is a second truth beside the store's."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
             if isinstance(target, ast.Attribute) and target.attr == "status" and dotted_name(target) != "self.status":
@@ -28,7 +28,7 @@ def copied_statuses(source: Source) -> Iterator[str]:
     """`replace(run, status=RunStatus.…)`: a run that claims what no transition has granted."""
     if source.is_in(MAY_BUILD_RUNS):
         return
-    for call in calls(source.tree):
+    for call in source.calls:
         given = [keyword.value for keyword in call.keywords if keyword.arg == "status"]
         if MAKES_A_COPY.search(dotted_name(call.func)) and any("RunStatus" in ast.unparse(value) for value in given):
             yield source.at(call, "makes a run with a status of its own; a status changes through run_store.apply")
@@ -38,8 +38,8 @@ def updated_statuses(source: Source) -> Iterator[str]:
     """An UPDATE of the runs table that sets its status, built by SQLAlchemy or written as text."""
     if source.path == RUN_TRANSITIONS:
         return
-    documentation = docstrings(source.tree)
-    for node in ast.walk(source.tree):
+    documentation = source.docstrings
+    for node in source.nodes:
         match node:
             case ast.Call(func=ast.Attribute(attr="values", value=statement)) if _updates_runs(statement):
                 if _names_status(node):

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 from tests.kit.project.source_tree import (
     Source,
-    calls,
     dotted_name,
-    enclosing_functions,
     expect_none,
     product_sources,
 )
@@ -33,7 +31,7 @@ GROUP = re.compile(r"(^|_)(group|tasks)$")
 def bare_tasks(source: Source) -> Iterator[str]:
     if source.path in MAY_START_TASKS:
         return
-    for call in calls(source.tree):
+    for call in source.calls:
         owner, _, name = dotted_name(call.func).rpartition(".")
         if name not in STARTERS:
             continue
@@ -46,8 +44,8 @@ def bare_tasks(source: Source) -> Iterator[str]:
 def swallowed_cancellations(source: Source) -> Iterator[str]:
     if source.path in MAY_CATCH_CANCELLATION:
         return
-    within = enclosing_functions(source.tree)
-    for node in ast.walk(source.tree):
+    within = source.within
+    for node in source.nodes:
         match node:
             case ast.ExceptHandler(type=caught, body=body) if caught and "CancelledError" in ast.unparse(caught):
                 if not any(isinstance(line, ast.Raise) for statement in body for line in ast.walk(statement)):

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from tests.kit.project.source_tree import (
     PRODUCT_PACKAGES,
     Source,
-    calls,
     dotted_name,
     expect_none,
     imported_names,
@@ -25,16 +24,16 @@ SLEEPS = frozenset({"asyncio.sleep", "time.sleep", "anyio.sleep", "trio.sleep"})
 def sleeps(source: Source) -> Iterator[str]:
     if source.path in MAY_SLEEP:
         return
-    imported = imported_names(source.tree, ("asyncio", "time", "anyio"))
-    for call in calls(source.tree):
+    imported = imported_names(source, ("asyncio", "time", "anyio"))
+    for call in source.calls:
         name = dotted_name(call.func)
         if name in SLEEPS or (name == "sleep" and "sleep" in imported):
             yield source.at(call, "sleeps; use wait_until(predicate, description=…)")
 
 
 def replaced_classes(source: Source) -> Iterator[str]:
-    ours = imported_names(source.tree, PRODUCT_PACKAGES)
-    for node in ast.walk(source.tree):
+    ours = imported_names(source, PRODUCT_PACKAGES)
+    for node in source.nodes:
         match node:
             case ast.Import(names=aliases) if any(alias.name.startswith("unittest.mock") for alias in aliases):
                 yield source.at(node, "imports unittest.mock; fake the wire instead")

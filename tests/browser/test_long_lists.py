@@ -11,6 +11,8 @@ from tests.kit.browser.console_runs import say, start_run
 from tests.kit.browser.viewer import Viewer
 from tests.kit.product import Product
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def with_worker() -> bool:

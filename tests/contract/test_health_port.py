@@ -17,8 +17,6 @@ from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
-pytestmark = pytest.mark.timeout(120)
-
 READY: dict[str, Any] = {
     "status": "ready",
     "services": {"database": True, "redis": True, "queue": True},
@@ -30,14 +28,14 @@ WITHOUT_REDIS = {"database": True, "redis": False, "queue": False}
 
 @asynccontextmanager
 async def asked(port: int) -> AsyncGenerator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
         yield http
 
 
 def answered(port: int, said: bytes) -> bytes:
     """What a connection is answered that says something else than a request."""
     answer = b""
-    with suppress(ConnectionResetError), socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with suppress(ConnectionResetError), socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(said)
         answer = connection.recv(1000)
     return answer
@@ -50,7 +48,7 @@ async def is_said(http: httpx.AsyncClient, **expected: Any) -> None:
         said = (await http.get("/readyz")).json()
         return all(said[name] == value for name, value in expected.items())
 
-    await wait_until(says, description=f"/readyz to say {expected}", timeout=60)
+    await wait_until(says, description=f"/readyz to say {expected}")
 
 
 @pytest.fixture
@@ -99,7 +97,7 @@ async def test_a_worker_without_the_setting_has_no_port_and_one_that_is_taken_is
             file.touch()
         settings = {**processes.environment, "HOLDFAST_WORKER_PORT": str(port)}
         refused = fork(Command(("worker",), settings, *files))
-        await wait_until(lambda: refused.exit_status() is not None, description="the worker to end", timeout=60)
+        await wait_until(lambda: refused.exit_status() is not None, description="the worker to end")
         last = files[1].read_text().splitlines()[-1]
         worker = await processes.worker()
         assert await worker.terminate() == 0

@@ -124,14 +124,14 @@ async def test_a_running_api_follows_within_five_seconds(keys: KeysCommand, data
         async def is_refused() -> bool:
             return await status(made) == 401
 
-        await wait_until(is_refused, description="the old secret to end", timeout=15)
+        await wait_until(is_refused, description="the old secret to end")
         revoked = await keys("revoke", key.id)
         assert "is revoked" in revoked.output
 
         async def is_revoked() -> bool:
             return await status(rotated) == 401
 
-        await wait_until(is_revoked, description="the key to end", timeout=15)
+        await wait_until(is_revoked, description="the key to end")
 
 
 async def test_what_the_command_does_is_recorded(keys: KeysCommand, database: Database) -> None:

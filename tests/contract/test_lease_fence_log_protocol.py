@@ -36,6 +36,7 @@ from tests.kit.protocol.witness import KnownRun, Witness
 from tests.kit.protocol.worker import LEASE_MS
 from tests.kit.protocol.world import RUNS, WORKERS, ProtocolWorld
 from tests.kit.runs.stored_runs import AGENT, Stores, stored_runs
+from tests.kit.tiers import halved
 
 PARTS = 4
 """The examples are tried in so many tests, which can run side by side. Each has a seed of its own."""
@@ -244,7 +245,7 @@ def numbers_of_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("numbers_of_no_module")
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", halved(PARTS))
 def test_every_interleaving_keeps_one_owner_and_one_log(sqlite_url: str, part: int) -> None:
     with _parts(sqlite_url) as parts:
         machine: Callable[[], RuleBasedStateMachine] = seed(part)(type("Machine", (Protocol,), parts))

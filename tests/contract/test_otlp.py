@@ -27,7 +27,7 @@ async def receiver() -> AsyncIterator[TraceReceiver]:
         yield receiving
 
 
-PATIENT_S = 30.0
+PATIENT_S = 120.0
 """A busy machine must not take the last spans away."""
 
 

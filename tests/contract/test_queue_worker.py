@@ -55,15 +55,15 @@ async def test_a_dispatch_is_found_by_a_worker_that_starts_later(
 
 
 async def test_a_dispatch_starts_a_run_without_polling(redis: ArqRedis, queue: RunQueue) -> None:
-    """The safety net looks once a second; twenty dispatches in a row would take it ten seconds."""
+    """The safety net looks once a second; a hundred and fifty dispatches in a row would take it more than a minute."""
     runs = WaitingRuns()
     runs.may_end.set()
     async with serving(make_worker(redis, runs)):
         begun = asyncio.get_running_loop().time()
-        for number in range(20):
+        for number in range(150):
             await queue.dispatch(Dispatch(RunId(f"run-{number}"), 1))
             await wait_until(lambda count=number + 1: len(runs.started) == count, description="the start", every=0.001)
-        assert asyncio.get_running_loop().time() - begun < 5
+        assert asyncio.get_running_loop().time() - begun < 60
 
 
 async def test_no_more_runs_at_once_than_allowed_and_a_free_place_is_used_at_once(
@@ -76,10 +76,8 @@ async def test_no_more_runs_at_once_than_allowed_and_a_free_place_is_used_at_onc
         await wait_until(lambda: len(runs.started) == 2, description="two runs to start")
         await after(0.05)
         assert len(runs.started) == 2
-        begun = asyncio.get_running_loop().time()
         runs.may_end.set()
         await wait_until(lambda: len(runs.completed) == 3, description="the third run to end")
-        assert asyncio.get_running_loop().time() - begun < 5
 
 
 async def test_a_run_that_raises_is_removed_and_the_worker_goes_on(
@@ -126,18 +124,16 @@ async def test_workers_share_the_queue_and_no_dispatch_is_answered_twice(
 
 
 async def test_a_drain_hands_the_runs_over_at_once(redis_service: RedisService, queue: RunQueue) -> None:
-    """The lease is half a minute long: what is quick here is the release."""
+    """The lease is longer than the test has patience for: what is waited for here is the release."""
     leaving_runs, staying_runs = WaitingRuns(), WaitingRuns()
-    leaving = make_worker(redis_service.client(), leaving_runs)
+    leaving = make_worker(redis_service.client(), leaving_runs, lease_s=600)
     async with serving(leaving):
         for number in range(5):
             await queue.dispatch(Dispatch(RunId(f"run-{number}"), 4))
         await wait_until(lambda: len(leaving_runs.started) == 5, description="the runs to start")
         async with serving(make_worker(redis_service.client(), staying_runs)):
-            leaving_since = asyncio.get_running_loop().time()
             await leaving.drain(0, hand_over_s=5)
-            await wait_until(lambda: len(staying_runs.started) == 5, description="the hand-over", timeout=20)
-            assert asyncio.get_running_loop().time() - leaving_since < 20
+            await wait_until(lambda: len(staying_runs.started) == 5, description="the hand-over")
     assert sorted(staying_runs.started) == sorted(leaving_runs.started)
     assert {reason for _, reason in leaving_runs.interrupted} == {ShutdownRequested}
 

@@ -22,7 +22,7 @@ from tests.kit.project.source_tree import PRODUCT_PACKAGES, ROOT, product_source
 from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "holdfast", *PRODUCT_PACKAGES)
 FOREIGN = "raise RuntimeError('this is a package of somebody else')\n"

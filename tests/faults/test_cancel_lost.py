@@ -42,7 +42,7 @@ async def nobody_hears(redis: PrivateRedis) -> AsyncGenerator[None]:
         await redis.cut_subscribers()
 
     async def keep_cutting() -> None:
-        await wait_until(cut, description="the end of the block", timeout=30, every=0.005)
+        await wait_until(cut, description="the end of the block", timeout=3600, every=0.005)
 
     await redis.cut_subscribers()
     async with background(keep_cutting(), name="cut subscribers"):

@@ -68,7 +68,7 @@ async def answer_of(
             assert await worker.ended(within_s=60) == -9
             await end_leases(product.context.redis)
             await processes.worker(**PLAIN_TOOLS)
-        [answer] = await wait_until(lambda: answers, description="the answer", timeout=60)
+        [answer] = await wait_until(lambda: answers, description="the answer")
     assert crash_at.endswith((":before", ":after")) or "answer_lost_on_purpose" in worker.log.read_text()
     return answer
 
@@ -139,7 +139,7 @@ async def test_a_tool_that_loses_its_worker_is_started_again_only_if_it_may_be(
         assert await worker.ended(within_s=60) == -9
         await end_leases(product.context.redis)
         await processes.worker(**PLAIN_TOOLS)
-        [answer] = await wait_until(lambda: answers, description="the answer", timeout=60)
+        [answer] = await wait_until(lambda: answers, description="the answer")
 
     starts, result = log.read_text().split(), answer.json()
     if idempotent:

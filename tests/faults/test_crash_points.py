@@ -83,7 +83,7 @@ LOSES = ("lost", "lost:1:2")
 
 NEVER_S = 3600.0
 UNSWEPT = {"sweep_s": NEVER_S, **PLAIN_TOOLS}
-LONG_S = 60.0
+LONG_S = 180.0
 
 
 def each_write_once(sides: Sequence[str]) -> list[Any]:

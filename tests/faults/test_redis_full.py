@@ -61,7 +61,7 @@ async def test_the_log_of_a_run_that_ended_while_redis_was_full_stayed_for_a_day
                 async def goes_soon() -> bool:
                     return max(await seconds_left(private_redis, run_id), default=0) <= KEPT_S
 
-                await wait_until(goes_soon, description="the log to be let go", timeout=20)
+                await wait_until(goes_soon, description="the log to be let go")
             await reader.end()
         reader.assert_complete()
         assert max(await seconds_left(private_redis, run_id), default=0) <= KEPT_S

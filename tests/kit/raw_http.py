@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class RawAnswer(NamedTuple):

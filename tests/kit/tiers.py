@@ -1,7 +1,13 @@
-"""Which tests `make test-all` alone runs, and a line for each failure as it happens."""
+"""Which command runs a test, and a line for each failure as it happens.
+
+`make lint` runs what reads the project's files (`lint`), `make test` the rest without what is marked `exhaustive`, and
+`make test-all` everything.
+"""
 
 import os
 import socket
+from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +23,11 @@ ON_BOTH = frozenset({"test_submit.py", "test_streams.py", "test_wire.py", "test_
 """Stories that `make test` shows on both set-ups: one of each thing that a set-up could do differently."""
 
 
+def halved(count: int) -> list[Any]:
+    """The numbers below `count`, to be parameters: `make test-all` alone runs the second half."""
+    return [pytest.param(n, marks=[] if 2 * n < count else pytest.mark.exhaustive) for n in range(count)]
+
+
 def pytest_configure() -> None:
     """Looks for the services once: processes beside this one inherit the answer, so all collect the same tests."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -29,23 +40,38 @@ def _answers(setting: str, usual: tuple[str, int]) -> bool:
     if address.hostname is None:  # a Unix socket, which is named where there is one
         return True
     try:
-        with socket.create_connection((address.hostname, address.port or port), timeout=5):
+        with socket.create_connection((address.hostname, address.port or port), timeout=60):
             return True
     except OSError:
         return False
 
 
+IN_ALL_ALONE = pytest.StashKey[dict[str, bool]]()
+"""Of each test function that was collected (`tests/unit/test_words.py::test_a_word`): whether all its cases are marked
+`exhaustive`, so that `make test` runs none of them."""
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A story on embedded parts is told again on the services: with these there, `make test` runs the latter."""
-    if os.environ[FOUND] == "no":
-        return
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the lints, and the stories that are told twice; what `-m` leaves out is still among the items."""
     for item in items:
-        if isinstance(item, pytest.Function) and _is_told_twice(item):
+        if item.path.parent.name == "architecture":
+            item.add_marker(pytest.mark.lint)
+        if os.environ[FOUND] == "yes" and isinstance(item, pytest.Function) and _is_told_twice(item):
             item.add_marker(pytest.mark.exhaustive)
+    config.stash[IN_ALL_ALONE] = _in_all_alone(item for item in items if isinstance(item, pytest.Function))
+
+
+def _in_all_alone(items: Iterable[pytest.Function]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for item in items:
+        name = f"{item.nodeid.split('::')[0]}::{item.originalname}"
+        found[name] = found.get(name, True) and item.get_closest_marker("exhaustive") is not None
+    return found
 
 
 def _is_told_twice(item: pytest.Function) -> bool:
+    """A story on embedded parts is told again on the services: with these there, `make test` runs the latter."""
     callspec = getattr(item, "callspec", None)
     is_story = item.path.parent.name == "story" and item.path.name not in ON_BOTH
     return is_story and callspec is not None and callspec.params.get("backends") == "embedded"
@@ -61,8 +87,8 @@ class FailureLines:
         """Called in the process that shows the results, also of tests that ran in processes beside it."""
         if report.outcome == "passed" or report.outcome == "skipped":
             return
-        self._terminal.ensure_newline()
-        self._terminal.write_line(f"{report.outcome.upper()} {report.nodeid} ({report.when})", red=True)
+        # Ahead of it stand the dots of other tests, which have no end of their line.
+        self._terminal.write_line(f"\n{report.outcome.upper()} {report.nodeid} ({report.when})", red=True)
         self._terminal.flush()
 
 

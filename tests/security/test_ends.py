@@ -15,7 +15,7 @@ from tests.security.hostile.exhaust import EXHAUST
 from tests.security.hostile.survive import SURVIVE
 
 CALLS = 20
-QUICKLY_S = 10.0
+QUICKLY_S = 50.0
 """A bound for hangs. On a machine with nothing else to do they are gone a tenth of a second after the grace."""
 LAST = ("deaf", "leader_exits", "stopped", "refuse_the_cancellation", "spin")
 """Tools that do not end by themselves."""

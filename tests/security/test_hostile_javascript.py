@@ -45,6 +45,7 @@ async def test_walls_hold_around_javascript(tier: SandboxTier) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tier", [SandboxTier.ONE, SandboxTier.TWO])
 async def test_walls_hold_around_javascript_of_a_worker_that_is_root(tier: SandboxTier) -> None:
     if os.getuid() != 0:

@@ -46,7 +46,7 @@ async def test_a_tool_of_root_runs_as_somebody_else(tier: SandboxTier) -> None:
         await made.answered(answer, 30)
 
 
-@WALLS
+@pytest.mark.parametrize("tier", [SandboxTier.ONE, pytest.param(SandboxTier.TWO, marks=pytest.mark.exhaustive)])
 async def test_walls_hold_around_a_tool_of_root(tier: SandboxTier) -> None:
     found = await findings((*KERNEL_CALLS, *OTHER_PROCESSES, *FILES, *SPY), tier, as_root=True)
     assert not found, "\n".join(found)

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
+
+pytestmark = pytest.mark.shared_product
 
 SOURCE = 'def ping() -> str:\n    """Pings."""\n    return "pong"\n'
 

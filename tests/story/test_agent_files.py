@@ -26,6 +26,8 @@ from tests.kit.product.waiting_calls import waiting_calls
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
 from tests.kit.tools import ROLL_DICE
 
+pytestmark = pytest.mark.shared_product
+
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 

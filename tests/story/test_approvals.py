@@ -13,6 +13,8 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.waiting_calls import waiting, waiting_calls
 
+pytestmark = pytest.mark.shared_product
+
 
 def result_told(models: ModelServer, call_id: str) -> str:
     """The result of a call, as the model's latest request has it."""
@@ -277,6 +279,7 @@ async def test_an_unknown_approval_is_not_found(product: Product) -> None:
     assert (await product.http.get("/v1/approvals/nonsense")).status_code == 422
 
 
+@pytest.mark.own_product
 async def test_a_run_that_waits_for_a_person_holds_no_worker(
     database: Database, redis: ArqRedis, models: ModelServer
 ) -> None:
@@ -291,6 +294,7 @@ async def test_a_run_that_waits_for_a_person_holds_no_worker(
         assert await waiting(product) == asked.approvals
 
 
+@pytest.mark.own_product
 async def test_a_decision_comes_after_a_restart(database: Database, redis: ArqRedis, models: ModelServer) -> None:
     async with running_product(database, redis, models) as product:
         asked = await waiting_calls(product, "moon")

@@ -32,11 +32,11 @@ from tests.kit.product.cancel_states import (
     queued_behind_another_run,
     statuses_of,
 )
+from tests.kit.product.shared_product import Backends
 from tests.kit.provider_rules.request import check_request
 from tests.kit.services.tcp_proxy import blackhole_address
 from tests.kit.tools import PLAIN_TOOLS, is_alive
 from tests.kit.wait_until import wait_until
-from tests.story.conftest import Backends
 
 
 @pytest.fixture

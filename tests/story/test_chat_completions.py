@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from openai import APIError, AsyncOpenAI, ConflictError
 from openai.types.chat import ChatCompletionChunk
 
@@ -14,12 +15,14 @@ from tests.kit.product.chat_client import finish_of, openai_client, streamed, te
 from tests.kit.tools import LAUNCH, ROLL_DICE
 from tests.kit.wait_until import wait_until
 
+pytestmark = pytest.mark.shared_product
+
 WORDS = "Grüße aus Köln, 你好 and 🎉 for you."
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def openai(product: Product) -> AsyncGenerator[AsyncOpenAI]:
-    async with openai_client(product.base_url) as client:
+    async with openai_client(product.base_url, product.key) as client:
         yield client
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, ConflictError
 
 from api.runs.chat import DROPPED
@@ -13,6 +14,8 @@ from tests.kit.product import Product
 from tests.kit.product.chat_client import body_of, finish_of, openai_client, streamed, text_of, user, whole
 from tests.kit.provider_rules.request import broken_rules
 from tests.kit.tools import LAUNCH, ROLL_DICE
+
+pytestmark = pytest.mark.shared_product
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -25,9 +28,9 @@ WEATHER: dict[str, Any] = {
 ASKED = {"place": "Köln"}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def openai(product: Product) -> AsyncGenerator[AsyncOpenAI]:
-    async with openai_client(product.base_url) as client:
+    async with openai_client(product.base_url, product.key) as client:
         yield client
 
 

@@ -13,6 +13,8 @@ from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
 from tests.kit.tools import ROLL_DICE
 from tests.kit.wait_until import wait_until
 
+pytestmark = pytest.mark.shared_product
+
 Settings = Any
 
 

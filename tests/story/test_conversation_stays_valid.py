@@ -21,6 +21,7 @@ from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.conversation_driver import TOOLS, TURNS, ConversationDriver
+from tests.kit.tiers import halved
 
 INTERLEAVINGS = int(os.environ.get("HOLDFAST_TEST_INTERLEAVINGS") or (200 if os.environ.get("CI") == "true" else 60))
 
@@ -70,11 +71,11 @@ class Interleaving(RuleBasedStateMachine):
 
 
 PARTS = 4
-"""The interleavings are tried in so many tests, which can run side by side."""
+"""The interleavings are tried in so many tests, which can run side by side. `make test` has half of them."""
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", halved(PARTS))
 def test_every_interleaving_leaves_a_conversation_that_goes_on(sqlite_url: str, part: int) -> None:
     assert part < PARTS
     with asyncio.Runner() as runner:

@@ -4,12 +4,15 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product, as_text
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
 from tests.kit.tools import ROLL_DICE
 from tests.kit.wait_until import wait_until
+
+pytestmark = pytest.mark.shared_product
 
 
 async def begin(product: Product, agent_id: str, **fields: Any) -> str:

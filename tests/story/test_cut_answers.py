@@ -8,6 +8,8 @@ from tests.kit.model_server import Call, Turn
 from tests.kit.model_server.model_calls import GOOGLE, HANDLES
 from tests.kit.product import Product
 
+pytestmark = pytest.mark.shared_product
+
 SEND = """
 def send(text: str) -> str:
     \"\"\"Send a text.\"\"\"

@@ -4,7 +4,11 @@ import json
 from datetime import datetime
 from typing import Any
 
+import pytest
+
 from tests.kit.product import Product
+
+pytestmark = pytest.mark.shared_product
 
 
 async def test_frames_have_the_times_of_their_events_when_they_are_asked_for(product: Product) -> None:

@@ -11,6 +11,8 @@ from tests.kit.product import Product
 from tests.kit.product.waiting_calls import waiting
 from tests.story.test_tool_rules import results_in, ruled_agent, send
 
+pytestmark = pytest.mark.shared_product
+
 FIRST = {"type": "run_first", "tool_name": "book", "args": {"what": "a yacht"}}
 CHILD = {
     "type": "constrain_child_tools",

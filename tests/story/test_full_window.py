@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from api.access.callers import DEFAULT_PROJECT
 from shared.sql.history.messages import MessageStore
 from tests.kit.model_server import Call, ReceivedRequest, Turn
 from tests.kit.model_server.turn import Failure
@@ -24,6 +23,8 @@ from tests.kit.product.small_windows import (
     talk,
 )
 from tests.kit.wait_until import wait_until
+
+pytestmark = pytest.mark.shared_product
 
 Settings = Any
 
@@ -306,6 +307,6 @@ async def test_a_conversation_of_its_own_is_compacted_alone(product: Product) ->
         await product.http.post(path, json={"input": "and so on " * 150, "streaming": False})
 
     assert model.longest <= WINDOW
-    context = await MessageStore(product.context.database).context(DEFAULT_PROJECT, conversation["id"])
+    context = await MessageStore(product.context.database).context(product.project_id, conversation["id"])
     assert [message.body.__class__.__name__ for message in context[:2]] == ["SystemMessage", "Summary"]
     assert len((await product.client.agents.retrieve(agent_id)).message_ids or []) == 3

@@ -9,6 +9,8 @@ from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE
 
+pytestmark = pytest.mark.shared_product
+
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 CAMERA: dict[str, Any] = {
     "name": "take_picture",

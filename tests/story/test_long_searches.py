@@ -12,6 +12,8 @@ from tests.kit.model_server import Call
 from tests.kit.product import Product
 from tests.story.test_recall import agent_that_recalls, results_of
 
+pytestmark = pytest.mark.shared_product
+
 TOO_LONG = {"words": "a " * 30_000, "one word": "a" * (LONGEST_QUERY + 1), "no spaces": "書" * 30_000}
 FULL = {
     "words": "".join(f"{number:03} " for number in range(LONGEST_QUERY // 4)),

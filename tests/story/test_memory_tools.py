@@ -11,6 +11,8 @@ from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.product import Product
 from tests.kit.wait_until import wait_until
 
+pytestmark = pytest.mark.shared_product
+
 HUMAN: dict[str, Any] = {"label": "human", "value": "Name: unknown.", "limit": 60}
 
 

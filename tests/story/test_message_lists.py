@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
 from httpx import Response
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.tools import ROLL_DICE
 from tests.story.test_conversations import begin, say
+
+pytestmark = pytest.mark.shared_product
 
 
 def texts(answer: Response) -> list[str]:

@@ -8,6 +8,8 @@ import pytest
 from tests.kit.model_server import Failure, Turn
 from tests.kit.product import Product
 
+pytestmark = pytest.mark.shared_product
+
 KINDS: dict[str, tuple[str, int]] = {
     "rate_limit": ("llm_rate_limit", 503),
     "auth": ("llm_authentication", 502),

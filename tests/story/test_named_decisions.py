@@ -10,6 +10,8 @@ from tests.kit.product import Product
 from tests.kit.product.waiting_calls import WaitingCalls, waiting, waiting_calls
 from tests.kit.tools import LAUNCH
 
+pytestmark = pytest.mark.shared_product
+
 
 async def sent(asked: WaitingCalls, *messages: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and body of the answer to decisions over Letta's wire."""

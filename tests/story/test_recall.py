@@ -3,8 +3,12 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
+
+pytestmark = pytest.mark.shared_product
 
 
 async def agent_that_recalls(product: Product) -> str:

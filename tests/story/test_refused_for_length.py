@@ -9,6 +9,8 @@ from tests.kit.model_server.model_calls import HANDLES
 from tests.kit.model_server.turn import Failure
 from tests.kit.product import Product
 
+pytestmark = pytest.mark.shared_product
+
 REPORT = """
 def report() -> str:
     \"\"\"Give the report.\"\"\"

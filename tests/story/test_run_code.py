@@ -9,6 +9,8 @@ from tests.kit.model_server import Call, Turn
 from tests.kit.node import need_node
 from tests.kit.product import Product
 
+pytestmark = pytest.mark.shared_product
+
 ADD = '''
 def add(a: int, b: int) -> int:
     """Adds.

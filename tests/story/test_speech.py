@@ -9,6 +9,8 @@ from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE, broken_rules
 
+pytestmark = pytest.mark.shared_product
+
 SAID = 'Hello "Ada", the kettle is on: \\ 100 °C — tea at four.'
 
 

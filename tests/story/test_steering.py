@@ -11,6 +11,8 @@ from tests.kit.product import Product
 from tests.kit.provider_rules.request import check_request
 from tests.kit.wait_until import wait_until
 
+pytestmark = pytest.mark.shared_product
+
 WAIT = '''
 def wait(seconds: float) -> str:
     """Waits.

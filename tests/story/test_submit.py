@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
+
+pytestmark = pytest.mark.shared_product
 
 
 async def test_a_plain_request_is_answered_when_its_run_has_ended(product: Product) -> None:

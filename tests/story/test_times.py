@@ -11,6 +11,8 @@ from tests.kit.product import Product
 from tests.kit.product.callback_receiver import CallbackReceiver
 from tests.kit.wait_until import wait_until
 
+pytestmark = pytest.mark.shared_product
+
 _LOOKS_LIKE_A_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 _NAMED_LIKE_A_TIME = re.compile(r".+_at|date|timestamp|last_run_completion", re.IGNORECASE)
 

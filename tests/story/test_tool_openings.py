@@ -37,7 +37,7 @@ def fetches(url: str) -> str:
         url (str): Where.
     """
     import urllib.request
-    return urllib.request.urlopen(url, timeout=20).read().decode()
+    return urllib.request.urlopen(url, timeout=120).read().decode()
 '''
 
 

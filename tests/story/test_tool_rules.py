@@ -10,6 +10,8 @@ from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.product import Product
 from tests.kit.provider_rules.request import ONE_OF_EACH_WIRE
 
+pytestmark = pytest.mark.shared_product
+
 SOURCE = '''
 def {name}(what: str = "nothing") -> str:
     """

@@ -80,7 +80,7 @@ def asks(url: str) -> str:
     import json, os, urllib.request
     path = f"{url}/v1/agents/{os.environ['LETTA_AGENT_ID']}/tools/roll_dice/run"
     request = urllib.request.Request(path, b'{"args": {"num_sides": 6}}', {"Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request, timeout=30))["func_return"]
+    return json.load(urllib.request.urlopen(request, timeout=120))["func_return"]
 '''
 
 

@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.wait_until import wait_until
+
+pytestmark = pytest.mark.shared_product
 
 WHERE = '''
 def where() -> dict:

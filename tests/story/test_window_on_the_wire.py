@@ -19,6 +19,8 @@ from tests.kit.product.small_windows import (
     talk,
 )
 
+pytestmark = pytest.mark.shared_product
+
 Settings = Any
 
 

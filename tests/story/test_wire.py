@@ -10,6 +10,8 @@ from tests.kit.model_server import Call, Failure, Turn
 from tests.kit.product import Product
 from tests.kit.tools import LAUNCH, ROLL_DICE
 
+pytestmark = pytest.mark.shared_product
+
 
 async def _steps(product: Product, run_id: str) -> list[tuple[str, str | None]]:
     steps = (await product.http.get(f"/v1/runs/{run_id}/steps", params={"order": "asc"})).json()

@@ -156,7 +156,7 @@ async def test_a_cancelled_call_that_does_not_listen_ends_without_its_grace(name
         call = msgspec.structs.replace(
             call_of("setInterval(() => 0, 100); export function tool() { return new Promise(() => 0); }"), timeout_s=5
         )
-        outcome = await asyncio.wait_for(sandbox.call(call), 30)
+        outcome = await asyncio.wait_for(sandbox.call(call), 120)
     assert outcome.text == "Error: tool timed out after 5 s (HOLDFAST_TOOL_TIMEOUT)"
 
 

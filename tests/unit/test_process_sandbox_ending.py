@@ -20,7 +20,9 @@ from tests.kit.wait_until import wait_until
 from worker.tools.invocation import ToolInvocation
 from worker.tools.process_sandbox import ProcessSandbox
 
-GRACE_S = 20.0
+GRACE_S = 240.0
+QUICKLY_S = 50.0
+"""Less than what the tools here sleep, and more than a machine stands still for."""
 """More than any cleanup here takes, also on a busy machine: whoever waits for its end has found a fault."""
 REPOSITORY = Path(__file__).parents[2]
 
@@ -104,7 +106,7 @@ async def test_cancel_raises_in_the_tools_own_frame(
     marks = tmp_path / "marks"
     seconds = await cancel_when_written(sandbox, tool_call(source, path=str(marks)), marks)
     assert marks.read_text().split() == ["started", "cleaned"]
-    assert seconds < 20
+    assert seconds < QUICKLY_S
 
 
 @pytest.mark.parametrize("wait", ["await asyncio.sleep(60)", "time.sleep(60)", "await asyncio.gather(nap(), nap())"])
@@ -127,7 +129,7 @@ async def test_cancel_reaches_async_code_under_both_names(
                 open(path, "w").write("cleaned")
     """
     marks = tmp_path / "marks"
-    assert await cancel_when_written(sandbox, tool_call(source, path=str(marks)), marks) < 20
+    assert await cancel_when_written(sandbox, tool_call(source, path=str(marks)), marks) < QUICKLY_S
     assert marks.read_text() == "cleaned"
 
 
@@ -141,7 +143,7 @@ async def test_a_tool_that_ignores_the_signal_is_killed_after_the_grace(tmp_path
     """
     sandbox, pid = ProcessSandbox(LIMITS, grace_s=0.3), tmp_path / "pid"
     seconds = await cancel_when_written(sandbox, tool_call(source, path=str(pid)), pid)
-    assert 0.3 <= seconds < 20
+    assert 0.3 <= seconds < QUICKLY_S
     assert not is_alive(int(pid.read_text()))
 
 
@@ -151,7 +153,7 @@ async def test_a_second_cancel_does_not_stop_the_killing(tmp_path: Path) -> None
         "        note(path)", "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n        note(path)", 1
     )
     seconds = await cancel_when_written(sandbox, tool_call(source, path=str(pids)), pids, times=3)
-    assert seconds < 20
+    assert seconds < QUICKLY_S
     assert not any(is_alive(pid) for pid in written_pids(pids, 1))
 
 
@@ -165,7 +167,7 @@ async def test_cancel_kills_children_and_those_that_left_the_group(sandbox: Proc
         task.cancel()
         await asyncio.wait([task])
     assert not any(is_alive(pid) for pid in family)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < QUICKLY_S
 
 
 async def test_the_rest_of_the_family_dies_as_soon_as_the_tool_returns(sandbox: ProcessSandbox, tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ async def test_the_rest_of_the_family_dies_as_soon_as_the_tool_returns(sandbox: 
     outcome = await sandbox.call(tool_call(FAMILY, path=str(pids), work=0))
     assert outcome.text == "done"
     assert not any(is_alive(pid) for pid in written_pids(pids, 3))
-    assert time.monotonic() - started < GRACE_S
+    assert time.monotonic() - started < QUICKLY_S
 
 
 async def test_a_timeout_ends_the_call_and_keeps_its_output(sandbox: ProcessSandbox) -> None:
@@ -256,7 +258,7 @@ def test_the_sandbox_works_on_uvloop(tmp_path: Path) -> None:
     async def scenario() -> None:
         sandbox, pids = ProcessSandbox(LIMITS, grace_s=GRACE_S), tmp_path / "pids"
         assert (await sandbox.call(tool_call("def tool():\n    return 'done'"))).text == "done"
-        assert await cancel_when_written(sandbox, tool_call(FAMILY, path=str(pids)), pids) < 20
+        assert await cancel_when_written(sandbox, tool_call(FAMILY, path=str(pids)), pids) < QUICKLY_S
         assert not any(is_alive(pid) for pid in written_pids(pids, 1))
 
     uvloop.run(scenario())

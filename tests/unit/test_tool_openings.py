@@ -28,7 +28,7 @@ FETCH = """
 
     def fetch(url):
         try:
-            return urllib.request.urlopen(url, timeout=20).read().decode()
+            return urllib.request.urlopen(url, timeout=120).read().decode()
         except OSError as error:
             return f"{error}"
 

@@ -1,7 +1,6 @@
 """What a tool call gets, what it gives back, and what it cannot see."""
 
 import json
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -272,8 +271,6 @@ async def test_an_interpreter_that_does_not_exist_is_an_outcome() -> None:
 async def test_calls_leave_no_descriptor_open(sandbox: ToolSandbox) -> None:
     await sandbox.call(tool_call("def tool(): ..."))
     before = open_descriptors()
-    started = time.monotonic()
     for _ in range(3):
         await sandbox.call(tool_call("def tool(): ..."))
     assert open_descriptors() == before
-    assert time.monotonic() - started < 30

@@ -84,10 +84,10 @@ DEEP_CLASSES = "".join(f"class C{n}(BaseModel):\n    x: 'C{n + 1}'\n" for n in r
     ],
 )
 def test_an_oversized_or_malformed_source_is_refused_quickly(source: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidToolSource):
         read_tool_source(source)
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_an_oversized_or_malformed_source_is_refused_quickly(source: str) -> Non
     ],
 )
 def test_an_odd_source_is_read_with_warnings_at_most(source: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert read_tool_source(source).name == "tool"
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30

@@ -59,6 +59,10 @@ class ReceivedRequest:
         return self.client_left_at is not None
 
 
+def _say_ok(_: ReceivedRequest) -> Turn:
+    return Turn(text="OK.")
+
+
 @dataclass
 class ModelServer:
     """Serves while its `async with` block is open."""
@@ -69,7 +73,7 @@ class ModelServer:
     """What answers at `/embeddings`; nothing of it is among `requests`."""
     connections_accepted: int = 0
     _queue: deque[Turn] = field(default_factory=deque[Turn])
-    _choose: Callable[[ReceivedRequest], Turn] = field(default=lambda _request: Turn(text="OK."))
+    _choose: Callable[[ReceivedRequest], Turn] = field(default=_say_ok)
     _server: asyncio.Server | None = None
     _connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = field(
         default_factory=dict[asyncio.Task[Any], asyncio.StreamWriter]
@@ -111,6 +115,13 @@ class ModelServer:
             **{f"{name}_BASE_URL": self.origin for name in _HOSTED},
             **{f"{name}_API_KEY": f"test-{name.lower()}" for name in _HOSTED},
         }
+
+    def forget(self) -> None:
+        """What was asked, and what was to be answered: another test begins. Connections stay open."""
+        self.requests = []
+        self.embeddings = EmbeddingAnswers()
+        self._queue.clear()
+        self._choose = _say_ok
 
     def play(self, *turns: Turn) -> None:
         """Queue turns for the requests to come."""

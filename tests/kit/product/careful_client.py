@@ -9,7 +9,7 @@ import httpx
 from shared.concurrency import background
 from tests.kit.wait_until import wait_until
 
-LONG_S = 60.0
+LONG_S = 180.0
 
 
 async def ask(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> httpx.Response | None:

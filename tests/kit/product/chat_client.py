@@ -10,11 +10,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 
 @asynccontextmanager
-async def openai_client(base_url: str, *, max_retries: int = 0, **given: Any) -> AsyncGenerator[AsyncOpenAI]:
+async def openai_client(
+    base_url: str, key: str = "none", *, max_retries: int = 0, **given: Any
+) -> AsyncGenerator[AsyncOpenAI]:
     """The SDK, unmodified. `given` goes to its HTTP client."""
     # Loading the certificates of the world takes longer than most tests; nothing here speaks TLS.
     async with httpx2.AsyncClient(timeout=60, verify=False, **given) as http:
-        yield AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=max_retries, http_client=http)
+        yield AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=max_retries, http_client=http)
 
 
 def user(content: Any) -> Any:

@@ -25,13 +25,14 @@ from letta_client import AsyncLetta
 from letta_client.types import AgentState
 from redis.asyncio.connection import BlockingConnectionPool
 
+from api.access.callers import DEFAULT_PROJECT
 from api.connection_rules import ConnectionRules
 from api.http_server import IDLE_S, server_config
 from api.main import serving
 from api.services import Services
 from shared.clock import Clock, SystemClock
 from shared.concurrency import background
-from shared.domain.ids import IdMaker
+from shared.domain.ids import IdMaker, ProjectId
 from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
@@ -59,6 +60,10 @@ class Product:
     http: httpx.AsyncClient
     services: Services
     """What the API works with, for tests that look behind the wire."""
+    project_id: ProjectId = DEFAULT_PROJECT
+    """Whose the clients' key is."""
+    key: str = "none"
+    """The clients' key, which nobody asks for unless there is one."""
 
     async def tool(self, source: str, **fields: Any) -> str:
         """Makes a tool from source; gives its id."""
@@ -133,16 +138,26 @@ async def running_product(
         )
         if with_worker:
             await stack.enter_async_context(working(context))
-        http = await stack.enter_async_context(_http_client(base_url))
-        client = await stack.enter_async_context(
-            AsyncLetta(base_url=base_url, api_key="none", max_retries=0, http_client=_http_client(base_url))
-        )
+        client, http = await stack.enter_async_context(clients_of(base_url))
         yield Product(base_url, context, models, client, http, app.state.services)
 
 
-def _http_client(base_url: str) -> httpx.AsyncClient:
+@asynccontextmanager
+async def clients_of(base_url: str, key: str = "") -> AsyncGenerator[tuple[AsyncLetta, httpx.AsyncClient]]:
+    """The public SDK, and a client that sends the same key, if there is one."""
+    headers = {**HEADERS, "Authorization": f"Bearer {key}"} if key else HEADERS
+    async with (
+        _http_client(base_url, headers) as http,
+        AsyncLetta(
+            base_url=base_url, api_key=key or "none", max_retries=0, http_client=_http_client(base_url, HEADERS)
+        ) as client,
+    ):
+        yield client, http
+
+
+def _http_client(base_url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
     # Loading the certificates of the world takes longer than most tests; nothing here speaks TLS.
-    return httpx.AsyncClient(base_url=base_url, headers=HEADERS, timeout=60, verify=False)  # noqa: S501 - as said
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60, verify=False)  # noqa: S501 - as said
 
 
 @asynccontextmanager

@@ -15,8 +15,8 @@ from tests.kit.commands import Command, CommandProcess, Launch, fork
 from tests.kit.product.in_process import HEADERS
 from tests.kit.wait_until import wait_until
 
-START_S = 60.0
-ENDED_S = 60.0
+START_S = 180.0
+ENDED_S = 180.0
 
 
 class HoldfastProcess:

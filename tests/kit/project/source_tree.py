@@ -1,9 +1,11 @@
 """The project's own source, read once and parsed, for the tests that hold the style rules."""
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -14,7 +16,10 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file. `path` is relative to the project, with forward slashes."""
+    """One Python file. `path` is relative to the project, with forward slashes.
+
+    What many rules ask for is found once: to walk through every file for each rule took most of the rules' time.
+    """
 
     path: str
     text: str
@@ -23,6 +28,41 @@ class Source:
     @classmethod
     def parse(cls, path: str, text: str) -> "Source":
         return cls(path, text, ast.parse(text, filename=path))
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node, in the order of `ast.walk`."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def functions(self) -> tuple[FunctionNode, ...]:
+        """Every function and method, also those inside others."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    @cached_property
+    def calls(self) -> tuple[ast.Call, ...]:
+        """Every call."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+
+    @cached_property
+    def within(self) -> dict[ast.AST, str]:
+        """For each node the dotted name of the innermost function around it; nodes outside functions are absent."""
+        return _enclosing_functions(self.tree)
+
+    @cached_property
+    def docstrings(self) -> frozenset[ast.AST]:
+        """The string nodes that are documentation: alone on their line, said and not used."""
+        return frozenset(
+            node.value
+            for node in self.nodes
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+
+    @cached_property
+    def tokens(self) -> tuple[tokenize.TokenInfo, ...]:
+        """Names, strings and comments, in their order."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return tuple(token for token in tokens if token.type in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT))
 
     @property
     def module(self) -> str:
@@ -73,11 +113,6 @@ def expect_none(findings: Iterable[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def functions(tree: ast.AST) -> Iterator[FunctionNode]:
-    """Every function and method, also those inside others."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
     """Every call."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -96,8 +131,7 @@ def dotted_name(node: ast.AST) -> str:
             return ""
 
 
-def enclosing_functions(tree: ast.Module) -> dict[ast.AST, str]:
-    """For each node the dotted name of the innermost function around it; nodes outside functions are absent."""
+def _enclosing_functions(tree: ast.Module) -> dict[ast.AST, str]:
     names: dict[ast.AST, str] = {}
 
     def visit(node: ast.AST, scope: str, inside: bool) -> None:
@@ -116,19 +150,10 @@ def enclosing_functions(tree: ast.Module) -> dict[ast.AST, str]:
     return names
 
 
-def docstrings(tree: ast.Module) -> set[ast.AST]:
-    """The string nodes that are documentation: alone on their line, said and not used."""
-    return {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    }
-
-
-def imported_names(tree: ast.Module, packages: tuple[str, ...]) -> set[str]:
+def imported_names(source: Source, packages: tuple[str, ...]) -> set[str]:
     """The local names that an import from one of `packages` binds."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in source.nodes:
         match node:
             case ast.Import(names=aliases):
                 found = [alias for alias in aliases if alias.name.split(".")[0] in packages]

@@ -25,7 +25,7 @@ from shared.sql.history.thread_queue import thread_lock
 from shared.sql.migrate import migrate
 from shared.sql.run_tables import runs
 
-CONNECT_S = 5
+CONNECT_S = 60
 
 EMPTY_ALL_TABLES = """
     DO $$ BEGIN
