@@ -187,7 +187,7 @@ def test_each_late_module_is_imported_late_and_nowhere_else() -> None:
     """The list cannot go stale; and what another file imports at its top is not late."""
     sources = {source.path: source for source in product_sources()}
     for path, late in LATE_MODULES.items():
-        within = enclosing_functions(sources[path].tree)
+        within = sources[path].within
         found = {name.rpartition(".")[0] for node, name in imports(sources[path]) if node in within}
         assert found >= set(late), path
     everywhere = {module for late in LATE_MODULES.values() for module in late}
@@ -195,7 +195,7 @@ def test_each_late_module_is_imported_late_and_nowhere_else() -> None:
         source.at(node, f"imports {name} at its top, which others import late")
         for source in sources.values()
         for node, name in imports(source)
-        if node not in enclosing_functions(source.tree) and name.rpartition(".")[0] in everywhere - _shared_by_servers()
+        if node not in source.within and name.rpartition(".")[0] in everywhere - _shared_by_servers()
     )
 
 
