@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.accepted_keys import AcceptedKeys
-from api.errors import RETRY_AFTER_S, input_refusal
+from api.errors import RETRY_AFTER_S, input_refusal, refused
 from api.openai.errors import as_openai, speaks_openai, status_of
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import Unavailable
 from shared.json_limits import flaw_of_document
 
@@ -43,7 +44,7 @@ class ShutdownAnswers:
             await self._app(scope, receive, noted)
         except asyncio.CancelledError:
             if scope["type"] == "http" and not has_begun:
-                answer = JSONResponse({"detail": SAID}, 503, {"Retry-After": str(RETRY_AFTER_S)})
+                answer = refused(503, ErrorCode.SERVER_ENDING, SAID, headers={"Retry-After": str(RETRY_AFTER_S)})
                 await answer(scope, receive, send)
             raise
 
@@ -57,32 +58,32 @@ class OpenAIErrors:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or not speaks_openai(scope["path"]):
             return self._app(scope, receive, send)
-        refused: Message | None = None
+        start: Message | None = None
         body = bytearray()
 
         async def translated(message: Message) -> None:
-            nonlocal refused
+            nonlocal start
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                refused = message
+                start = message
                 return
-            if refused is None:
+            if start is None:
                 await send(message)
                 return
             body.extend(message.get("body", b""))
             if not message.get("more_body"):
-                await _send_error(refused, bytes(body), send)
+                await _send_error(start, bytes(body), send)
 
         return self._app(scope, receive, translated)
 
 
-async def _send_error(refused: Message, body: bytes, send: Send) -> None:
-    status: int = refused["status"]
+async def _send_error(found: Message, body: bytes, send: Send) -> None:
+    status: int = found["status"]
     try:
         given: object = msgspec.json.decode(body)
     except ValueError:
         given = {"detail": body.decode("utf-8", "replace")}
     said = msgspec.json.encode(as_openai(status, given))
-    start: Message = {**refused, "status": status_of(status)}
+    start: Message = {**found, "status": status_of(status)}
     headers = MutableHeaders(scope=start)
     headers["content-length"], headers["content-type"] = str(len(said)), "application/json"
     await send(start)
@@ -112,7 +113,7 @@ class BrowserGuard:
 
     async def _judge(self, foreign: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         is_closed = await self._is_closed()
-        answer = self._app if is_closed else JSONResponse({"detail": _not_ours(*foreign)}, 403)
+        answer = self._app if is_closed else _refused_origin(*foreign)
         await answer(scope, receive, send)
 
     async def _is_closed(self) -> bool:
@@ -139,11 +140,12 @@ class BrowserGuard:
         return name is not None and (name in self._names or name.endswith(".localhost"))
 
 
-def _not_ours(header: str, said: str) -> str:
-    return (
+def _refused_origin(header: str, said: str) -> Response:
+    sentence = (
         f"FORBIDDEN: {header} is {said[:200]!r}, and without API keys this server answers requests to this machine's "
         "own names only. Allow the name in HOLDFAST_ALLOWED_HOSTS, or set HOLDFAST_API_KEYS"
     )
+    return refused(403, ErrorCode.FORBIDDEN_ORIGIN, sentence, field=f"header.{header}")
 
 
 _AGENT = r"agents/[^/]+/"
@@ -186,7 +188,8 @@ class LettaPaths:
         scope["path"] = path  # in place: who stands outside reads the route that was found in this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
         if is_letta and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
-            return JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)
+            said = _refusal(scope["method"], path)
+            return refused(501, ErrorCode.NOT_IMPLEMENTED, said)(scope, receive, send)
         return self._app(scope, receive, send)
 
 
@@ -234,7 +237,7 @@ class RequestBodies:
         try:
             body = await self._read(receive)
         except TimeoutError:
-            answer = JSONResponse({"detail": self._too_slow()}, 408, {"Connection": "close"})
+            answer = refused(408, ErrorCode.BODY_TIMEOUT, self._too_slow(), headers={"Connection": "close"})
             await answer(scope, receive, send)
             return
         if body is None:
@@ -271,7 +274,7 @@ class RequestBodies:
         said = (
             f"The request's body is longer than {self._max_bytes} bytes, which is what HOLDFAST_MAX_BODY_BYTES allows"
         )
-        return JSONResponse({"detail": said}, 413)
+        return refused(413, ErrorCode.BODY_TOO_LARGE, said)
 
     def _too_slow(self) -> str:
         return f"The request's body did not arrive within {self._timeout_s:g} seconds (HOLDFAST_REQUEST_TIMEOUT)"

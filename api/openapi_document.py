@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from api.openai.errors import speaks_openai
+from shared.domain.error_codes import ErrorCode
 
 Json = dict[str, Any]
 
@@ -50,21 +51,43 @@ REFUSALS: Mapping[str, str] = {
 }
 WITH_BODY = ("408", "413")
 OF_THE_HEAD = ("414", "431")
-"""What the server says before anybody knows whom the request is for: in plain words."""
-PLAIN: Json = {"text/plain": {"schema": {"type": "string"}}}
+"""What the server says before anybody knows whom the request is for."""
 OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
 READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)
 """What is wrong with a body is a 400 there."""
 
+REFUSAL: Json = {"$ref": "#/components/schemas/Refusal"}
+
+_ERROR_FIELDS: Json = {
+    "code": {"description": "What a program can decide by: docs/errors.md.", "type": "string", "enum": list(ErrorCode)},
+    "message": {"description": "One sentence.", "type": "string"},
+    "field": {
+        "description": "The field or parameter that the error is about.",
+        "anyOf": [{"type": "string"}, {"type": "null"}],
+    },
+    "hint": {"description": "What to do.", "type": "string"},
+}
+_FLAW: Json = {
+    "type": "object",
+    "required": ["field", "message", "type"],
+    "properties": {
+        "field": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "message": {"type": "string"},
+        "type": {"type": "string"},
+    },
+}
+
 SCHEMAS: Mapping[str, Json] = {
     "Refusal": {
         "title": "Refusal",
         "description": "Why a request was refused.",
         "type": "object",
-        "required": ["detail"],
+        "required": ["detail", *_ERROR_FIELDS],
         "properties": {
+            **_ERROR_FIELDS,
+            "errors": {"description": "Each flaw of a 422.", "type": "array", "items": _FLAW},
             "detail": {
                 "description": "A sentence; of a run that waits for a person, an object with what it waits for.",
                 "anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": True}],
@@ -78,8 +101,9 @@ SCHEMAS: Mapping[str, Json] = {
         "title": "ModelFailure",
         "description": "What became of a run whose model failed.",
         "type": "object",
-        "required": ["error"],
+        "required": ["error", *_ERROR_FIELDS],
         "properties": {
+            **_ERROR_FIELDS,
             "error": {
                 "type": "object",
                 "required": ["type", "message"],
@@ -88,7 +112,7 @@ SCHEMAS: Mapping[str, Json] = {
                     "message": {"type": "string"},
                     "detail": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 },
-            }
+            },
         },
     },
     "OpenAIError": {
@@ -105,6 +129,7 @@ SCHEMAS: Mapping[str, Json] = {
                     "type": {"type": "string"},
                     "param": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                     "code": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "hint": {"type": "string"},
                 },
             }
         },
@@ -164,7 +189,8 @@ def _describe_answers(method: str, path: str, operation: Json) -> None:
         responses["204"] = {"description": "The stream has ended, and the client has all of it."}
     for status, description in REFUSALS.items():
         if _may_be(status, method, path):
-            content = PLAIN if status in OF_THE_HEAD else {"application/json": {"schema": _body_of(method, path)}}
+            schema = REFUSAL if status in OF_THE_HEAD else _body_of(method, path)
+            content = {"application/json": {"schema": schema}}
             responses[status] = {"description": description, "content": content}
 
 
@@ -185,7 +211,6 @@ def _may_be(status: str, method: str, path: str) -> bool:
 def _body_of(method: str, path: str) -> Json:
     if speaks_openai(path):
         return {"$ref": "#/components/schemas/OpenAIError"}
-    refusal = {"$ref": "#/components/schemas/Refusal"}
     if (method, path) in ENDS_RUNS:
-        return {"anyOf": [refusal, {"$ref": "#/components/schemas/ModelFailure"}]}
-    return refusal
+        return {"anyOf": [REFUSAL, {"$ref": "#/components/schemas/ModelFailure"}]}
+    return REFUSAL

@@ -16,6 +16,7 @@ from api.letta.messages import (
 )
 from shared.clock import unix_ms
 from shared.domain import events
+from shared.domain.error_codes import code_of
 from shared.domain.ids import RunId, Seq
 
 ALWAYS_SHOWN = frozenset({"stop_reason", "usage_statistics", "error_message", "event_message", "run_status"})
@@ -264,6 +265,7 @@ def usage_fields(usage: Any) -> dict[str, Any]:
 
 def error_fields(run_id: RunId, error_type: str, message: str, detail: str | None) -> dict[str, Any]:
     """The error object of the wire: in a stream, on a run, in a callback."""
+    code = code_of(error_type)
     return {
         "message_type": "error_message",
         "run_id": run_id,
@@ -271,6 +273,8 @@ def error_fields(run_id: RunId, error_type: str, message: str, detail: str | Non
         "message": message,
         "detail": detail,
         "seq_id": None,
+        "code": code,
+        "hint": code.hint,
     }
 
 

@@ -112,7 +112,7 @@ class SubmissionService:
         """
         if submission.request.max_steps > self.max_steps:
             most = f"the most is {self.max_steps} (HOLDFAST_MAX_STEPS)"
-            raise InvalidRequest(f"max_steps is {submission.request.max_steps}: {most}")
+            raise InvalidRequest(f"max_steps is {submission.request.max_steps}: {most}", field="max_steps")
         given = submission.request.given_messages()
         self.input_limits.refuse_long_messages(given)
         way = f"{submission.run_type} {submission.background}"
@@ -181,7 +181,7 @@ class SubmissionService:
             now,
         )
         if decision is None:
-            raise InvalidRequest("approvals is missing")
+            raise InvalidRequest("approvals is missing", field="approvals")
         said = user_messages(given, self.ids, now)
         run = self._run(submission)
         try:

@@ -84,7 +84,7 @@ async def _watched(folder: Path, most_bytes: int) -> None:
 
 async def _refuse_too_much(folder: Path, most_bytes: int) -> None:
     if await asyncio.to_thread(disk_bytes, folder) > most_bytes:
-        raise InvalidRequest(too_large(most_bytes))
+        raise InvalidRequest(too_large(most_bytes), field="pip_requirements")
 
 
 def too_large(most_bytes: int) -> str:

@@ -139,10 +139,8 @@ async function send(method, path, body, signal) {
  */
 function whatWasSaid(text, answer) {
   try {
-    const detail = JSON.parse(text).detail;
-    if (typeof detail === "string") return detail;
-    if (Array.isArray(detail)) return detail.map((one) => `${(one.loc ?? []).slice(1).join(".")}: ${one.msg}`).join("; ");
-    if (detail !== undefined) return JSON.stringify(detail);
+    const { message } = JSON.parse(text);
+    if (typeof message === "string") return message;
   } catch {
     // It is no JSON: a proxy has answered.
   }
