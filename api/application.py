@@ -47,6 +47,7 @@ from api.routes import (
 )
 from api.security_headers import SecurityHeaders
 from api.services import Services
+from api.strict_requests import StrictRequests
 from shared.process.settings import listed
 from shared.process.version import VERSION
 
@@ -83,6 +84,12 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     # The last one that is added is the first one that a request meets.
     app.add_middleware(RouteNames)
     app.add_middleware(UnusedInputWarnings, installs_packages=services.packages.are_built)
+    app.add_middleware(
+        StrictRequests,
+        routes=app.router.routes,
+        by_default=settings.strict_requests,
+        installs_packages=services.packages.are_built,
+    )
     app.add_middleware(CallersRows)
     app.add_middleware(AgentBodies, reach=access.reach)
     app.add_middleware(SubmissionTurns, admission=admission)
