@@ -4,6 +4,7 @@ The only module that imports both the API and the worker, because `dev` runs bot
 """
 
 import gc
+import json
 from functools import partial
 from socket import socket
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from fastapi import FastAPI
 
 from api.access.callers import ConfiguredKeys
+from api.application import openapi_document
 from api.connection_rules import ConnectionRules
 from api.http_server import serve
 from api.main import serving
@@ -75,6 +77,12 @@ def dev(
 def api(host: HostOption = LOOPBACK, port: PortOption = PORT) -> None:
     """Serve the API. Needs HOLDFAST_DATABASE_URL and HOLDFAST_REDIS_URL."""
     operate(partial(_run_api, host=host, port=port))
+
+
+@commands.command(epilog="Example: holdfast openapi > openapi.json")
+def openapi() -> None:
+    """Print the OpenAPI document of this version: of every request, answer, stream and error."""
+    print(json.dumps(openapi_document(), indent=1, ensure_ascii=False))
 
 
 @commands.command(epilog="Example: OPENAI_API_KEY=… holdfast worker --max-runs 50 --health-port 8284")

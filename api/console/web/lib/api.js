@@ -139,8 +139,9 @@ async function send(method, path, body, signal) {
  */
 function whatWasSaid(text, answer) {
   try {
-    const { message } = JSON.parse(text);
-    if (typeof message === "string") return message;
+    const { message, detail } = JSON.parse(text);
+    const said = message ?? detail;
+    if (typeof said === "string") return said;
   } catch {
     // It is no JSON: a proxy has answered.
   }
