@@ -25,7 +25,7 @@ class Shown(TypedDict):
     at_ms: NotRequired[int]
 
 
-class Ping(MessageHead, Shown):
+class PingFrame(MessageHead, Shown):
     """A sign of life, or a number that means nothing to this reader."""
 
     message_type: Literal["ping"]
@@ -125,7 +125,7 @@ class ErrorFrame(Shown):
 
 
 _AnyFrame = (
-    Ping
+    PingFrame
     | UserMessageFrame
     | AssistantMessageFrame
     | ReasoningMessageFrame

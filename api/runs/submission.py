@@ -24,6 +24,7 @@ from api.runs.submission_traces import SubmissionTraces
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.ids import ConversationId, IdMaker, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
@@ -154,7 +155,7 @@ class SubmissionService:
             return await self.submit(submission)
         except PendingApproval as error:
             now = self.clock.now()
-            shown = RunError("internal_error", "An error occurred during agent execution.", error.message)
+            shown = RunError(ErrorCode.INTERNAL_ERROR, "An error occurred during agent execution.", error.message)
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
             given = user_messages(submission.request.given_messages(), self.ids, now)
             refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused

@@ -36,6 +36,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from shared.domain.error_codes import ErrorCode
+
 
 class HoldfastError(Exception):
     """Something went wrong in Holdfast."""
@@ -257,13 +259,13 @@ class ShutdownRequested(RunInterrupted):
 class ModelErrorType(StrEnum):
     """The error types of the wire, for a model call that failed."""
 
-    RATE_LIMIT = "llm_rate_limit"
-    AUTHENTICATION = "llm_authentication"
-    TIMEOUT = "llm_timeout"
-    BAD_REQUEST = "llm_bad_request"
-    CONTEXT_WINDOW = "context_window_exceeded"
-    INSTRUCTIONS = "context_window_overflow_in_system_prompt"
-    ERROR = "llm_error"
+    RATE_LIMIT = ErrorCode.LLM_RATE_LIMIT
+    AUTHENTICATION = ErrorCode.LLM_AUTHENTICATION
+    TIMEOUT = ErrorCode.LLM_TIMEOUT
+    BAD_REQUEST = ErrorCode.LLM_BAD_REQUEST
+    CONTEXT_WINDOW = ErrorCode.CONTEXT_WINDOW_EXCEEDED
+    INSTRUCTIONS = ErrorCode.INSTRUCTIONS_TOO_LONG
+    ERROR = ErrorCode.LLM_ERROR
 
 
 MODEL_ERROR_MESSAGES: Mapping[str, str] = {

@@ -34,8 +34,9 @@ LAZY_PACKAGES = ("pydantic_ai", "openai", "google", "genai_prices", "tiktoken")
 LATE_MODULES = {"shared/process/traces.py": "shared.telemetry.otlp"}
 """A file, and the module of ours that it imports when the settings ask for it: OpenTelemetry's SDK is an extra."""
 
-CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py")
-"""One loads the module of the command that was given, the other that of a provider's wire, each from its own table."""
+CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py", "api/openapi_document.py")
+"""One loads the module of the command that was given, one that of a provider's wire, each from its own table; the third
+loads the types of answers when somebody asks for the document."""
 
 TOOL_PROCESS = tuple(
     f"worker/tools/inside/child_{part}.py"
