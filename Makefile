@@ -16,7 +16,7 @@ ARGS ?=
 # than half of the processor time of its start, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots bench chaos fuzz long-conversation wheel clean
+.PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots openapi clients bench chaos fuzz long-conversation wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,12 @@ console-vendor: ## Fetch the console's libraries again (ARGS="preact@11.2.1" mov
 screenshots: $(STAMP) ## Take the pictures of the console in docs/images, as its tests see it
 	@mkdir -p docs/images
 	@HOLDFAST_TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/browser $(ARGS)
+
+openapi: $(STAMP) ## Write docs/openapi.json anew, after a change to a route or a type in api/answers
+	@$(BIN)/holdfast openapi > docs/openapi.json
+
+clients: $(STAMP) ## Generate a TypeScript and a Python client from docs/openapi.json, and check that both compile
+	@.ci/clients
 
 bench: $(STAMP) ## Measure both set-ups (ARGS="--section first-token --only services"; ARGS="--help" lists all)
 	@$(BIN)/python -m bench.run $(ARGS)

@@ -107,12 +107,12 @@ class UnusedInputWarnings:
     def _unused(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[str]:
         known = self._parameters.get(route.unique_id)
         if known is None:
-            known = frozenset(_parameters_of(route.dependant))
+            known = frozenset(parameters_of(route.dependant))
             self._parameters[route.unique_id] = known
         for name, value in dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).items():
             if name not in known and ASKS_FOR_NOTHING.get(name) != value:
                 yield f"query.{name}"
-        model = _model_of(route)
+        model = body_model_of(route)
         if model is None or not body:
             return
         given: object = json.loads(body)
@@ -135,13 +135,14 @@ class UnusedInputWarnings:
             self._logged.popitem(last=False)
 
 
-def _parameters_of(dependant: Dependant) -> Iterator[str]:
+def parameters_of(dependant: Dependant) -> Iterator[str]:
+    """The query parameters that a route acts on."""
     yield from (field.alias for field in dependant.query_params)
     for inner in dependant.dependencies:
-        yield from _parameters_of(inner)
+        yield from parameters_of(inner)
 
 
-def _model_of(route: APIRoute) -> type[BaseModel] | None:
+def body_model_of(route: APIRoute) -> type[BaseModel] | None:
     """The model of the route's whole body. A form's fields are its route's to judge."""
     fields = route.dependant.body_params
     if len(fields) != 1 or isinstance(fields[0].field_info, Form):

@@ -1,5 +1,7 @@
 """The application: the routes, and what a request passes through before and behind them."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
@@ -48,6 +50,7 @@ from api.routes import (
 from api.runs.streaming import CONTINUED_BY
 from api.security_headers import SecurityHeaders
 from api.services import Services
+from api.strict_requests import StrictRequests
 from shared.process.settings import listed
 from shared.process.version import VERSION
 
@@ -58,23 +61,35 @@ ROUTES = (
 )  # fmt: skip
 
 
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document of a server that asks for keys, without a server."""
+    app = _with_routes(openapi_url=None)
+    describe_truly(app, keys_are_required=True)
+    return app.openapi()
+
+
+def _with_routes(*, openapi_url: str | None) -> FastAPI:
+    app = FastAPI(
+        title="Holdfast",
+        version=VERSION,
+        redirect_slashes=False,
+        openapi_url=openapi_url,
+        docs_url=None,
+        redoc_url=None,
+    )
+    for routes in ROUTES:
+        # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
+        app.router.routes.extend(routes.router.routes)
+    return app
+
+
 def create_app(services: Services, *, admission: Admission, has_keys: bool) -> FastAPI:
     """The API over these services. Whoever made the services closes them. `has_keys`: requests need one, as it
     starts."""
     settings, access = services.settings, services.access
     has_docs = settings.docs == "on" or (settings.docs == "auto" and not has_keys)
-    app = FastAPI(
-        title="Holdfast",
-        version=VERSION,
-        redirect_slashes=False,
-        openapi_url="/openapi.json" if has_docs else None,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = _with_routes(openapi_url="/openapi.json" if has_docs else None)
     app.state.services = services
-    for routes in ROUTES:
-        # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
-        app.router.routes.extend(routes.router.routes)
     if has_docs:
         app.router.routes.extend(static_files.documentation.routes)
     app.router.routes.insert(0, RouteIndex(app.router.routes))
@@ -84,6 +99,12 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     # The last one that is added is the first one that a request meets.
     app.add_middleware(RouteNames)
     app.add_middleware(UnusedInputWarnings, installs_packages=services.packages.are_built)
+    app.add_middleware(
+        StrictRequests,
+        routes=app.router.routes,
+        by_default=settings.strict_requests,
+        installs_packages=services.packages.are_built,
+    )
     app.add_middleware(CallersRows)
     app.add_middleware(AgentBodies, reach=access.reach)
     app.add_middleware(SubmissionTurns, admission=admission)

@@ -101,5 +101,5 @@ class ApprovalDecisions:
         text = json.dumps(arguments, ensure_ascii=False)
         checked = await check_arguments(text, schemas[asked.tool_name])
         if isinstance(checked, RefusedArguments):
-            raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}")
+            raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}", field="arguments")
         return text

@@ -79,7 +79,7 @@ ThreadName = Annotated[str, Path(pattern=f"^(default|(conv|agent)-{UUID4_PATTERN
 async def run_id_of(run_id: Annotated[str, Path(json_schema_extra={"pattern": f"^run-{UUID4_PATTERN}$"})]) -> RunId:
     """The run id of the path. The wire answers a malformed one with a 400 of its own, not with a 422."""
     if not is_id(run_id, "run"):
-        raise InvalidRequest(f"Invalid run ID format: {run_id}. Expected format: 'run-<uuid4>'")
+        raise InvalidRequest(f"Invalid run ID format: {run_id}. Expected format: 'run-<uuid4>'", field="path.run_id")
     return RunId(run_id)
 
 

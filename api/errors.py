@@ -8,14 +8,16 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from api.letta.refusals import model_error_body, validation_refusal
+from api.letta.refusals import model_error_body, refusal, validation_refusal
 from api.letta.waiting_calls import CODE, wire_waiting
 from api.openai.errors import as_openai, invalid_input, speaks_openai
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import request_id
 from shared.domain import errors as domain
+from shared.domain.error_codes import ErrorCode, code_of
 from shared.domain.limits import LimitReached
 from shared.sql.causes import DATABASE_ERRORS, as_ours
 
@@ -25,17 +27,23 @@ RETRY_AFTER_S = 2
 """What a client is told to wait when a service of ours is away."""
 
 
+LONGEST_PATH, LONGEST_METHOD = 200, 20
+"""Characters that a sentence repeats of a request."""
+
+Headers = Mapping[str, str] | None
+
 SHOULD_RETRY = "x-should-retry"
 """The header by which Letta's SDKs are told whether to send a request again: without it they do so for every 409, 429
 and 5xx."""
 
 
 class ErrorAnswer(NamedTuple):
-    """What an error becomes: a status, and how to make the body. `passes` is true of an error that the same request may
-    not meet a moment later."""
+    """What an error becomes: a status, a code, and how to make the body. `passes` is true of an error that the same
+    request may not meet a moment later."""
 
     status: int
-    body: Callable[[Any], dict[str, Any]]
+    code: ErrorCode
+    body: Callable[[ErrorCode, Any], dict[str, Any]]
     passes: bool = False
 
 
@@ -43,58 +51,62 @@ LONGEST_DETAIL = 4000
 """Characters. An error may repeat what was asked for, and that may be megabytes."""
 
 
-def _plain(error: domain.HoldfastError) -> dict[str, Any]:
-    return {"detail": error.message}
+def _plain(code: ErrorCode, error: domain.HoldfastError) -> dict[str, Any]:
+    return refusal(code, error.message, field=error.field)
 
 
-def _prefixed(code: str) -> Callable[[domain.HoldfastError], dict[str, Any]]:
-    def body(error: domain.HoldfastError) -> dict[str, Any]:
-        return {"detail": f"{code}: {error.message}"}
+def _prefixed(prefix: str) -> Callable[[ErrorCode, domain.HoldfastError], dict[str, Any]]:
+    def body(code: ErrorCode, error: domain.HoldfastError) -> dict[str, Any]:
+        return refusal(code, f"{prefix}: {error.message}", error.message, field=error.field)
 
     return body
 
 
-def _unknown(_error: Exception) -> dict[str, Any]:
-    return {"detail": "An unknown error occurred"}
+def _unknown(code: ErrorCode, _error: Exception) -> dict[str, Any]:
+    return refusal(code, "An unknown error occurred")
 
 
-def _pending_approval(error: domain.PendingApproval) -> dict[str, Any]:
-    return {"detail": {"code": CODE, "message": f"CONFLICT: {error.message}", **wire_waiting(error.waiting)}}
+def _pending_approval(code: ErrorCode, error: domain.PendingApproval) -> dict[str, Any]:
+    waiting = wire_waiting(error.waiting)
+    detail = {"code": CODE, "message": f"CONFLICT: {error.message}", **waiting}
+    return refusal(code, detail, error.message, hint=waiting["resolve"])
 
 
-def _unknown_model(error: domain.UnknownModel) -> dict[str, Any]:
-    return {"detail": {"code": "model_not_found", "message": error.message, "param": "model"}}
+def _unknown_model(code: ErrorCode, error: domain.UnknownModel) -> dict[str, Any]:
+    detail = {"code": code, "message": error.message, "param": error.field}
+    return refusal(code, detail, error.message, field=error.field)
 
 
-def _other_run(error: domain.Busy | domain.NameTaken) -> dict[str, Any]:
-    return {"detail": error.message, "run_id": error.run_id}
+def _other_run(code: ErrorCode, error: domain.Busy | domain.NameTaken) -> dict[str, Any]:
+    return refusal(code, error.message, run_id=error.run_id)
 
 
 _INVALID = _prefixed("INVALID_ARGUMENT")
 _CONFLICT = _prefixed("CONFLICT")
-_NEVER_HERE = ErrorAnswer(500, _unknown)
+_AWAY = _prefixed("SERVICE_UNAVAILABLE")
+_NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR, _unknown)
 """Errors that end a run inside a worker. One that reaches a route is a fault of ours."""
 
 ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
-    domain.NotFound: ErrorAnswer(404, _plain),
-    domain.UnknownModel: ErrorAnswer(404, _unknown_model),
-    domain.InvalidRequest: ErrorAnswer(400, _INVALID),
-    domain.BlockTooLong: ErrorAnswer(422, _INVALID),
-    domain.InvalidToolSource: ErrorAnswer(400, _INVALID),
-    domain.UnknownTools: ErrorAnswer(400, _plain),
-    domain.NoPendingApproval: ErrorAnswer(400, _plain),
-    domain.WrongToolCalls: ErrorAnswer(400, _plain),
-    domain.Conflict: ErrorAnswer(409, _CONFLICT),
-    domain.NothingToCancel: ErrorAnswer(409, _CONFLICT),
-    domain.PendingApproval: ErrorAnswer(409, _pending_approval),
-    domain.AlreadyDecided: ErrorAnswer(409, _CONFLICT),
-    domain.NameTaken: ErrorAnswer(409, _other_run),
-    domain.Busy: ErrorAnswer(409, _other_run, passes=True),
-    LimitReached: ErrorAnswer(429, _prefixed("RATE_LIMITED"), passes=True),
-    domain.LifecycleError: ErrorAnswer(409, _CONFLICT, passes=True),
-    domain.IllegalTransition: ErrorAnswer(409, _CONFLICT, passes=True),
-    domain.StaleFence: ErrorAnswer(409, _CONFLICT, passes=True),
+    domain.NotFound: ErrorAnswer(404, ErrorCode.NOT_FOUND, _plain),
+    domain.UnknownModel: ErrorAnswer(404, ErrorCode.MODEL_NOT_FOUND, _unknown_model),
+    domain.InvalidRequest: ErrorAnswer(400, ErrorCode.INVALID_ARGUMENT, _INVALID),
+    domain.BlockTooLong: ErrorAnswer(422, ErrorCode.BLOCK_TOO_LONG, _INVALID),
+    domain.InvalidToolSource: ErrorAnswer(400, ErrorCode.INVALID_TOOL_SOURCE, _INVALID),
+    domain.UnknownTools: ErrorAnswer(400, ErrorCode.TOOLS_NOT_FOUND, _plain),
+    domain.NoPendingApproval: ErrorAnswer(400, ErrorCode.NO_PENDING_APPROVAL, _plain),
+    domain.WrongToolCalls: ErrorAnswer(400, ErrorCode.WRONG_TOOL_CALLS, _plain),
+    domain.Conflict: ErrorAnswer(409, ErrorCode.CONFLICT, _CONFLICT),
+    domain.NothingToCancel: ErrorAnswer(409, ErrorCode.NOTHING_TO_CANCEL, _CONFLICT),
+    domain.PendingApproval: ErrorAnswer(409, ErrorCode.PENDING_APPROVAL, _pending_approval),
+    domain.AlreadyDecided: ErrorAnswer(409, ErrorCode.ALREADY_DECIDED, _CONFLICT),
+    domain.NameTaken: ErrorAnswer(409, ErrorCode.IDEMPOTENCY_CONFLICT, _other_run),
+    domain.Busy: ErrorAnswer(409, ErrorCode.CONVERSATION_BUSY, _other_run, passes=True),
+    LimitReached: ErrorAnswer(429, ErrorCode.RATE_LIMITED, _prefixed("RATE_LIMITED"), passes=True),
+    domain.LifecycleError: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),
+    domain.IllegalTransition: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),
+    domain.StaleFence: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),
     domain.RunInterrupted: _NEVER_HERE,
     domain.CancelRequested: _NEVER_HERE,
     domain.LeaseLost: _NEVER_HERE,
@@ -104,10 +116,10 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.RunTimeout: _NEVER_HERE,
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,
-    domain.ModelError: ErrorAnswer(500, _unknown),  # `model_error_answer` decides by its type
+    domain.ModelError: _NEVER_HERE,  # `model_error_answer` decides by its type
     domain.UnreadableSecret: _NEVER_HERE,
-    domain.Unavailable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE"), passes=True),
-    domain.Unusable: ErrorAnswer(503, _prefixed("SERVICE_UNAVAILABLE"), passes=True),
+    domain.Unavailable: ErrorAnswer(503, ErrorCode.SERVICE_UNAVAILABLE, _AWAY, passes=True),
+    domain.Unusable: ErrorAnswer(503, ErrorCode.SERVICE_UNAVAILABLE, _AWAY, passes=True),
 }
 
 _MODEL_STATUS: Mapping[str, int] = {
@@ -126,9 +138,11 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
     A worker has tried the model as often as it may. A client that sent the message again would start another run.
     """
     headers = {SHOULD_RETRY: "false"}
-    if error_type in (domain.ModelErrorType.CONTEXT_WINDOW, domain.ModelErrorType.INSTRUCTIONS):
-        return JSONResponse({"detail": f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"}, 400, headers)
     said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
+    if error_type in (domain.ModelErrorType.CONTEXT_WINDOW, domain.ModelErrorType.INSTRUCTIONS):
+        sentence = f"{said} {detail}" if detail and detail not in said else said
+        body = refusal(code_of(error_type), f"CONTEXT_WINDOW_EXCEEDED: {detail or message}", sentence)
+        return JSONResponse(body, 400, headers)
     return JSONResponse(model_error_body(error_type, said, detail), _MODEL_STATUS.get(error_type, 500), headers)
 
 
@@ -138,6 +152,7 @@ def add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     for foreign in DATABASE_ERRORS:
         app.add_exception_handler(foreign, _answer_database_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _answer_wrong_method)
     app.add_exception_handler(Exception, _answer_unknown_error)
 
@@ -162,14 +177,14 @@ def domain_error_answer(asked: str, error: Exception) -> JSONResponse:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, LimitReached):
         headers["Retry-After"] = str(error.retry_after_s)
-    return JSONResponse(_shortened(answer.body(error)), answer.status, headers)
+    return JSONResponse(_shortened(answer.body(answer.code, error)), answer.status, headers)
 
 
 def _shortened(body: dict[str, Any]) -> dict[str, Any]:
-    detail = body.get("detail")
-    if isinstance(detail, str) and len(detail) > LONGEST_DETAIL:
-        return body | {"detail": detail[:LONGEST_DETAIL] + "…"}
-    return body
+    return {
+        name: value[:LONGEST_DETAIL] + "…" if isinstance(value, str) and len(value) > LONGEST_DETAIL else value
+        for name, value in body.items()
+    }
 
 
 def _cause(error: BaseException) -> str:
@@ -188,7 +203,8 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
 async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
     log.error("request_failed", request=f"{request.method} {request.url.path}", exc_info=error)
     # No middleware sees this answer.
-    body = as_openai(500, _unknown(error)) if speaks_openai(request.url.path) else _unknown(error)
+    said = _unknown(ErrorCode.INTERNAL_ERROR, error)
+    body = as_openai(500, said) if speaks_openai(request.url.path) else said
     # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
     return JSONResponse(body, 500, {"Connection": "close", REQUEST_ID: request_id()})
 
@@ -198,7 +214,58 @@ async def _answer_wrong_method(request: Request, error: Exception) -> JSONRespon
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     allowed = sorted({method for methods in found for method in methods})
-    return JSONResponse({"detail": "Method Not Allowed"}, 405, {"Allow": ", ".join(allowed)})
+    takes = ", ".join(allowed)
+    sentence = f"{request.url.path[:LONGEST_PATH]} does not take {request.method[:LONGEST_METHOD]}, but {takes}"
+    return refused(405, ErrorCode.METHOD_NOT_ALLOWED, "Method Not Allowed", sentence, headers={"Allow": takes})
+
+
+class Refused(HTTPException):
+    """Whoever stands before a route refuses the request with it."""
+
+    def __init__(
+        self, status: int, code: ErrorCode, detail: str, *, field: str | None = None, headers: Headers = None
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.code = code
+        self.field = field
+
+    def answer(self) -> JSONResponse:
+        """The answer to the request."""
+        return refused(self.status_code, self.code, self.detail, field=self.field, headers=self.headers)
+
+
+def refused(
+    status: int,
+    code: ErrorCode,
+    detail: str,
+    message: str = "",
+    *,
+    field: str | None = None,
+    headers: Headers = None,
+    run_id: str | None = None,
+) -> JSONResponse:
+    """The answer to a request that is refused. `detail` is the wire's, `message` a sentence where that is none."""
+    more = {} if run_id is None else {"run_id": run_id}
+    return JSONResponse({**refusal(code, detail, message, field=field), **more}, status, headers)
+
+
+_OF_STATUS = {404: ErrorCode.PATH_NOT_FOUND, 413: ErrorCode.BODY_TOO_LARGE, 415: ErrorCode.UNSUPPORTED_MEDIA_TYPE}
+"""Codes of what the framework refuses. There are no others: what it cannot read of a form is a 400."""
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, Refused):
+        return error.answer()
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = error.detail if isinstance(error, HTTPException) else ""
+    headers = error.headers if isinstance(error, HTTPException) else None
+    if detail.startswith("NOT_FOUND: "):
+        return refused(status, ErrorCode.NOT_FOUND, detail, headers=headers)
+    at_all = ErrorCode.INTERNAL_ERROR if status >= 500 else ErrorCode.INVALID_ARGUMENT
+    code = _OF_STATUS.get(status, at_all)
+    is_path = code is ErrorCode.PATH_NOT_FOUND
+    sentence = f"There is no path {request.url.path[:LONGEST_PATH]} on this server" if is_path else ""
+    return refused(status, code, detail, sentence, headers=headers)
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -206,8 +273,10 @@ async def _answer_validation_error(request: Request, error: Exception) -> JSONRe
     return input_refusal(request.url.path, found)
 
 
-def input_refusal(path: str, found: Sequence[Mapping[str, Any]]) -> JSONResponse:
+def input_refusal(
+    path: str, found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT
+) -> JSONResponse:
     """The answer to a request of which pydantic, or a check before it, has found these flaws."""
     if speaks_openai(path):
-        return JSONResponse(invalid_input(found), 400)
-    return JSONResponse(validation_refusal(found, trace_id=request_id()), 422)
+        return JSONResponse(invalid_input(found, code), 400)
+    return JSONResponse(validation_refusal(found, trace_id=request_id(), code=code), 422)

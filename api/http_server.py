@@ -7,12 +7,13 @@ a head that never ends and a body that nobody wants are the server's to end.
 import asyncio
 import functools
 import gc
+import json
 import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import structlog
 import uvicorn
@@ -20,6 +21,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.connection_rules import ConnectionLimit, ConnectionRules
+from api.letta.refusals import refusal
+from shared.domain.error_codes import ErrorCode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -46,7 +49,27 @@ STREAMS_END_S = 5
 DATE_S = 1.0
 """Seconds after which the date that answers tell is made anew."""
 
-HEAD_TOO_LONG = "431 Request Header Fields Too Large"
+
+class HeadRefusal(NamedTuple):
+    """What is said of a connection before an application knows of a request."""
+
+    status: str
+    code: ErrorCode
+    detail: str
+    headers: str = ""
+
+
+HEAD_TOO_LONG = HeadRefusal(
+    "431 Request Header Fields Too Large", ErrorCode.HEAD_TOO_LARGE, "The head of the request is too long"
+)
+URL_TOO_LONG = HeadRefusal("414 URI Too Long", ErrorCode.URL_TOO_LONG, "The URL is too long")
+NO_HTTP = HeadRefusal("400 Bad Request", ErrorCode.INVALID_HTTP, "Invalid HTTP request received.")
+TOO_MANY = HeadRefusal(
+    "503 Service Unavailable",
+    ErrorCode.TOO_MANY_CONNECTIONS,
+    "This process has as many connections as HOLDFAST_MAX_CONNECTIONS allows",
+    "retry-after: 2\r\n",
+)
 
 BAD_HEAD = "400 Bad Request"
 
@@ -89,7 +112,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reader_watch: asyncio.TimerHandle | None = None
         self._stream_watch: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        self._refusal = ""
+        self._refusal: HeadRefusal | None = None
         self._in_head = True
         self._in_body = False
         self._head_bytes = 0
@@ -114,7 +137,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_excess:
-            self._refuse("503 Service Unavailable", "retry-after: 2\r\n")
+            self._refuse(TOO_MANY)
             return
         super().data_received(data)
         if self.transport.is_closing():
@@ -137,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > MAX_URL_BYTES:
-            self._refuse_head("414 URI Too Long")
+            self._refuse_head(URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -180,10 +203,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The parser has given up: of itself, or because we refuse what it has read."""
         if not self._is_answered():
             self._end()  # an answer is under way, and another would be taken for a part of it
-        elif self._refusal:
-            self._refuse(self._refusal)
         else:
-            super().send_400_response(msg)
+            self._refuse(self._refusal or NO_HTTP)
 
     def _is_answered(self) -> bool:
         """Whether nobody waits for an answer."""
@@ -236,16 +257,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self._watch_reader()
 
-    def _refuse_head(self, status: str) -> None:
+    def _refuse_head(self, why: HeadRefusal) -> None:
         """Raises `HeadRefused`, which the parser hands to `send_400_response` as a flaw of the request."""
-        self._refusal = status
-        raise HeadRefused(status)
+        self._refusal = why
+        raise HeadRefused(why.status)
 
-    def _refuse(self, status: str, headers: str = "") -> None:
+    def _refuse(self, why: HeadRefusal) -> None:
         if not self.transport.is_closing():
-            said = status.partition(" ")[2].encode()
+            said = json.dumps(refusal(why.code, why.detail)).encode()
             self.transport.write(
-                f"HTTP/1.1 {status}\r\n{headers}content-type: text/plain; charset=utf-8\r\n"
+                f"HTTP/1.1 {why.status}\r\n{why.headers}content-type: application/json\r\n"
                 f"content-length: {len(said)}\r\nconnection: close\r\n\r\n".encode()
                 + said
             )

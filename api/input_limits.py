@@ -32,7 +32,8 @@ class InputLimits:
             if length > self.message_chars:
                 raise InvalidRequest(
                     f"{field}[{place}] has {length} characters, {self.message_chars} are allowed "
-                    "(HOLDFAST_MAX_MESSAGE_CHARS): send less, or in several messages"
+                    "(HOLDFAST_MAX_MESSAGE_CHARS): send less, or in several messages",
+                    field=f"{field}[{place}]",
                 )
 
     def refuse_long_source(self, source: object, field: str = "source_code") -> None:
@@ -40,7 +41,8 @@ class InputLimits:
         if isinstance(source, str) and len(source) > self.tool_source_chars:
             raise InvalidRequest(
                 f"{field} has {len(source)} characters, {self.tool_source_chars} are allowed "
-                "(HOLDFAST_MAX_TOOL_SOURCE_CHARS): move data out of the tool"
+                "(HOLDFAST_MAX_TOOL_SOURCE_CHARS): move data out of the tool",
+                field=field,
             )
 
 

@@ -12,14 +12,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.accepted_keys import AcceptedKeys
-from api.errors import RETRY_AFTER_S, input_refusal
+from api.errors import RETRY_AFTER_S, input_refusal, refused
 from api.openai.errors import as_openai, speaks_openai, status_of
 from shared.concurrency import others_turn
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import Unavailable
 from shared.json_limits import flaw_of_document
 
@@ -44,7 +45,7 @@ class ShutdownAnswers:
             await self._app(scope, receive, noted)
         except asyncio.CancelledError:
             if scope["type"] == "http" and not has_begun:
-                answer = JSONResponse({"detail": SAID}, 503, {"Retry-After": str(RETRY_AFTER_S)})
+                answer = refused(503, ErrorCode.SERVER_ENDING, SAID, headers={"Retry-After": str(RETRY_AFTER_S)})
                 await answer(scope, receive, send)
             raise
 
@@ -58,32 +59,32 @@ class OpenAIErrors:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or not speaks_openai(scope["path"]):
             return self._app(scope, receive, send)
-        refused: Message | None = None
+        start: Message | None = None
         body = bytearray()
 
         async def translated(message: Message) -> None:
-            nonlocal refused
+            nonlocal start
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                refused = message
+                start = message
                 return
-            if refused is None:
+            if start is None:
                 await send(message)
                 return
             body.extend(message.get("body", b""))
             if not message.get("more_body"):
-                await _send_error(refused, bytes(body), send)
+                await _send_error(start, bytes(body), send)
 
         return self._app(scope, receive, translated)
 
 
-async def _send_error(refused: Message, body: bytes, send: Send) -> None:
-    status: int = refused["status"]
+async def _send_error(found: Message, body: bytes, send: Send) -> None:
+    status: int = found["status"]
     try:
         given: object = msgspec.json.decode(body)
     except ValueError:
         given = {"detail": body.decode("utf-8", "replace")}
     said = msgspec.json.encode(as_openai(status, given))
-    start: Message = {**refused, "status": status_of(status)}
+    start: Message = {**found, "status": status_of(status)}
     headers = MutableHeaders(scope=start)
     headers["content-length"], headers["content-type"] = str(len(said)), "application/json"
     await send(start)
@@ -114,9 +115,10 @@ class BrowserGuard:
         refusal = self._refusal(scope["method"], scope["headers"]) if scope["type"] == "http" else None
         return self._app(scope, receive, send) if refusal is None else self._judge(refusal, scope, receive, send)
 
-    async def _judge(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _judge(self, refusal: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         is_closed = await self._is_closed()
-        answer = self._app if is_closed else JSONResponse({"detail": refusal}, 403)
+        field, sentence = refusal
+        answer = self._app if is_closed else refused(403, ErrorCode.FORBIDDEN_ORIGIN, sentence, field=field)
         await answer(scope, receive, send)
 
     async def _is_closed(self) -> bool:
@@ -125,21 +127,22 @@ class BrowserGuard:
         except Unavailable:
             return False
 
-    def _refusal(self, method: str, headers: list[tuple[bytes, bytes]]) -> str | None:
-        """Why the request may be a foreign page's; None when it is not. A program sends no `Origin`."""
+    def _refusal(self, method: str, headers: list[tuple[bytes, bytes]]) -> tuple[str, str] | None:
+        """The header that says that the request may be a foreign page's, and a sentence; None when it is not. A program
+        sends no `Origin`."""
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         for said in hosts:
             if not self._is_ours(_name_of(f"//{said}")):
-                return _not_ours("Host", said)
+                return "header.Host", _not_ours("Host", said)
         for said in origins:
             if said in self._origins:
                 continue
             name = _name_of(said)
             if not self._is_ours(name):
-                return _not_ours("Origin", said)
+                return "header.Origin", _not_ours("Origin", said)
             if method not in _READS and name not in self._allowed and not _is_same_server(said, hosts):
-                return _not_our_page(said)
+                return "header.Origin", _not_our_page(said)
         return None
 
     def _is_ours(self, name: str) -> bool:
@@ -225,7 +228,8 @@ class LettaPaths:
         scope["path"] = path  # in place: who stands outside reads the route that was found in this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
         if is_letta and not any(route.matches(scope)[0] is Match.FULL for route in self._lists):
-            return JSONResponse({"detail": _refusal(scope["method"], path)}, 501)(scope, receive, send)
+            said = _refusal(scope["method"], path)
+            return refused(501, ErrorCode.NOT_IMPLEMENTED, said)(scope, receive, send)
         return self._app(scope, receive, send)
 
 
@@ -273,7 +277,7 @@ class RequestBodies:
         try:
             body = await self._read(receive)
         except TimeoutError:
-            answer = JSONResponse({"detail": self._too_slow()}, 408, {"Connection": "close"})
+            answer = refused(408, ErrorCode.BODY_TIMEOUT, self._too_slow(), headers={"Connection": "close"})
             await answer(scope, receive, send)
             return
         if body is None:
@@ -312,7 +316,7 @@ class RequestBodies:
         said = (
             f"The request's body is longer than {self._max_bytes} bytes, which is what HOLDFAST_MAX_BODY_BYTES allows"
         )
-        return JSONResponse({"detail": said}, 413)
+        return refused(413, ErrorCode.BODY_TOO_LARGE, said)
 
     def _too_slow(self) -> str:
         return f"The request's body did not arrive within {self._timeout_s:g} seconds (HOLDFAST_REQUEST_TIMEOUT)"

@@ -5,11 +5,14 @@ Programs are generated from the document, and requests that test us are. It says
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 
 from api.openai.errors import speaks_openai
+from shared.domain.error_codes import ErrorCode
 
 Json = dict[str, Any]
 
@@ -19,16 +22,31 @@ SOMETIMES_STREAMS = {
     ("post", "/v1/chat/completions/chat/completions"),
     ("post", "/v1/conversations/{conversation_id}/messages"),
 }
-ALWAYS_STREAMS = {
-    ("get", "/v1/runs/{run_id}/stream"),
-    ("post", "/v1/agents/{agent_id}/messages/stream"),
-    ("post", "/v1/conversations/{conversation_id}/stream"),
-    ("post", "/v1/runs/{run_id}/stream"),
-}
-ENDS_WITHOUT_CONTENT = {("get", "/v1/runs/{run_id}/stream")}
-"""An EventSource that has everything is told so by a 204."""
+BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
+"""What an EventSource asks for. One that has everything is told so by a 204."""
 
-STREAM: Json = {"text/event-stream": {"schema": {"description": "Server-sent events, whose `data` is JSON."}}}
+READINESS = "/readyz"
+"""Its 503 says the same as its 200: what is there, and what is away."""
+
+TYPES = "api.answers.operations"
+"""Where the types of answers are. Only the document needs them, and a process begins without making them."""
+REF = "#/components/schemas/{model}"
+FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
+
+KEY, STREAM_TOKEN = "key", "stream_token"
+SECURITY_SCHEMES: Json = {
+    KEY: {"type": "http", "scheme": "bearer", "description": "A key of this server: docs/operations/keys.md."},
+    STREAM_TOKEN: {
+        "type": "apiKey",
+        "in": "query",
+        "name": "token",
+        "description": "For one run's stream: POST /v1/runs/{run_id}/stream-token makes one.",
+    },
+}
+SERVERS = [
+    {"url": "/", "description": "The server that this document comes from"},
+    {"url": "http://127.0.0.1:8283", "description": "`make dev`"},
+]
 
 REFUSALS: Mapping[str, str] = {
     "400": "The request means something that cannot be done.",
@@ -50,21 +68,43 @@ REFUSALS: Mapping[str, str] = {
 }
 WITH_BODY = ("408", "413")
 OF_THE_HEAD = ("414", "431")
-"""What the server says before anybody knows whom the request is for: in plain words."""
-PLAIN: Json = {"text/plain": {"schema": {"type": "string"}}}
+"""What the server says before anybody knows whom the request is for."""
 OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
 READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)
 """What is wrong with a body is a 400 there."""
 
+REFUSAL: Json = {"$ref": "#/components/schemas/Refusal"}
+
+_ERROR_FIELDS: Json = {
+    "code": {"description": "What a program can decide by: docs/errors.md.", "type": "string", "enum": list(ErrorCode)},
+    "message": {"description": "One sentence.", "type": "string"},
+    "field": {
+        "description": "The field or parameter that the error is about.",
+        "anyOf": [{"type": "string"}, {"type": "null"}],
+    },
+    "hint": {"description": "What to do.", "type": "string"},
+}
+_FLAW: Json = {
+    "type": "object",
+    "required": ["field", "message", "type"],
+    "properties": {
+        "field": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "message": {"type": "string"},
+        "type": {"type": "string"},
+    },
+}
+
 SCHEMAS: Mapping[str, Json] = {
     "Refusal": {
         "title": "Refusal",
         "description": "Why a request was refused.",
         "type": "object",
-        "required": ["detail"],
+        "required": ["detail", *_ERROR_FIELDS],
         "properties": {
+            **_ERROR_FIELDS,
+            "errors": {"description": "Each flaw of a 422.", "type": "array", "items": _FLAW},
             "detail": {
                 "description": "A sentence; of a run that waits for a person, an object with what it waits for.",
                 "anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": True}],
@@ -78,8 +118,9 @@ SCHEMAS: Mapping[str, Json] = {
         "title": "ModelFailure",
         "description": "What became of a run whose model failed.",
         "type": "object",
-        "required": ["error"],
+        "required": ["error", *_ERROR_FIELDS],
         "properties": {
+            **_ERROR_FIELDS,
             "error": {
                 "type": "object",
                 "required": ["type", "message"],
@@ -88,7 +129,7 @@ SCHEMAS: Mapping[str, Json] = {
                     "message": {"type": "string"},
                     "detail": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 },
-            }
+            },
         },
     },
     "OpenAIError": {
@@ -105,6 +146,7 @@ SCHEMAS: Mapping[str, Json] = {
                     "type": {"type": "string"},
                     "param": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                     "code": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "hint": {"type": "string"},
                 },
             }
         },
@@ -137,14 +179,53 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update(SCHEMAS)
-    if keys_are_required:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    types = AnswerTypes.of(import_module(TYPES).OPERATIONS)
+    schemas.update(types.schemas)
+    components["securitySchemes"] = SECURITY_SCHEMES
+    document["servers"] = SERVERS
     for method, path, operation in _operations(document):
-        _describe_answers(method, path, operation)
-        asks_for_key = path.startswith("/v1/") and path != "/v1/health"
-        if keys_are_required and asks_for_key:
-            operation["security"] = [{"key": []}]
+        operation["operationId"] = types.names[method, path]
+        _describe_answers(method, path, operation, types)
+        if path.startswith("/v1/") and path != "/v1/health":
+            ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
+            # An empty one stands for a request without any.
+            operation["security"] = [*({} for _ in range(not keys_are_required)), *({way: []} for way in ways)]
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
     return document
+
+
+class AnswerTypes(NamedTuple):
+    """What operations are called and answer with, as schemas."""
+
+    names: Mapping[tuple[str, str], str]
+    answers: Mapping[tuple[str, str], Json]
+    frames: Mapping[tuple[str, str], Json]
+    schemas: Json
+    """Those that the others name."""
+
+    @classmethod
+    def of(cls, operations: Mapping[tuple[str, str], Any]) -> "AnswerTypes":
+        """Makes the schemas of these operations' types."""
+        adapters: list[tuple[tuple[str, str, str], Literal["serialization"], TypeAdapter[Any]]] = []
+        for (method, path), operation in operations.items():
+            for kind, type_ in (("answer", operation.answer), ("frame", operation.frame)):
+                if type_ is not None:
+                    adapters.append(((method, path, kind), "serialization", TypeAdapter(type_)))
+        made, whole = TypeAdapter.json_schemas(adapters, ref_template=REF)
+        _drop_titles(whole)
+
+        def all_of(wanted: str) -> dict[tuple[str, str], Json]:
+            return {(method, path): schema for ((method, path, kind), _), schema in made.items() if kind == wanted}
+
+        names = {place: operation.name for place, operation in operations.items()}
+        return cls(names, all_of("answer"), all_of("frame"), whole["$defs"])
+
+
+def _drop_titles(whole: Json) -> None:
+    """A property's title is its name once more."""
+    for schema in whole["$defs"].values():
+        for inside in schema.get("properties", {}).values():
+            inside.pop("title", None)
 
 
 def _operations(document: Json) -> Iterator[tuple[str, str, Json]]:
@@ -153,18 +234,22 @@ def _operations(document: Json) -> Iterator[tuple[str, str, Json]]:
             yield method, path, operation
 
 
-def _describe_answers(method: str, path: str, operation: Json) -> None:
+def _describe_answers(method: str, path: str, operation: Json, types: AnswerTypes) -> None:
     responses: Json = operation["responses"]
     responses.pop("422", None)
-    if (method, path) in ALWAYS_STREAMS:
-        responses["200"]["content"] = STREAM
-    elif (method, path) in SOMETIMES_STREAMS:
-        responses["200"]["content"] |= STREAM
-    if (method, path) in ENDS_WITHOUT_CONTENT:
+    answer, frame = types.answers.get((method, path)), types.frames.get((method, path))
+    if answer is not None or frame is not None:
+        content = {} if answer is None else {"application/json": {"schema": answer}}
+        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": FRAMES, **frame}}}
+        responses["200"]["content"] = content | stream
+    if (method, path) == BROWSERS_STREAM:
         responses["204"] = {"description": "The stream has ended, and the client has all of it."}
     for status, description in REFUSALS.items():
-        if _may_be(status, method, path):
-            content = PLAIN if status in OF_THE_HEAD else {"application/json": {"schema": _body_of(method, path)}}
+        if path == READINESS and status == "503":
+            responses[status] = {"description": description, "content": responses["200"]["content"]}
+        elif _may_be(status, method, path):
+            schema = REFUSAL if status in OF_THE_HEAD else _body_of(method, path)
+            content = {"application/json": {"schema": schema}}
             responses[status] = {"description": description, "content": content}
 
 
@@ -185,7 +270,6 @@ def _may_be(status: str, method: str, path: str) -> bool:
 def _body_of(method: str, path: str) -> Json:
     if speaks_openai(path):
         return {"$ref": "#/components/schemas/OpenAIError"}
-    refusal = {"$ref": "#/components/schemas/Refusal"}
     if (method, path) in ENDS_RUNS:
-        return {"anyOf": [refusal, {"$ref": "#/components/schemas/ModelFailure"}]}
-    return refusal
+        return {"anyOf": [REFUSAL, {"$ref": "#/components/schemas/ModelFailure"}]}
+    return REFUSAL

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.agent_fields import refused_field
 from api.access.callers import Caller
 from api.access.route_rules import CHAT, Reach
+from api.errors import refused
+from shared.domain.error_codes import ErrorCode
 from shared.domain.ids import ProjectId, is_id
 from shared.sql.access.owners import OwnerStore
 
@@ -92,10 +93,11 @@ class AgentBodies:
     async def _within_reach(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
         fields, method, path = _fields(message.get("body", b"")), scope["method"], scope["path"]
-        refused = refused_field(fields, method, path, is_chat=path in CHAT)
-        if refused is not None:
-            said = f"FORBIDDEN: {refused} is for keys of the project; this key is for talking with the agent as it is"
-            await JSONResponse({"detail": said}, 403)(scope, receive, send)
+        found = refused_field(fields, method, path, is_chat=path in CHAT)
+        if found is not None:
+            said = f"FORBIDDEN: {found} is for keys of the project; this key is for talking with the agent as it is"
+            field = found.partition(" ")[0]
+            await refused(403, ErrorCode.FORBIDDEN, said, field=field)(scope, receive, send)
             return
         scope["state"]["caller"] = await self._reach.through_body(caller, path, fields)
         del fields

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import structlog
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
@@ -21,10 +19,11 @@ from api.access.client_address import Network, client_address
 from api.access.failed_keys import FailedKeys
 from api.access.route_rules import OF_ADMINS, RULES, Reach
 from api.access.stream_tokens import StreamTokens
-from api.errors import SHOULD_RETRY, answer_domain_error
+from api.errors import SHOULD_RETRY, Refused, answer_domain_error
 from api.route_index import RouteIndex
 from shared.clock import Clock
 from shared.domain.api_keys import Level
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import HoldfastError
 from shared.domain.ids import IdMaker, RunId
 from shared.sql.access.audit import Asker, AuditLog, asked_by
@@ -75,9 +74,8 @@ class Authentication:
                 scope.setdefault("state", {})["caller"] = await self._admitted(request, caller)
                 del request  # a stream goes on for as long as its run
                 await self._app(scope, receive, send)
-        except _Refused as refused:
-            answer = JSONResponse({"detail": refused.detail}, refused.status_code, refused.headers)
-            await answer(scope, receive, send)
+        except _NotLetIn as not_let_in:
+            await not_let_in.refused.answer()(scope, receive, send)
         except _NotNow as error:
             await (await answer_domain_error(Request(scope), error.cause))(scope, receive, send)
 
@@ -90,8 +88,8 @@ class Authentication:
             if not await access.keys.are_required():
                 return EVERYBODY
             return await self._of_key(request, address)
-        except HTTPException as error:
-            raise _Refused(error.status_code, error.detail, error.headers) from error
+        except Refused as refused:
+            raise _NotLetIn(refused) from refused
         except HoldfastError as error:
             raise _NotNow(error) from error
 
@@ -100,11 +98,11 @@ class Authentication:
         given = dict(request.scope["headers"]).get(b"authorization", b"")
         scheme, _, secret = given.partition(b" ")
         if scheme.lower() != b"bearer" or not secret.strip():
-            raise _unauthorized("The API key is not valid" if given else "An API key is needed")
+            raise _invalid_key() if given else _unauthorized(ErrorCode.MISSING_API_KEY, "An API key is needed")
         found = await self._access.keys.find(secret.strip())
         if found is None:
             wait_s = self._access.failed.note(address)
-            raise _unauthorized("The API key is not valid") if wait_s is None else _too_many(wait_s)
+            raise _invalid_key() if wait_s is None else _too_many(wait_s)
         wait_s = self._access.failed.wait_for(address, found.caller.key_id) if found.is_guessable else None
         if wait_s is not None:
             raise _too_many(wait_s)
@@ -165,8 +163,12 @@ METRICS = "/metrics"
 """What a scraper asks for. It is no part of the API, and as little for everybody as a list of keys."""
 
 
-class _Refused(HTTPException):
-    """The request is not let in."""
+class _NotLetIn(Exception):
+    """The request is not let in. What a route refuses passes through here as well, and is none of this."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused))
+        self.refused = refused
 
 
 class _NotNow(Exception):
@@ -199,18 +201,25 @@ def stream_token_of(scope: Scope) -> StreamToken | None:
     return StreamToken(query["token"], RunId(path[1])) if "token" in query else None
 
 
-def _unauthorized(reason: str) -> HTTPException:
-    return HTTPException(401, f"{reason}: send it as 'Authorization: Bearer <key>'", {"WWW-Authenticate": "Bearer"})
+def _invalid_key() -> Refused:
+    return _unauthorized(ErrorCode.INVALID_API_KEY, "The API key is not valid")
 
 
-def _too_many(wait_s: int) -> HTTPException:
+def _unauthorized(code: ErrorCode, reason: str) -> Refused:
+    said = f"{reason}: send it as 'Authorization: Bearer <key>'"
+    return Refused(401, code, said, field="header.Authorization", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _too_many(wait_s: int) -> Refused:
     said = f"RATE_LIMITED: too many wrong API keys came from this address; try again in {wait_s} seconds"
-    return HTTPException(429, said, {"Retry-After": str(wait_s), SHOULD_RETRY: "true"})
+    headers = {"Retry-After": str(wait_s), SHOULD_RETRY: "true"}
+    return Refused(429, ErrorCode.RATE_LIMITED, said, headers=headers)
 
 
-def _forbidden(request: Request, caller: Caller, needed: str) -> _Refused:
+def _forbidden(request: Request, caller: Caller, needed: str) -> _NotLetIn:
     has = ", ".join(caller.scopes.texts())
-    return _Refused(403, f"FORBIDDEN: {request.method} {request.url.path} {needed}; this key has {has}")
+    said = f"FORBIDDEN: {request.method} {request.url.path} {needed}; this key has {has}"
+    return _NotLetIn(Refused(403, ErrorCode.FORBIDDEN, said))
 
 
 def _kept(text: str) -> str:

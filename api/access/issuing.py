@@ -54,7 +54,7 @@ class KeyIssuer:
     async def rotate(self, project_id: ProjectId | None, key_id: KeyId, grace_s: int) -> Issued:
         """Gives the key a new secret; earlier ones go on for the grace. Raises as `ApiKeyStore.rotate`."""
         if not 0 <= grace_s <= LONGEST_GRACE_S:
-            raise InvalidRequest(f"the grace is from 0 to {LONGEST_GRACE_S} seconds")
+            raise InvalidRequest(f"the grace is from 0 to {LONGEST_GRACE_S} seconds", field="grace_s")
         secret = new_secret(self.random(SECRET_BYTES))
         key = await self.keys.rotate(
             project_id,

@@ -10,11 +10,11 @@ import hashlib
 import hmac
 from datetime import UTC, datetime, timedelta
 
-from starlette.exceptions import HTTPException
-
 from api.access.accepted_keys import AcceptedKeys, TokenSigner
 from api.access.callers import Caller
+from api.errors import Refused
 from shared.domain.api_keys import Level, Scopes
+from shared.domain.error_codes import ErrorCode
 from shared.domain.ids import ProjectId, RunId
 
 _SALT = b"holdfast stream tokens"
@@ -77,6 +77,6 @@ def end_of_token(now: datetime, valid_for_s: int) -> datetime:
     return (now + timedelta(seconds=valid_for_s)).replace(microsecond=0)
 
 
-def _refusal(reason: str) -> HTTPException:
+def _refusal(reason: str) -> Refused:
     said = f"{reason}: ask for a new one, POST /v1/runs/{{run_id}}/stream-token with an API key"
-    return HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+    return Refused(401, ErrorCode.INVALID_STREAM_TOKEN, said, headers={"WWW-Authenticate": "Bearer"})

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from api.letta.bounded_fields import MOST_ENTRIES, Few
+from api.letta.refusals import place_of
 from shared.domain.errors import InvalidRequest
 from shared.json_limits import flaw_of_document
 
@@ -210,20 +211,20 @@ def read_agent_file(document: bytes) -> AgentFile:
         # Some programs write a file as a JSON text of JSON.
         content = _parsed(content.encode())
     if not isinstance(content, dict):
-        raise InvalidRequest("file: an agent file is a JSON object with a list of agents")
+        raise InvalidRequest("file: an agent file is a JSON object with a list of agents", field="file")
     if not isinstance(cast("dict[str, Any]", content).get("agents"), list):
-        raise InvalidRequest(f"file: {LEGACY}")
+        raise InvalidRequest(f"file: {LEGACY}", field="file")
     return checked(AgentFile, content, "file")
 
 
 def _parsed(document: bytes) -> Any:
     flaw = flaw_of_document(document)
     if flaw is not None:
-        raise InvalidRequest(f"{place_of(flaw.place, 'file')}: {flaw.text}")
+        raise InvalidRequest(f"{place_of(flaw.place, 'file')}: {flaw.text}", field=place_of(flaw.place, "file"))
     try:
         return json.loads(document)
     except ValueError as error:
-        raise InvalidRequest(f"file: Corrupted agent file format: {error}") from error
+        raise InvalidRequest(f"file: Corrupted agent file format: {error}", field="file") from error
 
 
 def checked(kind: type[Parsed], value: Any, place: str) -> Parsed:
@@ -233,9 +234,4 @@ def checked(kind: type[Parsed], value: Any, place: str) -> Parsed:
     except ValidationError as error:
         found = error.errors(include_input=False)[:3]
         said = [f"{place_of(one['loc'], place)}: {one['msg'].removeprefix('Value error, ')}" for one in found]
-        raise InvalidRequest("; ".join(said)[:LONGEST_ERROR]) from error
-
-
-def place_of(keys: Sequence[str | int], whole: str) -> str:
-    """A place inside `whole` as programs write it: `agents[0].name`."""
-    return whole + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+        raise InvalidRequest("; ".join(said)[:LONGEST_ERROR], field=place_of(found[0]["loc"], place)) from error

@@ -132,7 +132,7 @@ class FileImport:
                 made = change(blank)
                 self.left_out.append(f"the tool {tool.name!r} cannot run on this server, only at a client: {error}")
         except InvalidRequest as error:
-            raise InvalidRequest(f"{place} ({tool.name}): {error}") from error
+            raise InvalidRequest(f"{place} ({tool.name}): {error}", field=place) from error
         self._tool_names[tool.id] = made.name
         return BroughtTool(made, change)
 
@@ -256,5 +256,5 @@ def _known(handle: str, place: str) -> str:
     try:
         split_handle(handle)
     except ValueError as error:
-        raise InvalidRequest(f"{place}: {error}") from error
+        raise InvalidRequest(f"{place}: {error}", field=place) from error
     return handle

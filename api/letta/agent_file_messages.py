@@ -63,7 +63,9 @@ class FileHistory:
         try:
             body = self._body(message)
         except InvalidRequest as error:
-            raise InvalidRequest(f"{self._place}.messages[{number}].{error}") from error
+            raise InvalidRequest(
+                f"{self._place}.messages[{number}].{error}", field=f"{self._place}.messages[{number}]"
+            ) from error
         if body is not None:
             self._history.add(body, message.created_at or self._now, in_context=in_context)
 

@@ -43,7 +43,10 @@ def filled_in(block: BlockCreate, variables: Mapping[str, str]) -> BlockCreate:
     `InvalidRequest` when the value would not fit."""
     value = _VARIABLE.sub(lambda found: variables.get(found["name"], found[0]), block.value)
     if len(value) > block.limit:
-        raise InvalidRequest(f"memory_variables: {block.label} would have more characters than its limit {block.limit}")
+        raise InvalidRequest(
+            f"memory_variables: {block.label} would have more characters than its limit {block.limit}",
+            field="memory_variables",
+        )
     return block.model_copy(update={"value": value})
 
 

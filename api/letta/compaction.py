@@ -103,7 +103,9 @@ class CompactRequest(BaseModel):
         try:
             return CompactionSettings.model_validate({**(of_agent or {}), **given})
         except ValidationError as error:
-            raise InvalidRequest(f"the agent's compaction_settings are not valid: {error}") from error
+            raise InvalidRequest(
+                f"the agent's compaction_settings are not valid: {error}", field="compaction_settings"
+            ) from error
 
 
 def wire_compaction(summary: str, before: int, after: int) -> dict[str, Any]:

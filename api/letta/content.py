@@ -37,7 +37,8 @@ def _read_part(part: dict[str, Any], where: str) -> ContentPart:
             return ImageContent(data=given["data"], media_type=media_type)
     raise InvalidRequest(
         f"{where} is not understood: use {{'type': 'text', 'text': …}} or "
-        "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}"
+        "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}",
+        field=where,
     )
 
 

@@ -17,6 +17,7 @@ from api.letta.messages import (
 from api.letta.waiting_calls import CODE, wire_waiting
 from shared.clock import unix_ms
 from shared.domain import events
+from shared.domain.error_codes import code_of
 from shared.domain.ids import RunId, Seq
 from shared.domain.runs import RunError
 
@@ -267,6 +268,7 @@ def usage_fields(usage: Any) -> dict[str, Any]:
 def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, Any]:
     """The error object of the wire: in a stream, on a run, in a callback. Of a run that met calls that wait, with their
     names; `waiting_run_id` is the run that waits for them."""
+    code = code_of(error.error_type)
     shown: dict[str, Any] = {
         "message_type": "error_message",
         "run_id": run_id,
@@ -274,6 +276,8 @@ def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, An
         "message": error.message,
         "detail": error.detail,
         "seq_id": None,
+        "code": code,
+        "hint": code.hint,
     }
     if error.waiting is None:
         return shown

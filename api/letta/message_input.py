@@ -234,7 +234,9 @@ def _decisions_of(message: MessageIn, waiting: Sequence[Approval]) -> list[Decis
     if message.approve is None:
         if waiting and message.approvals is not None:
             raise WrongToolCalls(_calls_of(waiting), [])
-        raise InvalidRequest("approvals is missing: say for each waiting tool call whether it is approved")
+        raise InvalidRequest(
+            "approvals is missing: say for each waiting tool call whether it is approved", field="approvals"
+        )
     return [
         Decision(tool_call_id=call_id, approve=message.approve, reason=message.reason)
         for call_id in _named_by_older_form(message.approval_request_id, waiting)
@@ -257,11 +259,15 @@ def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) ->
 def _decision(item: dict[str, Any], default_kind: str) -> Decision:
     call_id = item.get("tool_call_id")
     if not isinstance(call_id, str):
-        raise InvalidRequest("approvals[].tool_call_id is missing: name the tool call that is decided")
+        raise InvalidRequest(
+            "approvals[].tool_call_id is missing: name the tool call that is decided", field="approvals[].tool_call_id"
+        )
     if item.get("type", default_kind) == "tool":
         status = item.get("status", "success")
         if status not in ("success", "error"):
-            raise InvalidRequest(f"tool_returns[].status is {status!r}: it must be 'success' or 'error'")
+            raise InvalidRequest(
+                f"tool_returns[].status is {status!r}: it must be 'success' or 'error'", field="tool_returns[].status"
+            )
         text, parts = tool_result(item.get("tool_return"))
         return Decision(
             tool_call_id=call_id,
@@ -274,10 +280,12 @@ def _decision(item: dict[str, Any], default_kind: str) -> Decision:
         )
     approve = item.get("approve")
     if not isinstance(approve, bool):
-        raise InvalidRequest(f"approvals[].approve is missing for {call_id}: it must be true or false")
+        raise InvalidRequest(
+            f"approvals[].approve is missing for {call_id}: it must be true or false", field="approvals[].approve"
+        )
     reason = item.get("reason")
     if not isinstance(reason, str | None):
-        raise InvalidRequest(f"approvals[].reason is no text for {call_id}")
+        raise InvalidRequest(f"approvals[].reason is no text for {call_id}", field="approvals[].reason")
     return Decision(tool_call_id=call_id, approve=approve, reason=reason)
 
 

@@ -52,7 +52,7 @@ class OfferedModels:
         """
         meant = self._choice(handle) if handle is not None and leaves_choice(handle) else handle
         if meant is not None and is_builtin(meant) and not self.builtin:
-            raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}")
+            raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}", field="model")
         return meant
 
     def needed(self, handle: str | None) -> str:
@@ -62,7 +62,8 @@ class OfferedModels:
         if meant is None:
             raise InvalidRequest(
                 f"model is required: give a handle <provider>/<model>, e.g. {DEFAULT_HANDLE!r}. HOLDFAST_DEFAULT_MODEL "
-                "gives one to agents without"
+                "gives one to agents without",
+                field="model",
             )
         return meant
 
@@ -85,7 +86,8 @@ class OfferedModels:
         if first is None:
             raise InvalidRequest(
                 f"the model {asked!r} leaves the choice to the server, and this one knows of no model: name one, or "
-                "set HOLDFAST_DEFAULT_MODEL"
+                "set HOLDFAST_DEFAULT_MODEL",
+                field="model",
             )
         return first.handle
 

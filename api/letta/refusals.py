@@ -1,9 +1,13 @@
-"""Requests that are refused before anything is done, in the words and the shapes of Letta's wire."""
+"""Requests that are refused, in the words and the shapes of Letta's wire, and beside them what a program can decide by:
+the code, one sentence, the field, and what to do."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
+
+from shared.domain.error_codes import ErrorCode, code_of
 
 NO_MESSAGES = "Messages must not be empty"
 
@@ -20,29 +24,85 @@ def without_stream(option: str) -> str:
     )
 
 
+_FLAWS_IN_SENTENCE = 10
+
+_PREFIX = re.compile(r"[A-Z_]{4,}: ")
 _PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
 MOST_FLAWS = 20
 """Of one request that are shown: a body has room for a hundred thousand."""
 _LONGEST_INPUT = 500
+_LONGEST_SENTENCE = 4000
 _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 
 
-def validation_refusal(found: Sequence[Mapping[str, Any]], *, trace_id: str) -> dict[str, Any]:
-    """The body of a 422 for these errors of pydantic's. The wire has their list as a text. `trace_id` is what the
-    request is found by in our logs."""
-    shown = found[:MOST_FLAWS]
-    body: dict[str, Any] = {"trace_id": trace_id, "detail": repr([_wire_validation_error(one) for one in shown])}
+def refusal(
+    code: ErrorCode, detail: object, message: str = "", *, field: str | None = None, hint: str = "", **more: object
+) -> dict[str, Any]:
+    """The body of an error: the wire's own `detail`, and beside it what is the same for every error. `message` is the
+    sentence, where `detail` is none; `more` are further fields of the wire."""
+    sentence = message or _PREFIX.sub("", str(detail), count=1)
+    return {"detail": detail, **_said(code, sentence, field, hint), **more}
+
+
+def validation_refusal(
+    found: Sequence[Mapping[str, Any]], *, trace_id: str, code: ErrorCode = ErrorCode.INVALID_ARGUMENT
+) -> dict[str, Any]:
+    """The body of a 422 for these errors of pydantic's. The wire has their list as a text: here that is JSON, and
+    `errors` says the same as a list. `trace_id` is what the request is found by in our logs."""
+    first = found[:MOST_FLAWS]
+    shown = [_wire_validation_error(one) for one in first]
+    errors = [{"field": field_of(one["loc"]), "message": _text_of(one), "type": one["type"]} for one in shown]
+    body = refusal(
+        code,
+        json.dumps(shown),
+        sentence_of(shown),
+        field=errors[0]["field"] if errors else None,
+        errors=errors,
+        trace_id=trace_id,
+    )
     if len(found) > len(shown):
         body["more_errors"] = len(found) - len(shown)
-    prefixes = [match["prefix"] for one in shown if (match := _malformed_id(one))]
+    prefixes = [match["prefix"] for one in first if (match := _malformed_id(one))]
     if prefixes:
         body["examples"] = [f"{prefix}-123e4567-e89b-42d3-8456-426614174000" for prefix in prefixes]
     return body
 
 
+def sentence_of(found: Sequence[Mapping[str, Any]]) -> str:
+    """The first ten flaws of a request in one sentence, each behind its place."""
+    said = ((field_of(one["loc"]), _text_of(one)) for one in found[:_FLAWS_IN_SENTENCE])
+    return "; ".join(f"{place}: {text}" if place else text for place, text in said)
+
+
+def field_of(loc: Sequence[Any]) -> str | None:
+    """A place that pydantic names, as programs write it: `messages[0].role` in the body, `query.limit` elsewhere. None:
+    the whole body."""
+    place = place_of(loc[1:] if loc and loc[0] == "body" else loc, "")
+    return showable(place.removeprefix(".")) or None
+
+
+def place_of(keys: Sequence[Any], whole: str) -> str:
+    """A place inside `whole` as programs write it: `agents[0].name`."""
+    return whole + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+
+
 def model_error_body(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
     """The body of an answer to a run whose model failed."""
-    return {"error": {"type": error_type, "message": message, "detail": detail}}
+    error = {"type": error_type, "message": message, "detail": detail}
+    return {"error": error, **_said(code_of(error_type), message, None)}
+
+
+def _said(code: ErrorCode, sentence: str, field: str | None, hint: str = "") -> dict[str, Any]:
+    return {"code": code, "message": sentence, "field": field, "hint": hint or code.hint}
+
+
+def _text_of(flaw: Mapping[str, Any]) -> str:
+    return showable(str(flaw["msg"]).removeprefix("Value error, "))
+
+
+def showable(text: str) -> str:
+    """The text without halves of surrogate pairs, which no answer can have."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _malformed_id(error: Mapping[str, Any]) -> re.Match[str] | None:
@@ -55,23 +115,39 @@ def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
     shown = dict(error)
     if malformed := _malformed_id(error):
         shown["msg"] = f"String should match pattern '{malformed['prefix']}-{{uuid4}}'"
-    # The whole body may be the input: megabytes, or secrets, in an error that the client logs.
-    if _SECRET_FIELDS.intersection(map(str, shown.get("loc", ()))):
-        shown["input"] = "…"
-    elif isinstance(shown.get("input"), Mapping):
-        shown["input"] = {name: "…" if name in _SECRET_FIELDS else value for name, value in shown["input"].items()}
-    beginning = repr(_beginning(shown.get("input"), [_LONGEST_INPUT]))
-    if len(beginning) > _LONGEST_INPUT:
-        shown["input"] = beginning[:_LONGEST_INPUT] + "…"
+    if "ctx" in shown:
+        shown["ctx"] = _shown_value(shown["ctx"])
+    if "input" in shown:
+        shown["input"] = _shown_input(shown["input"], shown.get("loc", ()))
     if "loc" in shown:
         shown["loc"] = tuple(key[:_LONGEST_INPUT] if isinstance(key, str) else key for key in shown["loc"])
+    shown["msg"] = str(shown["msg"])[:_LONGEST_SENTENCE]
     return shown
+
+
+def _shown_input(given: object, loc: Sequence[Any]) -> Any:
+    """What was refused. The whole body may be the input: megabytes, or secrets, in an error that the client logs."""
+    if _SECRET_FIELDS.intersection(map(str, loc)):
+        return "…"
+    if isinstance(given, Mapping):
+        fields = cast("Mapping[str, Any]", given)
+        given = {name: "…" if name in _SECRET_FIELDS else value for name, value in fields.items()}
+    return _shown_value(given)
+
+
+def _shown_value(given: object) -> Any:
+    """A value as JSON can say it; a long one as the beginning of its text."""
+    part = _beginning(given, [_LONGEST_INPUT])
+    text = part if isinstance(part, str) else json.dumps(part, default=_as_text)
+    if len(text) > _LONGEST_INPUT:
+        return text[:_LONGEST_INPUT] + "…"
+    return text if isinstance(part, str) else json.loads(text)
 
 
 def _beginning(value: object, room: list[int]) -> object:
     """As much of a JSON value as has so many characters when it is shown, and a little more. `room` shrinks."""
     room[0] -= 1
-    if isinstance(value, str):
+    if isinstance(value, str | bytes):
         text = value[: max(room[0], 0) + 2]
         room[0] -= len(text)
         return text
@@ -81,3 +157,8 @@ def _beginning(value: object, room: list[int]) -> object:
     if isinstance(value, list):
         return [_beginning(inside, room) for inside in takewhile(lambda _: room[0] > 0, cast("list[object]", value))]
     return value
+
+
+def _as_text(value: object) -> str:
+    """What JSON has not: the bytes of a body, the error of a check."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

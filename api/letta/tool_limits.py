@@ -39,5 +39,6 @@ def refuse_network(wanted: Literal["none", "host"] | None, allowed_hosts: str) -
     """Raises `InvalidRequest` for a tool that asks for a network where the operator allows no host."""
     if wanted == "host" and not allowed_hosts:
         raise InvalidRequest(
-            "network: this server gives tools no network; its operator can allow hosts with HOLDFAST_TOOL_NETWORK"
+            "network: this server gives tools no network; its operator can allow hosts with HOLDFAST_TOOL_NETWORK",
+            field="network",
         )

@@ -58,7 +58,7 @@ _MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_require
 def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
     for name, kind, said in (("name", str, "string"), ("description", str, "string"), ("parameters", dict, "object")):
         if not isinstance(json_schema.get(name), kind | None):
-            raise InvalidRequest(f"json_schema.{name}: it must be a JSON {said}")
+            raise InvalidRequest(f"json_schema.{name}: it must be a JSON {said}", field=f"json_schema.{name}")
     return json_schema
 
 
@@ -66,7 +66,7 @@ def refuse_costly(parameters: dict[str, Any], name: str) -> None:
     """Raises `InvalidRequest` for a schema that no arguments could be checked against. `name` is its field."""
     flaw = schema_flaw(parameters)
     if flaw is not None:
-        raise InvalidRequest(f"{name}: {flaw}")
+        raise InvalidRequest(f"{name}: {flaw}", field=name)
 
 
 def read_source(
@@ -115,7 +115,9 @@ class ToolFields(BaseModel):
         _refuse_language(self.source_type)
         if self.source_type in LANGUAGES and self.source_type != tool.source_type:
             if is_base_tool(tool) or "source_code" not in self.model_fields_set:
-                raise InvalidRequest("source_type: a tool changes its language together with its source_code")
+                raise InvalidRequest(
+                    "source_type: a tool changes its language together with its source_code", field="source_type"
+                )
             tool = replace(tool, source_type=self.source_type)
         changes: dict[str, Any] = {
             name: getattr(self, name)
@@ -226,16 +228,21 @@ def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
 
 def _refuse_language(source_type: str | None) -> None:
     if source_type not in (None, "json", *LANGUAGES):
-        raise InvalidRequest(f"source_type {source_type!r}: Holdfast runs tools written in {' and '.join(LANGUAGES)}")
+        raise InvalidRequest(
+            f"source_type {source_type!r}: Holdfast runs tools written in {' and '.join(LANGUAGES)}",
+            field="source_type",
+        )
 
 
 def _refuse_in_typescript(tool: Tool) -> None:
     if tool.source_type != TYPESCRIPT:
         return
     if tool.network == "host":
-        raise InvalidRequest("network: a tool in TypeScript has none; write it in Python")
+        raise InvalidRequest("network: a tool in TypeScript has none; write it in Python", field="network")
     if tool.packages is not None:
-        raise InvalidRequest("pip_requirements: a tool in TypeScript has no packages; write it in Python")
+        raise InvalidRequest(
+            "pip_requirements: a tool in TypeScript has no packages; write it in Python", field="pip_requirements"
+        )
 
 
 def refuse_tool_of_clients(tool: Tool) -> None:

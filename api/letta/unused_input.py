@@ -71,50 +71,76 @@ MAX_ITEMS = 100
 
 
 class Known(NamedTuple):
-    """What a model knows of a body: the fields that are acted on, by all names that a client may call them."""
+    """What a model knows of a body: the fields that are acted on, by all names that a client may call them, those that
+    are not, and why."""
 
     fields: frozenset[str]
     nested: Mapping[str, type[BaseModel]]
+    unused: Mapping[str, str]
 
 
 @lru_cache(maxsize=100)
 def known_of(model: type[BaseModel]) -> Known:
     """The fields of a request's model that are acted on, and those that are models themselves."""
     unused = {
-        name for line in NOT_ACTED_ON for known in line.models if issubclass(model, known) for name in line.fields
+        name: line.because
+        for line in NOT_ACTED_ON
+        for known in line.models
+        if issubclass(model, known)
+        for name in line.fields
     }
     nested: dict[str, type[BaseModel]] = {}
     fields: set[str] = set()
     for name, field in model.model_fields.items():
-        names = {name, *([field.alias] if field.alias else [])} - unused
+        names = {name, *([field.alias] if field.alias else [])} - unused.keys()
         fields |= names
         inner = next(models_in(field.annotation), None)
         if inner is not None:
             nested |= dict.fromkeys(names, inner)
-    return Known(frozenset(fields), nested)
+    return Known(frozenset(fields), nested, unused)
 
 
-def unused_fields(model: type[BaseModel], given: Mapping[str, Any], path: str = "") -> Iterator[str]:
+class Unacted(NamedTuple):
+    """A field of a body that is not acted on."""
+
+    loc: tuple[str | int, ...]
+    known: Known
+    """What is acted on in its place."""
+
+    def __str__(self) -> str:
+        return "".join("[]" if isinstance(one, int) else f".{one}" for one in self.loc).removeprefix(".")
+
+
+def unused_fields(model: type[BaseModel], given: Mapping[str, Any]) -> Iterator[str]:
     """The fields of a body that are not acted on, as `memory_blocks[].hidden`. What asks for nothing is passed over."""
+    return map(str, unacted(model, given))
+
+
+def unacted(
+    model: type[BaseModel], given: Mapping[str, Any], *, strict: bool = False, loc: tuple[str | int, ...] = ()
+) -> Iterator[Unacted]:
+    """The same with their places. `strict`: a field that nobody knows counts even where it asks for nothing."""
     known = known_of(model)
     # A rule of a tool has fields that only its type knows.
     is_open = model.model_config.get("extra") == "allow" and model is not ModelSettingsFields
     for name, value in given.items():
-        if not value:
+        if not value and (not strict or name in known.unused):
             continue
         if name not in known.fields:
-            yield from () if is_open else (f"{path}{name}",)
+            yield from () if is_open else (Unacted((*loc, name), known),)
         elif name in known.nested:
-            yield from _unused_inside(known.nested[name], value, f"{path}{name}")
+            yield from _unacted_inside(known.nested[name], value, (*loc, name), strict=strict)
 
 
-def _unused_inside(model: type[BaseModel], value: object, path: str) -> Iterator[str]:
+def _unacted_inside(
+    model: type[BaseModel], value: object, loc: tuple[str | int, ...], *, strict: bool
+) -> Iterator[Unacted]:
     if isinstance(value, dict):
-        yield from unused_fields(model, cast("dict[str, Any]", value), f"{path}.")
+        yield from unacted(model, cast("dict[str, Any]", value), strict=strict, loc=loc)
     elif isinstance(value, list):
-        for item in cast("list[object]", value)[:MAX_ITEMS]:
+        for number, item in enumerate(cast("list[object]", value)[:MAX_ITEMS]):
             if isinstance(item, dict):
-                yield from unused_fields(model, cast("dict[str, Any]", item), f"{path}[].")
+                yield from unacted(model, cast("dict[str, Any]", item), strict=strict, loc=(*loc, number))
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

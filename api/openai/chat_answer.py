@@ -10,6 +10,7 @@ from typing import Any
 
 from api.openai.errors import interrupted, model_error
 from shared.domain import events
+from shared.domain.error_codes import ErrorCode
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.messages import ToolCall
 from shared.domain.runs import Run
@@ -70,9 +71,9 @@ class ChatOutcome:
         if self.failure is not None:
             return model_error(self.failure.error_type, self.failure.message, self.failure.detail)
         if self._has_gap:
-            return interrupted("A part of the run's log is gone", "log_gap", self._run.id)
+            return interrupted("A part of the run's log is gone", ErrorCode.LOG_GAP, self._run.id)
         if not self.is_over:
-            return interrupted("The run was deleted", "run_deleted", self._run.id)
+            return interrupted("The run was deleted", ErrorCode.RUN_DELETED, self._run.id)
         return None
 
     @property

@@ -4,19 +4,26 @@ Routes, checks and middleware refuse a request in Letta's words. `as_openai` say
 refuses need not know who asked.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+from api.letta.refusals import sentence_of, showable
+from shared.domain.error_codes import ErrorCode, code_of
 
 PATHS = "/v1/chat/"
 """Where requests in OpenAI's shapes are answered."""
 
-_PREFIX = re.compile(r"(?P<code>[A-Z_]{4,}): (?P<message>.*)", re.DOTALL)
-_CODES = {"context_window_exceeded": "context_length_exceeded", "llm_rate_limit": "rate_limit_exceeded"}
+_CODES: Mapping[str, str] = {
+    ErrorCode.MISSING_API_KEY: "invalid_api_key",
+    ErrorCode.CONTEXT_WINDOW_EXCEEDED: "context_length_exceeded",
+    ErrorCode.INSTRUCTIONS_TOO_LONG: "context_length_exceeded",
+    ErrorCode.LLM_RATE_LIMIT: "rate_limit_exceeded",
+}
 """Words of ours that OpenAI has a word for, which programs look for."""
 
-_MOST_FLAWS = 10
 _UNSAID_CODES = {401: "invalid_api_key"}
+_SAID_OTHERWISE = frozenset(("detail", "code", "message", "field", "param", "errors", "trace_id"))
+"""What a body of Letta's wire has and OpenAI's error says under another name, or not at all."""
 _RATE_LIMIT, _INVALID, _SERVER = "rate_limit_error", "invalid_request_error", "server_error"
 _MODEL_KINDS = {
     "rate_limit_exceeded": _RATE_LIMIT, "context_length_exceeded": _INVALID, "llm_bad_request": _INVALID,
@@ -38,21 +45,19 @@ def as_openai(status: int, body: object) -> dict[str, Any]:
     given = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
     error = given.get("error")
     if isinstance(error, dict):
-        said = cast("dict[str, Any]", error)
-        if "param" in said:
+        failed = cast("dict[str, Any]", error)
+        if "param" in failed:
             return given
-        return model_error(said.get("type", ""), said.get("message", ""), said.get("detail"))
-    detail, more = given.get("detail"), {name: value for name, value in given.items() if name != "detail"}
-    if isinstance(detail, dict):
-        # One that says more than a sentence, such as which calls wait for a person.
-        more |= cast("dict[str, Any]", detail)
-    said_of_it = str(more.pop("message", detail or "An unknown error occurred"))
-    prefixed = _PREFIX.fullmatch(said_of_it)
-    code = more.pop("code", None) or (prefixed["code"] if prefixed else _UNSAID_CODES.get(status))
-    message = prefixed["message"] if prefixed else said_of_it
+        return model_error(failed.get("type", ""), failed.get("message", ""), failed.get("detail"))
+    detail = given.get("detail")
+    # One that says more than a sentence, such as which calls wait for a person.
+    said = given | (cast("dict[str, Any]", detail) if isinstance(detail, dict) else {})
+    more = {name: value for name, value in said.items() if name not in _SAID_OTHERWISE}
+    message = str(given.get("message") or cast("object", detail) or "An unknown error occurred")
     if "resolve" in more:
         message += f" To go on: answer calls of your own tools with messages of the role 'tool'; else {more['resolve']}"
-    return error_body(_kind(status), message, code=None if code is None else code.lower(), **more)
+    code = given.get("code") or _UNSAID_CODES.get(status)
+    return error_body(_kind(status), message, code=code, param=given.get("field"), **more)
 
 
 def error_body(kind: str, message: str, *, code: str | None, param: str | None = None, **more: Any) -> dict[str, Any]:
@@ -65,21 +70,20 @@ def model_error(error_type: str, message: str, detail: str | None) -> dict[str, 
     """The error of a run that failed. What a provider has said of our request is no fault of the caller's key."""
     code = _CODES.get(error_type, error_type)
     said = f"{message} {detail}" if detail and detail not in message else message
-    return error_body(_MODEL_KINDS.get(code, _SERVER), said, code=code)
+    return error_body(_MODEL_KINDS.get(code, _SERVER), said, code=code, hint=code_of(error_type).hint)
 
 
-def invalid_input(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def invalid_input(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> dict[str, Any]:
     """The error for a request with these flaws, as pydantic finds them: what the first ten are, and where the first."""
-    places = [".".join(map(str, one["loc"][1:])) for one in found[:_MOST_FLAWS]]
-    texts = [str(one["msg"]).removeprefix("Value error, ") for one in found[:_MOST_FLAWS]]
-    message = "; ".join(f"{place}: {text}" if place else text for place, text in zip(places, texts, strict=True))
-    return error_body(_INVALID, message, code="invalid_argument", param=places[0] if places and places[0] else None)
+    place = [str(one) for one in found[0]["loc"][1:]] if found else []
+    param = showable(".".join(place)) or None  # a header is named as a field is
+    return error_body(_INVALID, sentence_of(found), code=code, param=param, hint=code.hint)
 
 
-def interrupted(message: str, code: str, run_id: str) -> dict[str, Any]:
+def interrupted(message: str, code: ErrorCode, run_id: str) -> dict[str, Any]:
     """The error of a stream that cannot say how its run goes on."""
     more = f"see GET /v1/runs/{run_id} and its messages"
-    return error_body(_SERVER, f"{message}: {more}", code=code, run_id=run_id)
+    return error_body(_SERVER, f"{message}: {more}", code=code, hint=code.hint, run_id=run_id)
 
 
 def _kind(status: int) -> str:

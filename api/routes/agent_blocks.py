@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter
 
 from api.agent_answers import agent_answer
 from api.dependencies import AgentIdPath, BlockIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep
+from api.errors import Refused
 from api.late_route import LateRoute
 from api.letta.blocks import BlockUpdate, wire_block
 from shared.domain.agents import Block
+from shared.domain.error_codes import ErrorCode
 from shared.sql.definitions.blocks import BlockFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"], route_class=LateRoute)
@@ -59,7 +61,7 @@ async def update_block_of_agent(
     def change(block: Block) -> Block:
         if block.read_only and caller.scopes.agents:
             said = f"FORBIDDEN: the block {block.label!r} is read-only, for the agent and for keys of single agents"
-            raise HTTPException(403, said)
+            raise Refused(403, ErrorCode.FORBIDDEN, said, field="block_label")
         return body.apply(block)
 
     block = await services.blocks.with_label(caller.project_id, agent_id, block_label)

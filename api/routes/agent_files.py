@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Form, Header, HTTPException, Request, Response, UploadFile
+from fastapi import APIRouter, Form, Header, Request, Response, UploadFile
 from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.answer_headers import warning_of
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+from api.errors import Refused
 from api.late_route import LateRoute
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
@@ -20,6 +21,7 @@ from api.letta.bounded_fields import MOST_ENTRIES
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.brought_agents import Arrival, BroughtAgents
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId
 from shared.domain.messages import Message, SystemMessage
@@ -45,7 +47,8 @@ class MultipartRoute(LateRoute):
         async def of_parts_only(request: Request) -> Response:
             given = request.headers.get("content-type", "")
             if given.partition(";")[0].strip().lower() != MULTIPART:
-                raise HTTPException(415, f"Content-Type is {given[:100]!r}: send the form as {MULTIPART}")
+                said = f"Content-Type is {given[:100]!r}: send the form as {MULTIPART}"
+                raise Refused(415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, said, field="header.Content-Type")
             return await handler(request)
 
         return of_parts_only
@@ -108,7 +111,10 @@ async def export_agent(
 ) -> Response:
     """The agent as a file. Values of secrets are not in it."""
     if use_legacy_format:
-        raise InvalidRequest("use_legacy_format: Legacy format is not supported, neither by Letta's newer servers")
+        raise InvalidRequest(
+            "use_legacy_format: Legacy format is not supported, neither by Letta's newer servers",
+            field="query.use_legacy_format",
+        )
     wanted = ExportRequest(conversation_id=conversation_id, scrub_messages=scrub_messages)
     return await _exported(services, project_id, agent_id, wanted)
 
@@ -179,7 +185,9 @@ def _secrets(text: str | None) -> dict[str, str]:
             return msgspec.json.decode(document, type=dict[str, str])
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    raise InvalidRequest('secrets must be a valid JSON string: an object of texts, e.g. {"API_KEY": "…"}')
+    raise InvalidRequest(
+        'secrets must be a valid JSON string: an object of texts, e.g. {"API_KEY": "…"}', field="secrets"
+    )
 
 
 def _notes_on_tools(arrival: Arrival) -> list[str]:

@@ -88,7 +88,9 @@ async def set_tool_approval(
     given = (body.requires_approval, body.body_requires_approval) if body is not None else ()
     required = next((value for value in (*given, requires_approval) if value is not None), None)
     if required is None:
-        raise InvalidRequest('requires_approval is missing: send {"requires_approval": true} or false')
+        raise InvalidRequest(
+            'requires_approval is missing: send {"requires_approval": true} or false', field="requires_approval"
+        )
     await services.agents.set_approval_override(
         project_id, agent_id, tool_name, required=required, now=services.clock.now()
     )

@@ -43,7 +43,10 @@ async def list_approvals(
     the newest decision first. `conversation_id=default` means the own history of the agent that is named. Cursors are
     ids of approvals."""
     if conversation_id == DEFAULT and agent_id is None:
-        raise InvalidRequest("agent_id is missing: conversation_id 'default' is the own history of the agent named")
+        raise InvalidRequest(
+            "agent_id is missing: conversation_id 'default' is the own history of the agent named",
+            field="query.agent_id",
+        )
     named = agent_id if conversation_id == DEFAULT else conversation_id
     thread_id = None if named is None else ThreadId(named)
     find = services.approvals.decided if decided else services.approvals.waiting

@@ -115,7 +115,9 @@ async def _run_to_resume(
 ) -> Run:
     if request.run_id is not None:
         if not is_id(request.run_id, "run"):
-            raise InvalidRequest(f"Invalid run ID format: {request.run_id}. Expected format: 'run-<uuid4>'")
+            raise InvalidRequest(
+                f"Invalid run ID format: {request.run_id}. Expected format: 'run-<uuid4>'", field="run_id"
+            )
         run = await services.runs.get(project_id, RunId(request.run_id))
         if run.thread_id != thread.id:
             raise NotFound(f"Run {run.id} is not one of this conversation")

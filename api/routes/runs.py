@@ -57,7 +57,10 @@ async def _run_filter(
     active: bool = False,
 ) -> RunFilter:
     if conversation_id == DEFAULT and not agent_id:
-        raise InvalidRequest("agent_id is missing: conversation_id 'default' is the own history of the agent named")
+        raise InvalidRequest(
+            "agent_id is missing: conversation_id 'default' is the own history of the agent named",
+            field="query.agent_id",
+        )
     # A conversation's id is that of its thread, and an agent's own history has the agent's.
     named = agent_id if conversation_id == DEFAULT else conversation_id
     wanted = [*(agent_ids or []), *([agent_id] if agent_id else [])]
@@ -259,7 +262,7 @@ async def inject_into_run(
     services.input_limits.refuse_long_messages(request.given_messages())
     messages = user_messages(request.given_messages(), services.ids, now)
     if not messages:
-        raise InvalidRequest("messages must hold at least one user message")
+        raise InvalidRequest("messages must hold at least one user message", field="messages")
     keys = keys_of(request.given_messages(), headers, request, f"inject into {run_id}", now)
     is_new = await services.inbox.inject(run, messages, request.if_ended, keys=keys)
     ids = [message.id for message in messages] if is_new else []

@@ -40,17 +40,19 @@ async def _tool_filter(
         names=names,
         ids=_each(tool_ids),
         search=search,
-        types=_types(tool_types),
-        other_types_than=_types(exclude_tool_types) or (),
+        types=_types(tool_types, "tool_types"),
+        other_types_than=_types(exclude_tool_types, "exclude_tool_types") or (),
         base_tools=True if return_only_letta_tools else False if exclude_letta_tools else None,
     )
 
 
-def _types(texts: list[str] | None) -> list[str] | None:
+def _types(texts: list[str] | None, parameter: str) -> list[str] | None:
     types = _each(texts)
     for name in types or ():
         if name not in TOOL_TYPES:
-            raise InvalidRequest(f"Invalid tool_type '{name}'. Must be one of: {', '.join(TOOL_TYPES)}")
+            raise InvalidRequest(
+                f"Invalid tool_type '{name}'. Must be one of: {', '.join(TOOL_TYPES)}", field=f"query.{parameter}"
+            )
     return types
 
 
@@ -102,7 +104,8 @@ async def _refuse_without_node(services: ServicesDep, tool: Tool) -> None:
     if tool.source_type == TYPESCRIPT and await services.operations.tool_presence.runs_javascript() is False:
         raise InvalidRequest(
             f"the tool {tool.name!r} is written in TypeScript, and no worker has Node.js: install it beside a worker, "
-            "or write the tool in Python"
+            "or write the tool in Python",
+            field="source_code",
         )
 
 

@@ -19,6 +19,7 @@ from api.openai.errors import interrupted
 from api.runs.reader import RunReader
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import elsewhere
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import PendingApproval
 from shared.domain.events import decode
 from shared.domain.ids import Seq
@@ -58,7 +59,7 @@ class ChatService:
         """
         run = await self._submit(submission)
         if request.stream:
-            cut = interrupted("This server is ending, and the run goes on", "server_ending", run.id)
+            cut = interrupted("This server is ending, and the run goes on", ErrorCode.SERVER_ENDING, run.id)
             return EventStream(
                 lambda: self._chunks(run, request),
                 self.ending,

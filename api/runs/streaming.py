@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.caller_quotas import CallerQuotas
-from api.errors import model_error_answer
+from api.errors import model_error_answer, refused
 from api.event_stream import EventStream
 from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import MessagesRequest
@@ -24,6 +24,7 @@ from api.runs.reader import RunReader, Sent
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
@@ -180,7 +181,10 @@ def _cursor(starting_after: int | None, last_event_id: str | None) -> Seq:
         return Seq(0)
     digits = last_event_id.strip()
     if not digits.isdecimal() or len(digits) > len(str(MAX_SEQ)) or int(digits) > MAX_SEQ:
-        raise InvalidRequest(f"Last-Event-ID is {last_event_id[:50]!r}: it must be the number of the last frame seen")
+        raise InvalidRequest(
+            f"Last-Event-ID is {last_event_id[:50]!r}: it must be the number of the last frame seen",
+            field="header.Last-Event-ID",
+        )
     return Seq(int(digits))
 
 
@@ -199,9 +203,9 @@ class AnswerService:
         The run goes on when the client leaves.
         """
         request = submission.request
-        refusal = _refusal(request)
-        if refusal is not None:
-            return JSONResponse({"detail": refusal}, 422)
+        flaw = _flaw(request)
+        if flaw is not None:
+            return flaw
         run = await self.submissions.submit(submission)
         if request.streaming:
             return self.streaming.stream(run, Seq(0), frame_options(request, status_events=run.options.status_events))
@@ -211,7 +215,7 @@ class AnswerService:
     async def send_later(self, submission: Submission) -> Response:
         """Submits and answers with the run."""
         if not submission.request.given_messages():
-            return JSONResponse({"detail": NO_MESSAGES}, 422)
+            return _invalid(NO_MESSAGES, "messages")
         return JSONResponse(wire_run(await self.submissions.submit_or_fail(submission)))
 
     async def _whole_answer(self, run: Run) -> Response:
@@ -232,10 +236,16 @@ def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOpti
     )
 
 
-def _refusal(request: MessagesRequest) -> str | None:
+def _flaw(request: MessagesRequest) -> Response | None:
+    """What is wrong with the request as a whole."""
     if not request.given_messages():
-        return NO_MESSAGES
+        return _invalid(NO_MESSAGES, "messages")
     if request.streaming:
         return None
     given = {option: getattr(request, option) for option in STREAM_DEFAULTS}
-    return next((without_stream(name) for name, value in given.items() if value != STREAM_DEFAULTS[name]), None)
+    wrong = next((name for name, value in given.items() if value != STREAM_DEFAULTS[name]), None)
+    return None if wrong is None else _invalid(without_stream(wrong), wrong)
+
+
+def _invalid(said: str, field: str) -> Response:
+    return refused(422, ErrorCode.INVALID_ARGUMENT, said, field=field)

@@ -24,6 +24,7 @@ from api.runs.submission_traces import SubmissionTraces
 from shared.clock import Clock
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.ids import ConversationId, IdMaker, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
@@ -112,7 +113,7 @@ class SubmissionService:
         """
         if submission.request.max_steps > self.max_steps:
             most = f"the most is {self.max_steps} (HOLDFAST_MAX_STEPS)"
-            raise InvalidRequest(f"max_steps is {submission.request.max_steps}: {most}")
+            raise InvalidRequest(f"max_steps is {submission.request.max_steps}: {most}", field="max_steps")
         given = submission.request.given_messages()
         self.input_limits.refuse_long_messages(given)
         way = f"{submission.run_type} {submission.background}"
@@ -154,7 +155,7 @@ class SubmissionService:
             return await self.submit(submission)
         except PendingApproval as error:
             now = self.clock.now()
-            shown = RunError("pending_approval", f"CONFLICT: {error.message}", error.message, error.waiting)
+            shown = RunError(ErrorCode.PENDING_APPROVAL, f"CONFLICT: {error.message}", error.message, error.waiting)
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
             given = user_messages(submission.request.given_messages(), self.ids, now)
             refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused
@@ -181,7 +182,7 @@ class SubmissionService:
             now,
         )
         if decision is None:
-            raise InvalidRequest("approvals is missing")
+            raise InvalidRequest("approvals is missing", field="approvals")
         said = user_messages(given, self.ids, now)
         run = self._run(submission)
         try:

@@ -62,7 +62,8 @@ class AgentThreads:
         """
         if name == DEFAULT and agent_id is None:
             raise InvalidRequest(
-                "agent_id is missing: conversation 'default' is the default history of the agent named"
+                "agent_id is missing: conversation 'default' is the default history of the agent named",
+                field="agent_id",
             )
         if name == DEFAULT or is_id(name, "agent"):
             return AgentThread(await self.agents.get(project_id, AgentId(agent_id or name)))

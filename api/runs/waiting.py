@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass
 
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.errors import RETRY_AFTER_S, SHOULD_RETRY
+from api.errors import RETRY_AFTER_S, SHOULD_RETRY, refused
 from api.event_stream import finishes
 from api.runs.reader import RunReader
+from shared.domain.error_codes import ErrorCode
 from shared.domain.runs import Run
 from shared.sql.runs.run_store import RunStore
 
@@ -34,4 +34,4 @@ def elsewhere(run: Run) -> Response:
     shown_by = "stream" if run.options.tool_name else "messages"
     said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its {shown_by}"
     headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}
-    return JSONResponse({"detail": said, "run_id": run.id}, 503, headers)
+    return refused(503, ErrorCode.SERVER_ENDING, said, headers=headers, run_id=run.id)

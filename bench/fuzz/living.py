@@ -132,3 +132,24 @@ def before_call(_context: Any, case: Any, **_: Any) -> None:
             is_id = isinstance(value, str) and (_ID.fullmatch(value) or name in ("tool_name", "block_label"))
             if is_id and random.random() < NAMED:
                 parameters[name] = living.of(name) or value
+
+
+DONE = {"const": "[DONE]"}
+
+
+@hook
+def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
+    """The document says what the `data` of an event is, which is what types are generated of. Schemathesis asks for the
+    event."""
+    for methods in raw_schema["paths"].values():
+        for operation in methods.values():
+            for answer in operation["responses"].values():
+                stream = answer.get("content", {}).get("text/event-stream")
+                if stream is not None:
+                    stream["schema"] = event_of(stream["schema"])
+
+
+def event_of(frame: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an event whose data is one of these, or the end."""
+    as_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": frame}
+    return {"type": "object", "properties": {"data": {"if": DONE, "else": as_json}}}

@@ -188,9 +188,8 @@ def _said_by(answer: httpx2.Response) -> str:
         found = _decoded(answer.text)
     except Unavailable:
         return "the server's answer is no JSON: is it Holdfast?"
-    detail = cast("Record", found).get("detail", found) if isinstance(found, dict) else found
-    if isinstance(detail, dict):
-        detail = cast("Record", detail).get("message", detail)
+    said = cast("Record", found) if isinstance(found, dict) else {}
+    detail = said.get("message") or said.get("detail", found)
     return detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
 
 

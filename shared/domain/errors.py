@@ -37,10 +37,14 @@ from enum import StrEnum
 from typing import Any
 
 from shared.domain.approvals import WaitingCalls
+from shared.domain.error_codes import ErrorCode
 
 
 class HoldfastError(Exception):
     """Something went wrong in Holdfast."""
+
+    field: str | None = None
+    """The field of a request, or its parameter, that the error is about: `memory_blocks[0].limit`."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0])
@@ -57,6 +61,8 @@ class NotFound(HoldfastError):
 class UnknownModel(NotFound):
     """What a client of OpenAI's dialect calls a model is neither an agent nor a conversation of its project."""
 
+    field = "model"
+
     def __init__(self, model: str) -> None:
         super().__init__(
             f"The model {model[:100]!r} does not exist: give the id of an agent (agent-…; GET /v1/agents lists them) "
@@ -67,17 +73,28 @@ class UnknownModel(NotFound):
 class InvalidRequest(HoldfastError):
     """The request is not valid."""
 
+    def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
+        super().__init__(message)
+        if field is not None:
+            self.field = field
+
 
 class BlockTooLong(InvalidRequest):
     """The value is longer than the block's limit."""
+
+    field = "value"
 
 
 class InvalidToolSource(InvalidRequest):
     """The tool's source cannot be turned into a schema."""
 
+    field = "source_code"
+
 
 class UnknownTools(InvalidRequest):
     """The project has no tools of these names."""
+
+    field = "tools"
 
     def __init__(self, names: Sequence[str], hints: Sequence[str] = ()) -> None:
         # The wire's words: programs look for them, and go on without these tools.
@@ -98,6 +115,8 @@ class NoPendingApproval(InvalidRequest):
 
 class WrongToolCalls(InvalidRequest):
     """The decision does not cover exactly the tool calls that wait for one."""
+
+    field = "approvals"
 
     def __init__(self, expected: list[str], received: list[str]) -> None:
         super().__init__(f"Invalid tool call IDs. Expected '{expected}', but received '{received}'.")
@@ -227,13 +246,13 @@ class ShutdownRequested(RunInterrupted):
 class ModelErrorType(StrEnum):
     """The error types of the wire, for a model call that failed."""
 
-    RATE_LIMIT = "llm_rate_limit"
-    AUTHENTICATION = "llm_authentication"
-    TIMEOUT = "llm_timeout"
-    BAD_REQUEST = "llm_bad_request"
-    CONTEXT_WINDOW = "context_window_exceeded"
-    INSTRUCTIONS = "context_window_overflow_in_system_prompt"
-    ERROR = "llm_error"
+    RATE_LIMIT = ErrorCode.LLM_RATE_LIMIT
+    AUTHENTICATION = ErrorCode.LLM_AUTHENTICATION
+    TIMEOUT = ErrorCode.LLM_TIMEOUT
+    BAD_REQUEST = ErrorCode.LLM_BAD_REQUEST
+    CONTEXT_WINDOW = ErrorCode.CONTEXT_WINDOW_EXCEEDED
+    INSTRUCTIONS = ErrorCode.INSTRUCTIONS_TOO_LONG
+    ERROR = ErrorCode.LLM_ERROR
 
 
 MODEL_ERROR_MESSAGES: Mapping[str, str] = {

@@ -86,10 +86,11 @@ async def _watched(folder: Path, room: PackageRoom) -> None:
 async def _refuse_too_much(folder: Path, room: PackageRoom) -> None:
     taken = await asyncio.to_thread(taken_by, folder)
     if taken.bytes_ > room.bytes_:
-        raise InvalidRequest(too_large(room.bytes_))
+        raise InvalidRequest(too_large(room.bytes_), field="pip_requirements")
     if taken.files > room.files:
         raise InvalidRequest(
-            f"pip_requirements: the packages have more than {room.files} files (HOLDFAST_PACKAGE_FILES): ask for fewer"
+            f"pip_requirements: the packages have more than {room.files} files (HOLDFAST_PACKAGE_FILES): ask for fewer",
+            field="pip_requirements",
         )
 
 

@@ -118,13 +118,13 @@ def _refusal(ended: Finished, work: Path, most_bytes: int) -> InvalidRequest | U
     """What went wrong, in uv's words, without addresses: the index's may hold a password."""
     text = _URL.sub("the index", ended.said.replace(str(work), ""))
     if TOO_LARGE in text or ended.status == -signal.SIGXFSZ:
-        return InvalidRequest(too_large(most_bytes))
+        return InvalidRequest(too_large(most_bytes), field="pip_requirements")
     lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
     if any(sign in text for sign in _AWAY):
         return Unavailable(f"the package index (HOLDFAST_PACKAGE_INDEX) does not answer: {lines[-1][:LONGEST_REASON]}")
     reasons = [line for line in lines if not line.startswith(("No solution found", "Failed to resolve"))]
     reason = _OPTIONS.sub("", " ".join(reasons)) or f"the installer ended with status {ended.status}"
-    return InvalidRequest(f"pip_requirements: {reason[:LONGEST_REASON]}")
+    return InvalidRequest(f"pip_requirements: {reason[:LONGEST_REASON]}", field="pip_requirements")
 
 
 def _seal(top: Path) -> None:

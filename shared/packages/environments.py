@@ -114,7 +114,8 @@ class PackageEnvironments:
                 yield
         except TimeoutError as error:
             raise InvalidRequest(
-                f"pip_requirements: the packages were not installed within {seconds:g} s (HOLDFAST_PACKAGE_BUILD_S)"
+                f"pip_requirements: the packages were not installed within {seconds:g} s (HOLDFAST_PACKAGE_BUILD_S)",
+                field="pip_requirements",
             ) from error
         except OSError as error:
             reason = error.strerror or str(error)
@@ -126,7 +127,8 @@ class PackageEnvironments:
         if not self.are_built and not place.is_dir():
             raise InvalidRequest(
                 "pip_requirements: the packages are not on this machine, and it has no index to get them from "
-                "(HOLDFAST_PACKAGE_INDEX)"
+                "(HOLDFAST_PACKAGE_INDEX)",
+                field="pip_requirements",
             )
         path = _lock_of(place)
         while True:

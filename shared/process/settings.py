@@ -73,6 +73,9 @@ class Settings(ToolSettings, TelemetrySettings):
     max_connections: int = Field(
         default=10_000, ge=10, description="Connections that the API has open at once; others get a 503."
     )
+    strict_requests: bool = Field(
+        default=False, description="Refuse requests with names that are not acted on, unless X-Holdfast-Strict says no."
+    )
     docs: Literal["auto", "on", "off"] = Field(
         default="auto", description="Serve `/docs` and `/openapi.json`. `auto`: where no key is asked for."
     )

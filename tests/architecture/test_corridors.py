@@ -91,6 +91,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "api/openai": ("shared/domain", "api/letta"),
     "api/runs": (*_STATE, "api", "api/letta", "api/openai"),
     "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
+    # Types of answers. Only the OpenAPI document is made of them.
+    "api/answers": (),
     # The console's files. They ask the API over the wire, as any other caller.
     "api/console": (),
     # Who is let in, before any route.

@@ -45,8 +45,9 @@ LATE_MODULES = {
 """A file, and the modules of ours that it imports when they are used, with the library that is the reason. What each
 command has imported when it is ready is in `tests/e2e/test_imported_packages.py`."""
 
-CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py")
-"""One loads the module of the command that was given, the other that of a provider's wire, each from its own table."""
+CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py", "api/openapi_document.py")
+"""One loads the module of the command that was given, one that of a provider's wire, each from its own table; the third
+loads the types of answers when somebody asks for the document."""
 
 TOOL_PROCESS = tuple(
     f"worker/tools/inside/child_{part}.py"

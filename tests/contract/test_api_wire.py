@@ -40,7 +40,7 @@ async def test_a_slash_at_the_end_makes_no_difference(http: httpx.AsyncClient, s
 async def test_an_unknown_agent(http: httpx.AsyncClient) -> None:
     answer = await http.get(f"/v1/agents/{UNKNOWN_AGENT}")
     assert answer.status_code == 404
-    assert answer.json() == {"detail": f"Agent with ID {UNKNOWN_AGENT} not found"}
+    assert answer.json()["detail"] == f"Agent with ID {UNKNOWN_AGENT} not found"
 
 
 async def test_a_malformed_agent_id(http: httpx.AsyncClient) -> None:
@@ -48,24 +48,23 @@ async def test_a_malformed_agent_id(http: httpx.AsyncClient) -> None:
     pattern = "^agent-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
     error = {
         "type": "string_pattern_mismatch",
-        "loc": ("path", "agent_id"),
+        "loc": ["path", "agent_id"],
         "msg": "String should match pattern 'agent-{uuid4}'",
         "input": "nonsense",
         "ctx": {"pattern": pattern},
     }
     assert answer.status_code == 422
-    assert answer.json() == {
-        "trace_id": answer.headers["x-request-id"],
-        "detail": repr([error]),
-        "examples": ["agent-123e4567-e89b-42d3-8456-426614174000"],
-    }
+    body = answer.json()
+    assert body["trace_id"] == answer.headers["x-request-id"]
+    assert body["examples"] == ["agent-123e4567-e89b-42d3-8456-426614174000"]
+    assert json.loads(body["detail"]) == [error]
 
 
 async def test_a_long_input_is_not_sent_back_whole(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/blocks", json={"label": "human", "value": ["x" * 100_000]})
     assert answer.status_code == 422
     assert len(answer.content) < 2_000
-    assert "('body', 'value')" in answer.json()["detail"]
+    assert answer.json()["field"] == "value"
 
 
 async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
@@ -231,7 +230,7 @@ async def test_a_database_that_is_away_is_a_503() -> None:
     finally:
         await database.aclose()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert answer.json() == {"detail": "SERVICE_UNAVAILABLE: the database does not answer; try again"}
+    assert answer.json()["detail"] == "SERVICE_UNAVAILABLE: the database does not answer; try again"
     assert (ready.status_code, ready.json()) == (503, {"status": "not ready", "services": {"database": False}})
     assert (full.status_code, full.json()["services"]) == (
         503,

@@ -7,8 +7,10 @@ import httpx
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
+from api.letta.refusals import refusal
 from api.openai.chat_request import ChatRequest, input_of, left_out
 from api.openai.errors import as_openai
+from shared.domain.error_codes import ErrorCode
 from shared.sql.engine import Database
 from tests.kit.product import api_client
 from tests.kit.project.documents import table_rows
@@ -107,11 +109,11 @@ async def test_a_refusal_of_any_part_is_in_openais_shape(database: Database) -> 
     assert [(answer.status_code, error_of(answer)["code"]) for answer in answers] == [
         (401, "invalid_api_key"),
         (401, "invalid_api_key"),
-        (413, None),
+        (413, "body_too_large"),
         (400, "invalid_argument"),
         (400, "invalid_argument"),
-        (405, None),
-        (404, None),
+        (405, "method_not_allowed"),
+        (404, "path_not_found"),
         (400, "invalid_argument"),
     ]
     assert answers[1].headers["www-authenticate"] == "Bearer"
@@ -120,15 +122,27 @@ async def test_a_refusal_of_any_part_is_in_openais_shape(database: Database) -> 
 
 async def test_a_server_without_keys_refuses_foreign_pages_in_openais_shape(http: httpx.AsyncClient) -> None:
     answer = await http.post(PATH, json={}, headers={"Origin": "https://evil.example"})
-    assert (answer.status_code, error_of(answer)["code"]) == (403, "forbidden")
+    assert (answer.status_code, error_of(answer)["code"]) == (403, "forbidden_origin")
 
 
 @pytest.mark.parametrize(
     ("status", "body", "kind", "code", "message"),
     [
         (500, {"detail": "An unknown error occurred"}, "server_error", None, "An unknown error occurred"),
-        (503, {"detail": "SERVICE_UNAVAILABLE: away"}, "server_error", "service_unavailable", "away"),
-        (409, {"detail": "busy", "run_id": "run-1"}, "invalid_request_error", None, "busy"),
+        (
+            503,
+            refusal(ErrorCode.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE: away"),
+            "server_error",
+            "service_unavailable",
+            "away",
+        ),
+        (
+            409,
+            refusal(ErrorCode.CONVERSATION_BUSY, "busy", run_id="run-1"),
+            "invalid_request_error",
+            "conversation_busy",
+            "busy",
+        ),
         (
             429,
             {"error": {"type": "llm_rate_limit", "message": "Slow down.", "detail": "openai: x"}},
@@ -138,7 +152,7 @@ async def test_a_server_without_keys_refuses_foreign_pages_in_openais_shape(http
         ),
         (
             400,
-            {"detail": "CONTEXT_WINDOW_EXCEEDED: too long"},
+            refusal(ErrorCode.CONTEXT_WINDOW_EXCEEDED, "CONTEXT_WINDOW_EXCEEDED: too long"),
             "invalid_request_error",
             "context_length_exceeded",
             "too long",

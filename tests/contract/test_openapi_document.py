@@ -1,6 +1,9 @@
 """The OpenAPI document says what is answered. `make fuzz` holds every answer against it; these are its words."""
 
+import json
+import re
 from collections.abc import AsyncGenerator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -8,10 +11,14 @@ import jsonschema
 import pytest
 from fastapi import FastAPI
 
-from api.openapi_document import ALWAYS_STREAMS, ENDS_RUNS, SOMETIMES_STREAMS
+from api.application import openapi_document
+from api.openapi_document import ENDS_RUNS, SOMETIMES_STREAMS
+from tests.kit.product.described_answers import flaws
 from tests.kit.product.in_process import api_app, asgi_client
+from tests.kit.project.documents import ROOT
 from tests.kit.services.databases import open_database
 
+NO_FILES = b'{"files": [], "next_cursor": null, "has_more": false'
 KEY = {"Authorization": "Bearer secret"}
 ID = "00000000-0000-4000-8000-000000000000"
 
@@ -73,11 +80,103 @@ def test_every_operation_says_how_it_refuses(app: FastAPI) -> None:
 
 def test_streams_were_said_to_be_json(app: FastAPI) -> None:
     paths = app.openapi()["paths"]
-    for method, path in ALWAYS_STREAMS:
-        assert list(content_of(app, method, path, 200)) == ["text/event-stream"]
+    for path in ("/v1/runs/{run_id}/stream", "/v1/agents/{agent_id}/messages/stream"):
+        assert list(content_of(app, "post", path, 200)) == ["text/event-stream"]
     for method, path in SOMETIMES_STREAMS:
         assert list(content_of(app, method, path, 200)) == ["application/json", "text/event-stream"]
     assert all(method in paths[path] for method, path in ENDS_RUNS)
+
+
+@cache
+def whole() -> dict[str, Any]:
+    """The document, which takes a second to make."""
+    return openapi_document()
+
+
+def test_the_document_of_the_repository_is_the_one_of_this_version() -> None:
+    written = (ROOT / "docs/openapi.json").read_text(encoding="utf-8")
+    assert json.loads(written) == whole(), "make openapi"
+
+
+def test_answers_had_no_types() -> None:
+    """129 of 139 answers were objects of anything."""
+    document = whole()
+    untyped: list[str] = []
+    for operation in _operations(document):
+        answered = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
+        for content in answered.get("content", {}).values():
+            schema = content["schema"].get("items", content["schema"])
+            if not schema.keys() & {"$ref", "type", "anyOf", "oneOf"} or _is_any_object(schema):
+                untyped.append(operation["operationId"])
+    assert set(untyped) == EMPTY_OBJECTS
+
+
+EMPTY_OBJECTS = {
+    *("conversations_cancel", "agents_messages_cancel"),  # the ids of runs are the names
+    # Lists that are always empty.
+    *("tools_mcp_servers_list", "folders_list", "groups_list", "identities_list", "jobs_list", "jobs_list_active"),
+    *("mcp_servers_list", "providers_list", "sources_list", "agents_folders_list", "agents_groups_list"),
+    *("agents_identities_list", "agents_mcp_servers_list", "agents_sources_list"),
+}
+
+
+def test_a_streams_frames_had_no_type() -> None:
+    document = whole()
+    streams = [
+        one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
+    ]
+    assert len(streams) == 8
+    assert {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams} == {"Frame", "ChatFrame"}
+    frames = document["components"]["schemas"]["Frame"]
+    assert len(frames["oneOf"]) == len(frames["discriminator"]["mapping"]) == 13
+
+
+def test_names_of_methods_were_made_of_paths() -> None:
+    """`create_agent_v1_agents_post`"""
+    names = [operation["operationId"] for operation in _operations(whole())]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not re.fullmatch(r"[a-z]+(_[a-z]+)+", name)] == []
+    assert {"agents_create", "agents_list", "runs_retrieve", "runs_stream", "chat_completions_create"} <= set(names)
+
+
+async def test_a_generated_client_sent_no_key(app: FastAPI, sqlite_url: str) -> None:
+    document = app.openapi()
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["servers"][0]["url"] == "/"
+    browsers = document["paths"]["/v1/runs/{run_id}/stream"]["get"]
+    assert browsers["security"] == [{"key": []}, {"stream_token": []}]
+    async with open_database(sqlite_url) as database, api_app(database) as without_keys:
+        assert without_keys.openapi()["paths"]["/v1/agents"]["get"]["security"] == [{}, {"key": []}]
+
+
+@pytest.mark.parametrize(
+    ("place", "media_type", "body", "said"),
+    [
+        (("get", "/v1/runs/{run_id}"), "application/json", b'{"id": "run-1"}', "is a required property"),
+        (("get", "/v1/blocks/count"), "application/json", b'"3"', "is not of type"),
+        (("get", "/v1/agents/{agent_id}/files"), "application/json", NO_FILES + b', "more": 1}', "was unexpected"),
+        (("post", "/v1/runs/{run_id}/stream"), "text/event-stream", b'data: {"message_type": "pong"}', "oneOf"),
+        (("get", "/v1/blocks/count"), "text/event-stream", b"data: {}", "has no text/event-stream"),
+    ],
+)
+def test_what_the_document_does_not_say_fails_a_test(
+    place: tuple[str, str], media_type: str, body: bytes, said: str
+) -> None:
+    [flaw] = flaws(place, media_type, body)
+    assert said in flaw, flaw
+    assert flaws(("get", "/v1/agents/{agent_id}/files"), "application/json", NO_FILES + b"}") == []
+
+
+def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for methods in document["paths"].values() for operation in methods.values()]
+
+
+def _streams(operation: dict[str, Any]) -> bool:
+    return "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
+
+
+def _is_any_object(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "object" and "properties" not in schema
 
 
 async def test_a_wrong_method_was_told_those_of_the_first_route_only(http: httpx.AsyncClient) -> None:

@@ -206,7 +206,7 @@ async def test_what_cannot_be_shown_is_not_stored(http: httpx.AsyncClient, value
     detail = answer.json()["detail"]
     assert said in detail
     # What cannot be parsed at all has no place.
-    assert "'metadata', 'deep', 0" in detail or "'loc': ('body',)" in detail
+    assert '"metadata", "deep", 0' in detail or '"loc": ["body"]' in detail
     assert (await http.get("/v1/blocks")).json() == []
 
 
@@ -230,7 +230,7 @@ async def test_a_body_in_another_encoding_is_checked_as_well(http: httpx.AsyncCl
     body = '{"label": "human", "value": "\0"}'.replace("\0", "\\u0000").encode("utf-16")
     answer = await http.post("/v1/blocks", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
-    assert "('body', 'value')" in answer.json()["detail"]
+    assert answer.json()["field"] == "value"
 
 
 @pytest.mark.parametrize("body", ["{", "", '{"label": "human", "value": }', "\x00"])

@@ -31,8 +31,8 @@ def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str
     assert re.search(rf"holdfast {' '.join(words)}\b", example), shown
 
 
-TALKERS = [["chat"], ["dev"], ["api"], ["worker"], ["secrets", "generate-key"]]
-"""Commands that talk with a person, that run until they are ended, or that print one word."""
+TALKERS = [["chat"], ["dev"], ["api"], ["worker"], ["openapi"], ["secrets", "generate-key"]]
+"""Commands that talk with a person, that run until they are ended, that print one word or are JSON anyway."""
 
 
 @pytest.mark.parametrize("words", [words for words in _paths() if words not in TALKERS], ids=" ".join)

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from api.errors import ERROR_ANSWERS, add_error_answers, model_error_answer
 from shared.domain import errors as domain
 from shared.domain.approvals import WaitingCalls
+from shared.domain.error_codes import ErrorCode
 from shared.domain.ids import AgentId, ApprovalId, MessageId, RunId, ThreadId
 from tests.kit.product import asgi_client
 
@@ -57,7 +58,9 @@ CASES: list[tuple[Exception, int, Any]] = [
 
 @pytest.mark.parametrize(("error", "status", "detail"), CASES, ids=lambda value: type(value).__name__)
 async def test_answers(error: Exception, status: int, detail: str) -> None:
-    assert (await answer_to(error))[:2] == (status, {"detail": detail})
+    got, body, _ = await answer_to(error)
+    assert (got, body["detail"]) == (status, detail)
+    assert body["code"] in set(ErrorCode) and body["message"] and body["hint"]
 
 
 async def test_a_pending_approval_says_how_to_resolve_it() -> None:
@@ -112,11 +115,12 @@ async def test_unavailable_says_when_to_come_back() -> None:
 async def test_a_model_error_keeps_the_providers_text(error_type: domain.ModelErrorType, status: int) -> None:
     got, body, _ = await answer_to(domain.ModelError(error_type, "their words"))
     assert got == status
-    assert (body["error"]["type"], body["error"]["detail"]) == (error_type, "their words")
+    assert (body["error"]["type"], body["error"]["detail"], body["code"]) == (error_type, "their words", error_type)
     assert body["error"]["message"]
 
 
 def test_a_full_context_is_a_bad_request() -> None:
     answer = model_error_answer("context_window_exceeded", "too long")
     assert answer.status_code == 400
-    assert json.loads(bytes(answer.body)) == {"detail": "CONTEXT_WINDOW_EXCEEDED: too long"}
+    body = json.loads(bytes(answer.body))
+    assert (body["detail"], body["code"]) == ("CONTEXT_WINDOW_EXCEEDED: too long", ErrorCode.CONTEXT_WINDOW_EXCEEDED)

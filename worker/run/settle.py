@@ -10,6 +10,7 @@ import structlog
 from shared.clock import Clock
 from shared.concurrency import PAUSE_S, retry_while_unavailable
 from shared.domain.approvals import DENIED_BY_CANCEL
+from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import (
     MODEL_ERROR_MESSAGES,
     BudgetExceeded,
@@ -220,25 +221,27 @@ def failed_by_model(error: ModelError, run: Run) -> RunEnd:
 
 def failed_by_timeout(timeout_s: float) -> RunEnd:
     """The run used up its time."""
-    shown = RunError("run_timeout", f"The run took longer than the {timeout_s:g} s that one run may take.")
+    shown = RunError(ErrorCode.RUN_TIMEOUT, f"The run took longer than the {timeout_s:g} s that one run may take.")
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="timeout", error=shown)
 
 
 def failed_by_budget(error: BudgetExceeded) -> RunEnd:
     """The run used up its budget, or its next call would."""
-    shown = RunError("budget_exceeded", "The run has used up its budget.", error.message)
+    shown = RunError(ErrorCode.BUDGET_EXCEEDED, "The run has used up its budget.", error.message)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="max_tokens_exceeded", cause="budget", error=shown)
 
 
 def failed_by_defect(error: Exception) -> RunEnd:
     """A defect of Holdfast, or of what it runs on."""
-    shown = RunError("internal_error", "An error occurred during agent execution.", f"{type(error).__name__}: {error}")
+    shown = RunError(
+        ErrorCode.INTERNAL_ERROR, "An error occurred during agent execution.", f"{type(error).__name__}: {error}"
+    )
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
 
 
 def failed_by_secret(error: UnreadableSecret) -> RunEnd:
     """A tool of the agent would have to run without a secret that it was given."""
-    shown = RunError("internal_error", "A secret of the agent cannot be read.", error.message)
+    shown = RunError(ErrorCode.INTERNAL_ERROR, "A secret of the agent cannot be read.", error.message)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
 
 
@@ -246,5 +249,5 @@ def failed_by_lost_workers(run: Run) -> RunEnd:
     """Several workers were lost with this run before one of them finished a step."""
     lost = run.attempts_without_progress - 1
     detail = f"{lost} workers were lost before a step was finished; the run may be what ends them"
-    shown = RunError("worker_lost", "The run was given up after several workers were lost with it.", detail)
+    shown = RunError(ErrorCode.WORKER_LOST, "The run was given up after several workers were lost with it.", detail)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="worker_lost", error=shown)

@@ -196,7 +196,8 @@ async def _store_decision(
     `InvalidRequest` when it approves a call that only the client can run."""
     if approval.client_side and decision.kind == "approval" and decision.approve:
         raise InvalidRequest(
-            f"{approval.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it"
+            f"{approval.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it",
+            field="decision",
         )
     written = await connection.execute(
         sa.update(approvals)

@@ -41,6 +41,7 @@ from shared.redis.log_servers import LogServers, OneLogServer
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
+from tests.kit.product.described_answers import described
 from tests.kit.wait_until import wait_until
 from worker.main import working
 
@@ -133,6 +134,7 @@ async def running_product(
     await migrate(database)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(serving(context))
+        stack.enter_context(described(app))
         base_url = await stack.enter_async_context(
             listening(app, timeout_s=chosen.request_timeout, reader_timeout_s=chosen.reader_timeout)
         )
@@ -233,6 +235,7 @@ async def api_app(
     )
     try:
         async with serving(context) as app:
-            yield app
+            with described(app):
+                yield app
     finally:
         await redis.aclose(close_connection_pool=True)

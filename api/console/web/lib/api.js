@@ -139,10 +139,9 @@ async function send(method, path, body, signal) {
  */
 function whatWasSaid(text, answer) {
   try {
-    const detail = JSON.parse(text).detail;
-    if (typeof detail === "string") return detail;
-    if (Array.isArray(detail)) return detail.map((one) => `${(one.loc ?? []).slice(1).join(".")}: ${one.msg}`).join("; ");
-    if (detail !== undefined) return JSON.stringify(detail);
+    const { message, detail } = JSON.parse(text);
+    const said = message ?? detail;
+    if (typeof said === "string") return said;
   } catch {
     // It is no JSON: a proxy has answered.
   }

@@ -1,0 +1,230 @@
+"""Messages, in lists and in whole answers. Frames of streams are like them, and begin with the same fields."""
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypeAliasType, TypedDict
+
+from api.answers.values import Fields, Nothing, Time
+
+
+class MessageHead(TypedDict):
+    """What every message has. In a list `seq_id` is null."""
+
+    id: str
+    date: Time
+    name: str | None
+    otid: str | None
+    sender_id: str | None
+    step_id: str | None
+    is_err: bool | None
+    seq_id: int | None
+    run_id: str | None
+
+
+class TextPart(TypedDict):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageSource(TypedDict):
+    """Where an image is: at a URL, or here in base64."""
+
+    type: Literal["url", "base64"]
+    url: NotRequired[str]
+    media_type: NotRequired[str]
+    data: NotRequired[str]
+
+
+class ImagePart(TypedDict):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
+
+
+Content = str | list[TextPart | ImagePart]
+
+
+class SystemMessage(MessageHead):
+    """The agent's instructions, as the model was shown them."""
+
+    message_type: Literal["system_message"]
+    content: Content
+
+
+class UserMessage(MessageHead):
+    """What a user said."""
+
+    message_type: Literal["user_message"]
+    content: Content
+
+
+class AssistantMessage(MessageHead):
+    """What the agent said."""
+
+    message_type: Literal["assistant_message"]
+    content: str
+
+
+class ReasoningMessage(MessageHead):
+    """What the model thought."""
+
+    message_type: Literal["reasoning_message"]
+    source: str
+    reasoning: str
+    signature: str | None
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    name: str
+    arguments: str
+    tool_call_id: str
+
+
+class ToolCallMessage(MessageHead):
+    """The agent calls tools. `tool_call` is the first of `tool_calls`."""
+
+    message_type: Literal["tool_call_message"]
+    tool_call: ToolCall
+    tool_calls: list[ToolCall]
+
+
+class ApprovalRequestMessage(MessageHead):
+    """The agent wants to call tools, and a person has to decide it."""
+
+    message_type: Literal["approval_request_message"]
+    tool_call: ToolCall
+    tool_calls: list[ToolCall]
+
+
+class ToolReturn(TypedDict):
+    """What one call came to."""
+
+    type: Literal["tool"]
+    tool_return: Content
+    status: Literal["success", "error"]
+    tool_call_id: str
+    stdout: list[str] | None
+    stderr: list[str] | None
+
+
+class ToolReturnMessage(MessageHead):
+    """What calls came to. The fields beside `tool_returns` are those of the first."""
+
+    message_type: Literal["tool_return_message"]
+    tool_return: str
+    status: Literal["success", "error"]
+    tool_call_id: str
+    stdout: list[str] | None
+    stderr: list[str] | None
+    tool_returns: list[ToolReturn]
+
+
+class ApprovalDecision(TypedDict):
+    """What a person decided of one call."""
+
+    type: Literal["approval"]
+    tool_call_id: str
+    approve: bool
+    reason: str | None
+    edited_arguments: NotRequired[str]
+
+
+class ApprovalResponseMessage(MessageHead):
+    """What a person decided. The fields beside `approvals` are those of the first."""
+
+    message_type: Literal["approval_response_message"]
+    approvals: list[ApprovalDecision | ToolReturn]
+    approve: bool | None
+    approval_request_id: str | None
+    reason: str | None
+
+
+class CompactionStats(TypedDict):
+    """What a compaction has come to."""
+
+    trigger: str
+    context_tokens_before: int | None
+    context_tokens_after: int | None
+    context_window: int | None
+    messages_count_before: int
+    messages_count_after: int
+
+
+class SummaryMessage(MessageHead):
+    """A summary took the place of older messages."""
+
+    message_type: Literal["summary_message"]
+    summary: str
+    compaction_stats: CompactionStats | None
+
+
+_AnyMessage = (
+    SystemMessage
+    | UserMessage
+    | AssistantMessage
+    | ReasoningMessage
+    | ToolCallMessage
+    | ApprovalRequestMessage
+    | ToolReturnMessage
+    | ApprovalResponseMessage
+    | SummaryMessage
+)
+Message = TypeAliasType("Message", Annotated[_AnyMessage, Field(discriminator="message_type")])
+
+
+class FoundMessage(TypedDict):
+    """A message that a search found, and where it was said."""
+
+    message_type: str
+    content: Content
+    message_id: str
+    agent_id: str
+    conversation_id: str | None
+    created_at: Time
+
+
+class CompactionResult(TypedDict):
+    """What a compaction has come to."""
+
+    summary: str
+    num_messages_before: int
+    num_messages_after: int
+
+
+class StopReason(TypedDict):
+    """Why a run stopped."""
+
+    message_type: Literal["stop_reason"]
+    stop_reason: str | None
+
+
+class UsageStatistics(TypedDict):
+    """The tokens of a run."""
+
+    message_type: Literal["usage_statistics"]
+    completion_tokens: int
+    prompt_tokens: int
+    total_tokens: int
+    step_count: int
+    cached_input_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    context_tokens: int | None
+    run_ids: Nothing
+    estimated: NotRequired[bool]
+
+
+class Answer(TypedDict):
+    """What a run has brought, for a request that waited for it."""
+
+    messages: list[Message]
+    stop_reason: StopReason
+    usage: UsageStatistics
+    logprobs: Nothing
+    turns: list[Fields] | None

@@ -1,0 +1,311 @@
+"""Runs, steps, approvals, conversations."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from api.answers.values import Anything, Fields, Nothing, Time
+
+
+class RunFailure(TypedDict):
+    """Why a run or a step failed."""
+
+    message_type: Literal["error_message"]
+    run_id: str
+    error_type: str
+    message: str
+    detail: str | None
+    seq_id: Nothing
+    code: str
+    hint: str
+
+
+class CancelOfRun(TypedDict):
+    """Who asked for a run to be cancelled, and how."""
+
+    requested_at: Time
+    acknowledged_at: Time | None
+    actor: str | None
+    reason: str | None
+    mode: str
+
+
+Waiting = TypedDict("Waiting", {"for": str, "until": Time})
+"""What a run waits for, and until when."""
+
+
+class RunMetadata(TypedDict):
+    """What Holdfast knows of a run beside Letta's fields."""
+
+    run_type: str
+    started_at: Time | None
+    queue_wait_ms: float | None
+    first_token_ms: float | None
+    step_count: int
+    prompt_tokens: int
+    completion_tokens: int
+    tool_name: NotRequired[str]
+    error: NotRequired[RunFailure]
+    cause: NotRequired[str]
+    cancel: NotRequired[CancelOfRun]
+    continues_run_id: NotRequired[str]
+    waiting: NotRequired[Waiting]
+    pruned_at: NotRequired[Time]
+    trace_id: NotRequired[str]
+
+
+class Run(TypedDict):
+    """A run."""
+
+    id: str
+    status: Literal["created", "running", "completed", "failed", "cancelled"]
+    created_at: Time
+    completed_at: Time | None
+    agent_id: str
+    conversation_id: str | None
+    base_template_id: Nothing
+    background: bool | None
+    metadata: RunMetadata
+    request_config: Fields
+    stop_reason: str | None
+    callback_url: str | None
+    callback_sent_at: Time | None
+    callback_status_code: int | None
+    callback_error: str | None
+    ttft_ns: int | None
+    total_duration_ns: int | None
+
+
+class PromptTokens(TypedDict):
+    """Tokens that were sent to the model."""
+
+    cached_tokens: int
+
+
+class CompletionTokens(TypedDict):
+    """Tokens that the model wrote."""
+
+    reasoning_tokens: int
+
+
+class RunUsage(TypedDict):
+    """The tokens of a run."""
+
+    completion_tokens: int
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
+    estimated: NotRequired[bool]
+
+
+class ToolTimes(TypedDict):
+    """The calls of one tool in a run."""
+
+    name: str
+    calls: int
+    errors: int
+    total_ns: int
+    max_ns: int
+
+
+class RunMetrics(TypedDict):
+    """How long a run took, part by part."""
+
+    id: str
+    organization_id: Nothing
+    agent_id: str
+    project_id: str
+    run_start_ns: int | None
+    run_ns: int | None
+    num_steps: int
+    tools_used: list[str] | None
+    template_id: Nothing
+    base_template_id: Nothing
+    queue_wait_ns: int | None
+    ttft_ns: int | None
+    model_ns: int | None
+    tokens_per_second: float | None
+    tools: list[ToolTimes] | None
+    waiting_for_approval_ns: int | None
+    pruned_at: Time | None
+
+
+class Span(TypedDict):
+    """A span of a run's trace."""
+
+    Timestamp: Time
+    TraceId: str
+    SpanId: str
+    ParentSpanId: str
+    SpanName: str
+    SpanKind: str
+    ServiceName: str
+    SpanAttributes: dict[str, str]
+    Duration: int | None
+    StatusCode: str
+    StatusMessage: str
+
+
+class CancelReceipt(TypedDict):
+    """What has become of a cancel."""
+
+    run_id: str
+    status: str
+    cause: str | None
+    requested_at: Time | None
+    acknowledged_at: Time | None
+    stopped_at: Time | None
+    mode: str | None
+    reason: str | None
+    actor: str | None
+
+
+class StreamToken(TypedDict):
+    """A token with which a web page may read one run's stream."""
+
+    token: str
+    expires_at: Time
+
+
+class Injected(TypedDict):
+    """What has become of messages for a running run."""
+
+    run_id: str
+    message_ids: list[str]
+    if_ended: str
+    is_new: bool
+
+
+class StepPromptTokens(TypedDict):
+    """Tokens that were sent to the model."""
+
+    cached_tokens: int
+    cache_read_tokens: int
+    cache_creation_tokens: int
+
+
+class Step(TypedDict):
+    """A step: one call of the model, and the calls of tools that it asked for."""
+
+    id: str
+    origin: Nothing
+    organization_id: Nothing
+    provider_id: Nothing
+    run_id: str
+    agent_id: str
+    provider_name: str
+    provider_category: str
+    model: str
+    model_handle: str
+    model_endpoint: Nothing
+    context_window_limit: int
+    completion_tokens: int
+    prompt_tokens: int
+    total_tokens: int
+    cached_input_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    completion_tokens_details: CompletionTokens
+    prompt_tokens_details: StepPromptTokens
+    stop_reason: str | None
+    tags: list[str]
+    tid: Nothing
+    trace_id: Nothing
+    request_id: Nothing
+    messages: list[Fields]
+    feedback: str | None
+    project_id: Nothing
+    error_type: str | None
+    error_data: RunFailure | None
+    status: str
+
+
+class StepMetrics(TypedDict):
+    """How long a step took."""
+
+    id: str
+    organization_id: Nothing
+    provider_id: Nothing
+    run_id: str
+    agent_id: str
+    step_start_ns: int | None
+    llm_request_start_ns: int | None
+    llm_request_ns: int | None
+    tool_execution_ns: int | None
+    step_ns: int | None
+    base_template_id: Nothing
+    template_id: Nothing
+    project_id: str
+
+
+class HowToDecide(TypedDict):
+    """The request that decides an approval."""
+
+    method: str
+    path: str
+    decisions: list[str]
+    body: Fields
+
+
+class Approval(TypedDict):
+    """A tool call that waits for a person, or was decided."""
+
+    id: str
+    status: Literal["waiting", "approved", "denied", "returned"]
+    run_id: str
+    agent_id: str
+    conversation_id: str | None
+    message_id: str
+    tool_call_id: str
+    tool_name: str
+    arguments: str
+    arguments_object: Fields | None
+    arguments_hash: str
+    client_side: bool
+    asked_at: Time
+    expires_at: Time | None
+    on_expiry: str | None
+    decision: Fields | None
+    decided_at: Time | None
+    decided_by: str | None
+    continued_by: str | None
+    decide: HowToDecide | None
+
+
+class DecidedApproval(Approval):
+    """A decided call, and the run that goes on with it; null while other calls of the same answer wait."""
+
+    run: Run | None
+
+
+class ToolRunResult(TypedDict):
+    """What one call of a tool came to, without a model."""
+
+    status: Literal["success", "error"]
+    func_return: Anything
+    agent_state: Nothing
+    stdout: list[str] | None
+    stderr: list[str] | None
+    sandbox_config_fingerprint: Nothing
+
+
+class Conversation(TypedDict):
+    """A conversation: a history of an agent beside its own."""
+
+    created_by_id: Nothing
+    last_updated_by_id: Nothing
+    created_at: Time
+    updated_at: Time
+    id: str
+    agent_id: str
+    summary: str | None
+    description: str | None
+    in_context_message_ids: list[str]
+    isolated_block_ids: list[str]
+    model: str | None
+    model_settings: Fields | None
+    context_window_limit: int | None
+    last_message_at: Time | None
+    archived: bool
+    archived_at: Time | None

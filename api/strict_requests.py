@@ -1,0 +1,134 @@
+"""Strict requests: a name that is not acted on refuses the request, which otherwise only gets a `Warning`.
+
+Letta's clients send fields that no server acts on, so strictness is asked for: by a header, or by the operator for
+every request. The refusal comes before the route has done anything.
+"""
+
+import json
+from collections.abc import Awaitable, Collection, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import islice
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.answer_headers import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, body_model_of, parameters_of
+from api.errors import input_refusal
+from api.letta.refusals import MOST_FLAWS
+from api.letta.unused_input import Unacted, unacted
+from api.route_index import RouteIndex
+from shared.domain.error_codes import ErrorCode
+
+STRICT = b"x-holdfast-strict"
+OURS = "x-holdfast-"
+"""How the names of our own headers begin. What other headers mean is not for us to know."""
+_SAID = {"true": True, "1": True, "false": False, "0": False}
+CLOSE = 0.6
+"""How much of a name has to be the same for it to be meant."""
+LONGEST_NAME = 80
+"""Characters of a name that are compared and shown. A longer one is no slip of a finger."""
+
+Flaw = dict[str, Any]
+
+
+class StrictRequests:
+    """Refuses what is not acted on, where the request or the operator wants that. Stands behind `RequestBodies`, which
+    has put the body into one message."""
+
+    def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute], by_default: bool, installs_packages: bool) -> None:
+        self._app = app
+        self._routes = routes
+        self._by_default = by_default
+        self._acted_on = PIP_REQUIREMENTS if installs_packages else ()
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        said = next((value for name, value in scope.get("headers", ()) if name == STRICT), None)
+        if scope["type"] != "http" or (said is None and not self._by_default):
+            return self._app(scope, receive, send)
+        wanted = self._by_default if said is None else _SAID.get(said.decode("latin-1").lower())
+        if wanted is None:
+            flaw = _flaw(("header", "X-Holdfast-Strict"), "it must be true or false")
+            return input_refusal(scope["path"], [flaw])(scope, receive, send)
+        return self._strictly(scope, receive, send) if wanted else self._app(scope, receive, send)
+
+    async def _strictly(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._index.matches(scope)[1].get("route")
+        first: list[Message] = []
+        found: list[Flaw] = []
+        if isinstance(route, APIRoute):
+            body = b""
+            if scope["method"] not in ("GET", "HEAD"):
+                first.append(await receive())
+                body = first[0].get("body", b"")
+            found = list(islice(self._flaws(route, scope, body), MOST_FLAWS))
+        if found:
+            await input_refusal(scope["path"], found, ErrorCode.UNKNOWN_FIELD)(scope, receive, send)
+            return
+
+        async def replayed() -> Message:
+            return first.pop() if first else await receive()
+
+        await self._app(scope, replayed, send)
+
+    def _flaws(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[Flaw]:
+        for name, _ in scope["headers"]:
+            header = name.decode("latin-1")
+            if header.startswith(OURS) and header not in self._headers:
+                yield _flaw(("header", header), _unknown("header", header, self._headers))
+        parameters = frozenset(parameters_of(route.dependant))
+        for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            if name not in parameters and ASKS_FOR_NOTHING.get(name) != value:
+                yield _flaw(("query", name), _unknown("parameter", name, parameters))
+        model, given = body_model_of(route), _document(body)
+        if model is not None and isinstance(given, dict):
+            for one in unacted(model, cast("dict[str, Any]", given), strict=True):
+                if str(one) not in self._acted_on:
+                    yield _flaw(("body", *one.loc), _why(one))
+
+    @cached_property
+    def _index(self) -> RouteIndex:
+        return RouteIndex(self._routes)
+
+    @cached_property
+    def _headers(self) -> frozenset[str]:
+        """The headers of ours that a route reads. A client may send them with every request."""
+        routes = [route for route in self._routes if isinstance(route, APIRoute)]
+        read = (name.lower() for route in routes for name in _headers_of(route.dependant))
+        return frozenset(name for name in read if name.startswith(OURS)) | {STRICT.decode()}
+
+
+def _headers_of(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.header_params)
+    for inner in dependant.dependencies:
+        yield from _headers_of(inner)
+
+
+def _document(body: bytes) -> object:
+    try:
+        return json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return None  # the route says what is wrong with it
+
+
+def _why(one: Unacted) -> str:
+    name = str(one.loc[-1])
+    because = one.known.unused.get(name)
+    return _unknown("field", name, one.known.fields) if because is None else f"{name!r} is not acted on: {because}"
+
+
+def _unknown(kind: str, name: str, known: Collection[str]) -> str:
+    shown = name[:LONGEST_NAME]
+    # `callbackUrl` and `callback_url` differ in more letters than most slips do.
+    plain = {one.replace("_", "").replace("-", "").lower(): one for one in sorted(known)}
+    near = get_close_matches(shown.replace("_", "").replace("-", "").lower(), plain, 1, CLOSE)
+    meant = f"; did you mean {plain[near[0]]!r}?" if near else ""
+    return f"there is no {kind} {shown!r} here{meant}"
+
+
+def _flaw(loc: tuple[str | int, ...], text: str) -> Flaw:
+    return {"type": "unknown_field", "loc": loc, "msg": text}

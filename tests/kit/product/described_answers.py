@@ -1,0 +1,106 @@
+"""Holds every answer that a test gets against the OpenAPI document's types: nothing is missing, nothing else is there.
+
+Wrapped around each API that the kit makes, so the whole suite tells what the document does not say.
+"""
+
+import copy
+import json
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import jsonschema_rs
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.openapi_document import TYPES, AnswerTypes
+
+LONGEST = 400
+"""Characters of an answer that are repeated."""
+
+
+class DescribedAnswers:
+    """Looks at what an application answers, and adds to `wrong` what the document does not say."""
+
+    def __init__(self, app: ASGIApp, *, wrong: list[str]) -> None:
+        self._app = app
+        self._wrong = wrong
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._looked_at(scope, receive, send) if scope["type"] == "http" else self._app(scope, receive, send)
+
+    async def _looked_at(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun: list[Message] = []
+        body = bytearray()
+
+        async def seen(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                begun.append(message)
+            body.extend(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, seen)
+        finally:
+            route = scope.get("route")
+            if begun and begun[0]["status"] < 300 and isinstance(route, APIRoute) and route.include_in_schema:
+                media_type = dict(begun[0]["headers"]).get(b"content-type", b"").decode().partition(";")[0]
+                self._wrong.extend(flaws((scope["method"].lower(), route.path), media_type, bytes(body)))
+
+
+@contextmanager
+def described(app: FastAPI) -> Generator[None]:
+    """Fails when the application answers, within the block, what the document does not say."""
+    wrong: list[str] = []
+    app.add_middleware(DescribedAnswers, wrong=wrong)
+    yield
+    assert not wrong, "the types in api/answers do not say this:\n" + "\n".join(dict.fromkeys(wrong))
+
+
+def flaws(place: tuple[str, str], media_type: str, body: bytes) -> list[str]:
+    """What is wrong with this body of a successful answer, of the operation with this method and path."""
+    if not body:
+        return []
+    if media_type == "application/json":
+        shown = [_whole(body)]
+    elif media_type == "text/event-stream":
+        frames = (line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: {"))
+        shown = [_whole(frame) for frame in frames]
+    else:
+        return []
+    validator = _validator(place, media_type)
+    if validator is None:
+        return [f"{place}: the document has no {media_type}"]
+    found = (next(iter(validator.iter_errors(one)), None) for one in shown if one is not _CUT)
+    return [f"{place} {list(error.instance_path)}: {error.message[:LONGEST]}" for error in found if error is not None]
+
+
+_CUT = object()
+
+
+def _whole(text: bytes) -> Any:
+    """What is said. A test may have left in the middle of it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return _CUT
+
+
+@cache
+def _types() -> tuple[AnswerTypes, dict[str, Any]]:
+    types = AnswerTypes.of(import_module(TYPES).OPERATIONS)
+    closed = copy.deepcopy(types.schemas)
+    for schema in closed.values():
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    return types, closed
+
+
+@cache
+def _validator(place: tuple[str, str], media_type: str) -> Any:
+    types, closed = _types()
+    schema = (types.answers if media_type == "application/json" else types.frames).get(place)
+    return None if schema is None else jsonschema_rs.validator_for({**schema, "components": {"schemas": closed}})
