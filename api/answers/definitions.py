@@ -182,6 +182,7 @@ class AgentState(TypedDict):
     timezone: str | None
     approval_expires_s: float | None
     on_approval_expiry: str | None
+    not_acted_on: list[str]
     project_id: Nothing
     template_id: str | None
     base_template_id: str | None

@@ -34,12 +34,12 @@ class Liveness(TypedDict):
 
 
 class Readiness(TypedDict):
-    """Whether what the API needs is there, by name."""
+    """Whether what the API needs is there, by name. The fields behind it: of the whole deployment (`?full`)."""
 
     status: Literal["ready", "not ready"]
     services: dict[str, bool | None]
-    sandbox: str | None
-    javascript: bool | None
+    sandbox: NotRequired[str | None]
+    javascript: NotRequired[bool | None]
 
 
 class Deleted(TypedDict):

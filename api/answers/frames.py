@@ -122,6 +122,11 @@ class ErrorFrame(Shown):
     seq_id: int | None
     code: str
     hint: str
+    pending_request_id: NotRequired[str]
+    tool_call_ids: NotRequired[list[str]]
+    approval_ids: NotRequired[list[str]]
+    resolve: NotRequired[str]
+    waiting_run_id: NotRequired[str]
 
 
 _AnyFrame = (

@@ -111,6 +111,7 @@ class ToolReturn(TypedDict):
     tool_call_id: str
     stdout: list[str] | None
     stderr: list[str] | None
+    outcome: NotRequired[Literal["unknown"]]
 
 
 class ToolReturnMessage(MessageHead):
@@ -123,6 +124,15 @@ class ToolReturnMessage(MessageHead):
     stdout: list[str] | None
     stderr: list[str] | None
     tool_returns: list[ToolReturn]
+    outcome: NotRequired[Literal["unknown"]]
+
+
+class Captured(TypedDict):
+    """A turn that was brought is stored."""
+
+    success: bool
+    messages_created: int
+    run_ids: list[str]
 
 
 class ApprovalDecision(TypedDict):

@@ -18,6 +18,11 @@ class RunFailure(TypedDict):
     seq_id: Nothing
     code: str
     hint: str
+    pending_request_id: NotRequired[str]
+    tool_call_ids: NotRequired[list[str]]
+    approval_ids: NotRequired[list[str]]
+    resolve: NotRequired[str]
+    waiting_run_id: NotRequired[str]
 
 
 class CancelOfRun(TypedDict):
@@ -30,8 +35,19 @@ class CancelOfRun(TypedDict):
     mode: str
 
 
-Waiting = TypedDict("Waiting", {"for": str, "until": Time})
-"""What a run waits for, and until when."""
+Waiting = TypedDict(
+    "Waiting",
+    {
+        "for": Literal["budget", "approval"],
+        "until": NotRequired[Time],
+        "pending_request_id": NotRequired[str],
+        "run_id": NotRequired[str],
+        "tool_call_ids": NotRequired[list[str]],
+        "approval_ids": NotRequired[list[str]],
+        "resolve": NotRequired[str],
+    },
+)
+"""What a run waits for: for a budget, with the time until which; for an approval, with the names of what waits."""
 
 
 class RunMetadata(TypedDict):
@@ -49,6 +65,8 @@ class RunMetadata(TypedDict):
     cause: NotRequired[str]
     cancel: NotRequired[CancelOfRun]
     continues_run_id: NotRequired[str]
+    continued_by_run_id: NotRequired[str]
+    decided_at: NotRequired[Time]
     waiting: NotRequired[Waiting]
     pruned_at: NotRequired[Time]
     trace_id: NotRequired[str]
@@ -262,6 +280,7 @@ class Approval(TypedDict):
     arguments: str
     arguments_object: Fields | None
     arguments_hash: str
+    tool_version: str | None
     client_side: bool
     asked_at: Time
     expires_at: Time | None
