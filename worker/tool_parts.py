@@ -73,9 +73,7 @@ async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGen
             walls = with_certificates(walls, above, network)
         folders = ToolFolders(above, walls.user)
         sandbox = sandbox_of(walls, limits, node, grace_s=settings.tool_grace, folders=folders, reach=reach)
-        bounded = BoundedSandbox(
-            sandbox, calls_at_once=calls_at_once, spare_calls=settings.spare_tool_processes
-        )
+        bounded = BoundedSandbox(sandbox, calls_at_once=calls_at_once, spare_calls=settings.spare_tool_processes)
         stack.push_async_callback(bounded.aclose)
         await stack.enter_async_context(
             repeating(
