@@ -55,7 +55,7 @@ def remove_tree(top: Path) -> None:
         return
     with suppress(OSError):
         top.chmod(0o700)  # a tool can make folders that nobody may enter
-        _Emptying(os.open(top, FOLDER)).to_its_end()
+        _Removal(os.open(top, FOLDER)).to_its_end()
     with suppress(OSError):
         top.rmdir()
 
@@ -67,7 +67,7 @@ class _Level(NamedTuple):
     """Names of those that are left in it."""
 
 
-class _Emptying:
+class _Removal:
     """The removal of what is in a folder. It goes down and up by descriptors, of which one is open at a time: no path
     gets too long, nothing calls itself, and a folder costs the same however deep it lies."""
 
