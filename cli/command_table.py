@@ -28,7 +28,7 @@ COMMANDS: dict[str, Place] = {
     "top": Place("cli.client.top", "Watch a deployment: queue, workers, runs.", ASK),
     "dev": Place("cli.operator.servers", "Run everything in one process, on embedded parts.", SERVE),
     "api": Place("cli.operator.servers", "Serve the API.", SERVE),
-    "openapi": Place("cli.operator.openapi", "Print the OpenAPI document of this version.", SERVE),
+    "openapi": Place("cli.operator.servers", "Print the OpenAPI document of this version.", SERVE),
     "worker": Place("cli.operator.servers", "Execute runs.", SERVE),
     "migrate": Place("cli.operator.upkeep", "Bring the database to the shape that this version needs.", SERVE),
     "doctor": Place("cli.operator.doctor", "Say what is wrong with a machine and its settings.", KEEP),

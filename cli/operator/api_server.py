@@ -1,11 +1,13 @@
-"""What `holdfast api` runs."""
+"""What `holdfast api` runs, and what it would say of itself."""
 
+import json
 from functools import partial
 from socket import socket
 
 from fastapi import FastAPI
 
 from api.access.callers import ConfiguredKeys
+from api.application import openapi_document
 from api.connection_rules import ConnectionRules
 from api.http_server import serve
 from api.main import serving
@@ -30,6 +32,11 @@ async def run_api(settings: Settings, *, host: str, port: int) -> None:
             refuse_if_open(host, has_keys=has_keys)
             async with serving(process) as app:
                 await serve_on(app, settings, f"http://{host}:{port}", sockets)
+
+
+def document() -> str:
+    """The OpenAPI document, as JSON."""
+    return json.dumps(openapi_document(), indent=1, ensure_ascii=False)
 
 
 def refuse_if_open(host: str, *, has_keys: bool) -> None:

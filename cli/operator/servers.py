@@ -57,6 +57,14 @@ def api(host: HostOption = LOOPBACK, port: PortOption = PORT) -> None:
     operate(partial(_run_api, host=host, port=port))
 
 
+@commands.command(epilog="Example: holdfast openapi > openapi.json")
+def openapi() -> None:
+    """Print the OpenAPI document of this version: of every request, answer, stream and error."""
+    from cli.operator.api_server import document
+
+    print(document())
+
+
 @commands.command(epilog="Example: OPENAI_API_KEY=… holdfast worker --max-runs 50 --health-port 8284")
 def worker(
     max_runs: Annotated[
