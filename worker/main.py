@@ -83,16 +83,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         sockets = stack.enter_context(health_sockets(settings))
         await stack.enter_async_context(measured(process, "worker"))
         process = await stack.enter_async_context(traced(process, service="holdfast-worker", instance=name))
-        models = Models(
-            process.environment,
-            first_event_timeout=settings.first_event_timeout,
-            idle_timeout=settings.idle_timeout,
-            retries=settings.model_retries,
-            builtin_models=settings.builtin_models,
-            network=network,
-            importing=without_collections,
-            now=process.clock.now,
-        )
+        models = _models(process, network)
         stack.push_async_callback(models.aclose)
         embeddings = EmbeddingClient(process.environment, network)
         stack.push_async_callback(embeddings.aclose)
@@ -177,6 +168,20 @@ async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
     else:
         async with servers.appending() as appends:
             yield event_log(appends=appends), CheckpointStore(database)
+
+
+def _models(process: ProcessContext, network: NetworkRules) -> Models:
+    settings = process.settings
+    return Models(
+        process.environment,
+        first_event_timeout=settings.first_event_timeout,
+        idle_timeout=settings.idle_timeout,
+        retries=settings.model_retries,
+        builtin_models=settings.builtin_models,
+        network=network,
+        importing=without_collections,
+        now=process.clock.now,
+    )
 
 
 def _run_services(

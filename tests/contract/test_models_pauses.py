@@ -1,6 +1,5 @@
 """How long a provider asks to be left alone: every form of it, on every wire, by the provider's own clock."""
 
-import asyncio
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 
@@ -80,7 +79,6 @@ async def test_a_pause_was_cut_short_where_the_header_was_not_understood(
 
     async def sleep(for_s: float) -> None:
         waits.append(for_s)
-        await asyncio.sleep(0)
 
     async with models_on_server(retries=1, clock_sleep=sleep, jitter=lambda: 0.0, now=CLOCK.now) as (server, models):
         server.play(Turn(failure=Failure("rate_limit", "Slow down.", headers, status)), Turn(text="At last."))

@@ -331,7 +331,7 @@ async def test_the_answer_so_far_beside_each_delta_is_not_said_twice() -> None:
     end = data({"choices": [{"delta": {}, "message": {"content": "It is four."}, "finish_reason": "stop"}]})
     assert text_said(await answered(CHAT, [*chunks, end])) == "It is four."
     with pytest.raises(ModelError, match="no finish reason"):
-        await answered(CHAT, chunks)
+        await answered(CHAT, chunks, "last chunk")
 
 
 async def test_chunks_in_a_list_are_an_answer_of_gemini() -> None:
@@ -401,8 +401,12 @@ async def test_a_server_pinged_for_ever_behind_its_answer(handle: str) -> None:
 @pytest.mark.parametrize("handle", [CHAT, ANTHROPIC, GOOGLE])
 async def test_so_did_one_with_events(handle: str) -> None:
     left = asyncio.Event()
-    ping: dict[str, Any] = {CHAT: {"choices": []}, ANTHROPIC: {"type": "ping"}, GOOGLE: {"candidates": []}}[handle]
-    events = await answered_for_ever(handle, up_to_reason(handle, FOUR), data(ping), left)
+    pings: dict[str, dict[str, Any]] = {
+        CHAT: {"choices": []},
+        ANTHROPIC: {"type": "ping"},
+        GOOGLE: {"candidates": []},
+    }
+    events = await answered_for_ever(handle, up_to_reason(handle, FOUR), data(pings[handle]), left)
     assert text_said(events) == "It is four."
     await left.wait()
 

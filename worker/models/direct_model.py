@@ -111,41 +111,45 @@ class DirectModel:
 
     async def _answer(self, call: ModelCall, request: WireRequest) -> AsyncGenerator[ModelEvent]:
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
+        answer, end = self._wire.answer(call), _End()
         async with (
             aclosing(await self._response(call, request, limit)) as response,
             aclosing(_pieces(response, limit)) as pieces,
+            aclosing(self._events(answer, pieces, response, end)) as stream,
         ):
-            answer, events, end = self._wire.answer(call), EventStream(), _End()
-            try:
-                while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
-                    for event in _told(answer, events.feed(piece)):
-                        yield event
-                        end.is_put_off = True
-                    end.look_at(answer)
-                    if answer.has_begun:
-                        limit.event_seen()
-                rest = self._rest(events, response)
-            except (httpx2.HTTPError, httpx2.StreamError, OSError):
-                # What came last may be whole, and the end of the answer.
-                for event in _told(answer, events.end()):
+            async for data in stream:
+                for event in _told(answer, data):
                     yield event
-                if not answer.has_reason:
-                    raise
-                rest = []
-            for event in _told(answer, rest):
-                yield event
+                    end.is_put_off = True
+                end.look_at(answer)
+                if answer.has_begun:
+                    limit.event_seen()
             answer.finish()
             for event in answer.told():
                 yield event
             await _last_bytes(pieces)
 
-    def _rest(self, events: EventStream, response: httpx2.Response) -> list[bytes]:
-        """What the end of the response ends. Raises `ModelError` for a response that is no answer."""
+    async def _events(
+        self, answer: Answer, pieces: AsyncIterator[bytes], response: httpx2.Response, end: "_End"
+    ) -> AsyncGenerator[list[bytes]]:
+        """The data of the events that each piece ends, and then of those that the end of the response ends. Raises
+        `ModelError` for a response that is no answer."""
+        events = EventStream()
+        try:
+            while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
+                yield events.feed(piece)
+        except (httpx2.HTTPError, httpx2.StreamError, OSError):
+            # What came last may be whole, and the end of the answer.
+            yield events.end()
+            if not answer.has_reason:
+                raise
+            return
         rest, said = events.end(), events.before_events
-        if said is None:
-            return rest
-        kind = str(response.headers.get("content-type", ""))
-        return [json.dumps(answer).encode() for answer in unstreamed_answers(bytes(said), kind, self._route.provider)]
+        if said is not None:
+            kind = str(response.headers.get("content-type", ""))
+            answers = unstreamed_answers(bytes(said), kind, self._route.provider)
+            rest = [json.dumps(whole).encode() for whole in answers]
+        yield rest
 
     async def _response(self, call: ModelCall, request: WireRequest, limit: SilenceLimit) -> httpx2.Response:
         """A response that is no error."""

@@ -148,10 +148,7 @@ class RunStore:
             async with self._database.write(CrashPoint.CLAIM) as connection:
                 waiting, given = await waiting_run(connection, run_id)
                 if waiting.owner == owner:
-                    if waiting.status is not RunStatus.RUNNING:
-                        return None
-                    # How the owner before left the run is not known any more; most that are followed were lost.
-                    return msgspec.structs.replace(waiting, follows_lost_owner=waiting.fence > 1)
+                    return _claimed_before(waiting)
                 claimed = await claim_run(connection, waiting, given, dispatch, owner, now)
                 if waiting.attempts_without_progress in alone_after:
                     raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
@@ -230,6 +227,14 @@ class RunStore:
         seen = [(run.run_id, run.dispatch, run.fence) for run in quiet]
         async with self._database.write(CrashPoint.DISPATCH_AGAIN) as connection:
             return await next_dispatches(connection, seen)
+
+
+def _claimed_before(run: Run) -> Run | None:
+    """The run as its owner has claimed it. How the owner before left it is not known any more: most that are followed
+    were lost."""
+    if run.status is not RunStatus.RUNNING:
+        return None
+    return msgspec.structs.replace(run, follows_lost_owner=run.fence > 1)
 
 
 async def submitted_before(connection: Connection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:

@@ -1,7 +1,7 @@
 """Answers of every wire as bytes, for tests of what servers do with them: cut, mend, frame and end them otherwise."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -86,31 +86,21 @@ async def answered_for_ever(
     """The same for a server that sends `again` behind its answer until its client leaves, and then sets `left`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(0)
         writer.write(head() + b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames))
         with suppress(ConnectionError):
-            while not writer.is_closing():
+            while not await _has_left(reader):
                 writer.write(b"%x\r\n%b\r\n" % (len(again), again))
                 await writer.drain()
-                await asyncio.sleep(0.01)
         left.set()
 
     return await asked_of(handle, answer)
 
 
-def failing_first(status: str, headers: dict[str, str], then: Sequence[bytes]) -> Callable[..., Any]:
-    """A server that refuses the first request so, and answers the next ones."""
-    asked: list[int] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(1)
-        if len(asked) == 1:
-            body = b'{"error": {"message": "Slow down."}}'
-            refused = head("application/json", status=status, **headers)
-            writer.write(refused + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
-        else:
-            writer.write(head() + b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in then) + b"0\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    return answer
+async def _has_left(reader: asyncio.StreamReader) -> bool:
+    """Whether the client hangs up within a moment. What it sends is its request."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.01):
+            while await reader.read(1000):
+                pass
+        return True
+    return False
