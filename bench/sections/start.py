@@ -11,7 +11,10 @@ from bench.starting import calibrating_s, pace, used_s, used_until_its_end_s
 
 SUBMISSIONS, FIRST, LAST = 100, 30, 20
 
-SAID = {"start of holdfast --help": (["--help"], {}), "a wrong setting": (["dev"], {"HOLDFAST_DRAIN_S": "soon"})}
+SAID: dict[str, tuple[list[str], dict[str, str]]] = {
+    "start of holdfast --help": (["--help"], {}),
+    "a wrong setting": (["dev"], {"HOLDFAST_DRAIN_S": "soon"}),
+}
 
 
 async def start(deployment: Deployment) -> list[Figure]:
