@@ -1,9 +1,9 @@
 """The health check of a container asks the process that the container was started with, and can fail for each."""
 
+import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -18,25 +18,21 @@ WORKER = [*PROGRAM, "worker"]
 
 @contextmanager
 def serving(status: int) -> Generator[int]:
-    """The port of a server that answers everything with this status."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(self.path.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Prints nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    """The port of a server that answers one request with this status, and with its path."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(180)
+        thread = threading.Thread(target=_answer, args=(server, status))
         thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def _answer(server: socket.socket, status: int) -> None:
+    connection, _ = server.accept()
+    with connection:
+        path = connection.recv(65536).split()[1]
+        # A 204 has no body, and what follows its head is not read.
+        connection.sendall(f"HTTP/1.1 {status} As Asked\r\ncontent-length: {len(path)}\r\n\r\n".encode() + path)
 
 
 @pytest.mark.parametrize(
