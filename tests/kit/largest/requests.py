@@ -203,14 +203,11 @@ def _odd_forms() -> Iterator[tuple[str, bytes]]:
 
 
 def _largest_files(file: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    agent, tool, block = (file[kind][0] for kind in ("agents", "tools", "blocks"))
+    agent, block = (file[kind][0] for kind in ("agents", "blocks"))
     message = {"type": "message", "role": "user", "content": "Hello", "id": "message-0"}
     many: dict[str, Any] = {
         "messages": [{**file, "agents": [{**agent, "messages": [message] * 10_000}]}],
         "agents": [{**file, "agents": [{**agent, "id": f"agent-{number}"} for number in range(100)]}],
-        "tools": [
-            {**file, "tools": [{**tool, "id": f"tool-{number}", "name": f"t{number}"} for number in range(2000)]}
-        ],
         "blocks": [{**file, "blocks": [{**block, "id": f"block-{number}"} for number in range(5000)]}],
     }
     for what, [large] in many.items():
