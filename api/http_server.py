@@ -71,8 +71,6 @@ TOO_MANY = HeadRefusal(
     "retry-after: 2\r\n",
 )
 
-BAD_HEAD = "400 Bad Request"
-
 EXCESS_S = 1.0
 """How long a connection over the limit stays for its request, which is answered with a 503."""
 
@@ -171,7 +169,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         flaw = _flaw_of_framing(self.headers, cast("Any", self.parser).get_http_version())
         if flaw:
-            self._refuse_head(f"{BAD_HEAD}: {flaw}")
+            self._refuse_head(NO_HTTP._replace(detail=flaw))
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
         self._request_is_there()
         super().on_headers_complete()
