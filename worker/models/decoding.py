@@ -10,6 +10,9 @@ from shared.domain.errors import ModelError, ModelErrorType
 
 _Event = TypeVar("_Event")
 
+NOT_READ = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises for what is no JSON, and for bytes inside a text that are no UTF-8."""
+
 
 class Decoder(Generic[_Event]):
     """Reads the events of one wire."""
@@ -24,7 +27,7 @@ class Decoder(Generic[_Event]):
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (*NOT_READ, RecursionError) as error:
             return self._decode_half_characters(data, error)
 
     def _decode_half_characters(self, data: bytes, why: Exception) -> _Event:
@@ -47,7 +50,7 @@ def read_json(data: bytes) -> Any:
     `ValueError` or `RecursionError`."""
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except NOT_READ:
         try:
             return json.loads(data.decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError:
@@ -58,7 +61,7 @@ def is_json(data: bytes) -> bool:
     """Whether `read_json` can read it."""
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
+    except (*NOT_READ, RecursionError):
         try:
             read_json(data)
         except (ValueError, RecursionError):
