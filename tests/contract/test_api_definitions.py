@@ -86,7 +86,7 @@ async def test_limits_that_mean_nothing_are_refused_by_name(client: AsyncLetta, 
     [name] = limits
     with pytest.raises(UnprocessableEntityError) as refused:
         await client.tools.create(source_code=ROLL_DICE, extra_body={"limits": limits})
-    assert f"'limits', '{name}'" in str(refused.value)
+    assert f"limits.{name}" in str(refused.value)
 
 
 @pytest.mark.parametrize("way", ["upsert", "create"])

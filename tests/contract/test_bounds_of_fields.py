@@ -52,7 +52,7 @@ async def test_a_field_without_a_bound_held_the_loop_with_sixteen_megabytes(
     path, body = thing
     refused = await http.post(path, json=body | {field: value})
     assert refused.status_code == 422, refused.text[:500]
-    assert f"'{field}'" in refused.json()["detail"]
+    assert str(refused.json()["field"]).startswith(field)
     assert len(refused.content) < 5000
     assert (await http.post(path, json=body)).status_code == 200
 
@@ -64,7 +64,7 @@ async def test_each_of_ninety_thousand_errors_was_shown(http: httpx.AsyncClient)
     assert len(answer.content) < 50_000
     body = {"model": "builtin/echo", "tool_rules": [{"type": "wrong" * 1000}] * 900}
     said = (await http.post("/v1/agents", json=body)).json()
-    assert said["detail"].count("'type':") <= 2 * MOST_FLAWS
+    assert said["detail"].count('"type":') <= 2 * MOST_FLAWS
     assert said["more_errors"] == 2 * 900 - MOST_FLAWS
 
 
