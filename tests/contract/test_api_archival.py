@@ -237,4 +237,4 @@ async def test_a_passage_for_another_projects_agent_told_that_the_agent_has_an_a
         path = f"/v1/agents/{agent}/archival-memory"
         assert (await http.post(path, json={"text": "x"}, headers=one)).status_code == 200
         refused = await http.post(path, json={"text": "x"}, headers=two)
-        assert (refused.status_code, refused.json()) == (404, {"detail": f"Agent with ID {agent} not found"})
+        assert (refused.status_code, refused.json()["detail"]) == (404, f"Agent with ID {agent} not found")

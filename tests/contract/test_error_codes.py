@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.letta.refusals import validation_refusal
+from api.letta.refusals import MOST_FLAWS, validation_refusal
 from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import ModelErrorType
 from tests.kit.product import api_client
@@ -139,7 +139,7 @@ def test_what_json_has_not_is_said_as_text() -> None:
     ] * 500  # fmt: skip
     body = validation_refusal(flaws, trace_id="x")
     shown = json.loads(json.dumps(body, ensure_ascii=False).encode())
-    assert len(shown["errors"]) == len(json.loads(shown["detail"])) == 100
+    assert len(shown["errors"]) == len(json.loads(shown["detail"])) == MOST_FLAWS
     assert json.loads(shown["detail"])[0]["ctx"] == {"error": "odd"}
 
 
