@@ -76,8 +76,8 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-def product(request: pytest.FixtureRequest, backends: Backends) -> Product:
-    """The running product."""
+def product(request: pytest.FixtureRequest, backends: Backends, settings: dict[str, Any]) -> Product:
+    """The running product. It names `settings` for modules that have several of them."""
     return request.getfixturevalue("project_of_its_own" if _shares(request.node) else "own_product")
 
 
