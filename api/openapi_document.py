@@ -184,8 +184,9 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
     components["securitySchemes"] = SECURITY_SCHEMES
     document["servers"] = SERVERS
     for method, path, operation in _operations(document):
-        operation["operationId"] = types.names[method, path]
-        _describe_answers(method, path, operation, types)
+        if (method, path) in types.names:
+            operation["operationId"] = types.names[method, path]
+            _describe_answers(method, path, operation, types)
         if path.startswith("/v1/") and path != "/v1/health":
             ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
             # An empty one stands for a request without any.

@@ -25,6 +25,7 @@ from tests.kit.wait_until import wait_until
 BUILDER = """
 import asyncio, sys
 from pathlib import Path
+from shared.domain.packages import ToolPackages
 from tests.kit.environments import environments
 from tests.kit.package_index import PackageIndex
 

@@ -54,6 +54,7 @@ REASONS = {
     **dict.fromkeys((f"POST {_A}/messages{part}" for part in ("", "/stream", "/async")), _RUN),
     **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize"), _RUN),
     **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
+    f"POST {_A}/messages/capture": _CONTEXT,
     "POST /v1/runs/{run_id}/inject": "the message is in the run's history",
     **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),
     **dict.fromkeys((f"POST {_C}/fork", "POST /v1/tools/add-base-tools", f"POST {_A}/archival-memory"), _MADE),

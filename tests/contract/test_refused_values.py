@@ -54,7 +54,7 @@ FIELDS: list[tuple[str, Any]] = [
 async def test_a_field_of_an_agent_that_cannot_be_kept(http: httpx.AsyncClient, field: str, value: Any) -> None:
     answer = await http.post("/v1/agents", json={"model": "builtin/echo", field: value})
     assert answer.status_code == 422, answer.text
-    assert f"'{field}'" in answer.json()["detail"]
+    assert str(answer.json()["field"]).startswith(field)
     assert (await http.get("/v1/agents")).json() == []
 
 
@@ -119,7 +119,7 @@ async def test_a_moment_outside_of_time(http: httpx.AsyncClient, agent: str, mom
     made = (await http.post("/v1/conversations", params={"agent_id": agent_id}, json={})).json()
     answer = await http.patch(f"/v1/conversations/{made['id']}", json={"last_message_at": moment})
     assert answer.status_code == 422
-    assert "'last_message_at'" in answer.json()["detail"]
+    assert answer.json()["field"] == "last_message_at"
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ async def test_a_message_that_could_not_be_read_again(http: httpx.AsyncClient, a
 async def test_thousands_of_runs_to_cancel_at_once(http: httpx.AsyncClient, agent: str) -> None:
     answer = await http.post(f"{agent}/messages/cancel", json={"run_ids": [f"run-{number}" for number in range(1_001)]})
     assert answer.status_code == 422
-    assert "'run_ids'" in answer.json()["detail"]
+    assert answer.json()["field"] == "run_ids"

@@ -32,7 +32,17 @@ HARMLESS = {
     *("include_compaction_messages", "agent_id", "run_id", "run_ids", "otid", "starting_after", "valid_for_s"),
     *("reason", "mode", "wait", "if_ended", "value", "text", "created_at", "feedback"),
     *("summary", "description", "hidden", "archived", "last_message_at"),
-    *("decision", "arguments", "arguments_hash", "tool_return", "status", "stdout", "stderr", "decided_by"),
+    *(
+        "decision",
+        "arguments",
+        "arguments_hash",
+        "tool_version",
+        "tool_return",
+        "status",
+        "stdout",
+        "stderr",
+        "decided_by",
+    ),
     *("stream", "stream_options", "tool_choice", "n", "user", "response_format", "modalities"),
     *("functions", "function_call", "tags", "metadata"),
 }

@@ -132,7 +132,7 @@ async def test_a_server_that_ends_says_where_the_run_goes_on(product: Product) -
     resume.set()
     assert cut.value.code == "server_ending"
     assert f"GET /v1/runs/{first.id}" in cut.value.message
-    assert (refused.value.status_code, refused.value.code) == (503, "service_unavailable")
+    assert (refused.value.status_code, refused.value.code) == (503, "server_ending")
     [run] = await runs_of(product, waiting.id)
     assert f"GET /v1/runs/{run['id']}" in str(refused.value)
     assert (await product.ended(first.id))["status"] == (await product.ended(run["id"]))["status"] == "completed"

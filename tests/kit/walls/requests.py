@@ -73,7 +73,8 @@ SAY_NOTHING_OF_ROWS = frozenset(
     {
         "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
         "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
-        "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "has_feedback",
+        "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "full",
+        "has_feedback",
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "match_all_tags",
         "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
         "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "since", "sort_by", "start_date",
@@ -160,6 +161,14 @@ def _said(**fields: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": HELLO, **fields}]}
 
 
+_CAPTURED = {
+    "provider": "openai",
+    "model": "gpt-4o-mini",
+    "request_messages": [{"role": "user", "content": HELLO}],
+    "response_dict": {"content": HELLO},
+}
+
+
 def _decided(other: Pick) -> dict[str, Any]:
     decision = {"type": "approval", "tool_call_id": other["tool_calls"], "approve": True}
     named = {"approval_request_id": other["approvals"]}
@@ -226,6 +235,7 @@ BODIES: Mapping[str, list[Body]] = {
     "POST /v1/conversations/{conversation_id}/recompile": [lambda _, __: {}],
     "POST /v1/agents/{agent_id}/messages": _MESSAGES,
     "POST /v1/agents/{agent_id}/messages/stream": _MESSAGES,
+    "POST /v1/agents/{agent_id}/messages/capture": [lambda _, __: _CAPTURED],
     "POST /v1/agents/{agent_id}/messages/async": _MESSAGES,
     "POST /v1/agents/{agent_id}/messages/cancel": [lambda _, __: {}, lambda _, o: {"run_ids": [o["runs"]]}],
     "POST /v1/messages/search": [
