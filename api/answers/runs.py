@@ -307,6 +307,7 @@ class ToolRunResult(TypedDict):
     stdout: list[str] | None
     stderr: list[str] | None
     sandbox_config_fingerprint: Nothing
+    outcome: NotRequired[Literal["unknown"]]
 
 
 class Conversation(TypedDict):

@@ -25,7 +25,7 @@ SETTINGS = COMMAND_LINE | {
     *("pydantic_settings", "structlog", "typing_inspection", "uvloop"),
 }
 STORES = SETTINGS | {"arq", "cryptography", "hiredis", "jwt", "redis", "sqlalchemy"}
-DOCTOR = STORES | {"h11", "httptools", "httpx2", "idna", "worker"}
+DOCTOR = STORES | {"api", "h11", "httptools", "httpx2", "idna", "prometheus_client", "worker"}
 SERVER = STORES | {"httptools", "httpx2", "idna", "prometheus_client", "tree_sitter", "tree_sitter_typescript"}
 WORKER = SERVER | {"h11", "worker"}
 API = SERVER | {

@@ -1,5 +1,6 @@
 """Asks the model for one answer: the whole of it, or the rest when readers have seen the beginning."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -72,6 +73,9 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         options=context.options,
     )
     await context.pay_for(call)
+    # An interrupt arrives where the task waits. One that came while the last step was stored is not to find the model
+    # asked, where a quick database has let the task go on until here.
+    await asyncio.sleep(0)
     in_hand = context.progress.begin_step(context.new_step(beginning), asked)
     context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
     with context.observation.model_call(call, in_hand.step) as observed:
