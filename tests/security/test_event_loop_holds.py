@@ -118,16 +118,6 @@ async def test_no_address_and_no_header_of_any_route_holds_the_loop(world: World
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_no_body_of_any_route_holds_the_loop(world: World) -> None:
-    await world.walk.walk(bodies(world))
-    with_bodies = {base.route for base in world.bases() if "requestBody" in base.operation}
-    nothing_held_the_loop(world.walk)
-    assert world.walk.routes == with_bodies
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 async def test_no_argument_of_any_base_tool_holds_the_loop_of_the_worker(world: World) -> None:
     await world.client.post("/v1/tools/add-base-tools")
     known = {tool["name"]: tool["id"] for tool in (await world.client.get("/v1/tools?limit=1000")).json()}
@@ -158,36 +148,6 @@ def largest_arguments(tool: BaseTool) -> Iterator[tuple[str, bytes]]:
     base = {name: "human" if name == "label" else value for name, value in smallest.items()}
     yield "smallest", encoded(base)
     yield from Schemas({}).largest_fields(described, base)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-async def test_no_answer_with_large_things_in_it_holds_the_loop(world: World) -> None:
-    """Every list and every thing, after definitions and passages have become as large as they can be."""
-    await enlarge(world)
-    for base in world.bases():
-        if base.request.method == "GET":
-            names = [one["name"] for one in base.operation.get("parameters", [])]
-            query = "&".join([base.needed, *(["limit=1000"] if "limit" in names else [])])
-            target = f"{base.request.path}?{query}"
-            await world.walk.look_at(LargeRequest(base.route, "a large answer", "GET", target, base.request.headers))
-    nothing_held_the_loop(world.walk)
-    assert world.walk.routes == {route for route in world.routes if route.startswith("GET")}
-
-
-async def enlarge(world: World) -> None:
-    """Makes what the project has as large as it can be."""
-    letter = "\N{CJK UNIFIED IDEOGRAPH-66F8}"
-    metadata = {"metadata": {"a": letter * 330_000}}
-    [agent, *_], [block, *_], [archive] = (world.belongings[kind] for kind in ("agents", "blocks", "archives"))
-    for path, large in {
-        f"/v1/agents/{agent}": {**metadata, "system": letter * 1_000_000, "description": letter * 100_000},
-        f"/v1/blocks/{block}": {**metadata, "limit": 5_000_000, "value": letter * 5_000_000},
-    }.items():
-        assert (await world.client.patch(path, json=large)).is_success
-    passages = {"passages": [{"text": "tea " * 1000, "tags": ["tea"], "metadata": {"a": "b" * 20_000}}] * 500}
-    assert (await world.client.post(f"/v1/archives/{archive}/passages/batch", json=passages)).is_success
 
 
 async def test_a_loop_that_is_held_is_found_out() -> None:
