@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from fastapi import FastAPI
 
+from api.answers.operations import OPERATIONS
 from api.application import openapi_document
 from api.openapi_document import ENDS_RUNS, SOMETIMES_STREAMS
 from tests.kit.product.described_answers import flaws
@@ -188,3 +189,11 @@ async def test_a_wrong_method_was_told_those_of_the_first_route_only(http: httpx
 async def test_a_method_that_nobody_has_was_said_to_be_lettas(http: httpx.AsyncClient, path: str) -> None:
     assert (await http.request("TRACE", path)).status_code == 405
     assert (await http.request("POST", path)).status_code == 501
+
+
+def test_every_operation_has_a_name_and_types_of_its_own(app: FastAPI) -> None:
+    """Else FastAPI's name and an answer without a type would stand in the document."""
+    document = app.openapi()["paths"]
+    routed = {(method, path) for path, methods in document.items() for method in methods}
+    assert set(OPERATIONS) == routed
+    assert all(document[path][method]["operationId"] == one.name for (method, path), one in OPERATIONS.items())
