@@ -86,6 +86,8 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         if draft.has_calls:
             # A gate that was switched on while the model spoke holds for what it asks for.
             await context.read_equipment()
+            # As above: an interrupt is not to come between the calls that are shown next and their checkpoint.
+            await asyncio.sleep(0)
         return draft.finish()
 
 
