@@ -150,7 +150,7 @@ def follows_of(frame: bytes) -> int | None:
             return None
 
 
-NEW_FIELDS = frozenset({"follows", "code", "hint", "outcome"})
+NEW_FIELDS = frozenset({"follows", "code", "hint", "outcome", "project_id"})
 """What the earlier release does not show."""
 
 
