@@ -256,7 +256,7 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
 
 def _may_be(status: str, method: str, path: str) -> bool:
     if not path.startswith("/v1/") or path == "/v1/health":
-        return status in ("403", "500", "503", *OF_THE_HEAD)
+        return status in ("403", "422", "500", "503", *OF_THE_HEAD)
     if status in WITH_BODY:
         return method != "get"
     if status in OF_A_FORM:
