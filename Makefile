@@ -7,7 +7,7 @@ RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # Most tests wait for processes and servers as long as they compute. Each process has to collect the tests first, which
 # takes it 7 s.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 6
 FAST_TESTS := tests/unit tests/contract
 LINTS := tests/architecture
 CONSOLE_TYPES := $(VENV)/console-types

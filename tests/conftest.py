@@ -1,7 +1,9 @@
 """The services that tests run on. A test that asks for `database_url` runs once per kind of database."""
 
 import faulthandler
+import functools
 import gc
+import hashlib
 import os
 import shutil
 import sys
@@ -40,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     file = Path(directory.name, "one.pem")
     file.write_text(certificates[: certificates.index(LAST_LINE) + len(LAST_LINE)] + "\n")
     os.environ["SSL_CERT_FILE"] = str(file)
+    # A configured key takes each process that starts 50 ms and more, as it should: here one takes it once.
+    hashlib.scrypt = functools.cache(hashlib.scrypt)
     # Unless told otherwise, structlog draws a traceback with the sources and variables around it: that takes seconds.
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
@@ -132,10 +136,9 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def plain_owner_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A Postgres database, migrated, without rows, for its owner, whom the tables' policies bind."""
-    url = postgres_server.create_database_of_plain_owner()
-    on_another_loop(migrate_database(url))
+    url = postgres_server.lend_migrated_of_plain_owner()
     yield url
-    postgres_server.drop_database(url)
+    postgres_server.release(url)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])

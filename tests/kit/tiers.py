@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.kit.cases import mark_further_cases
+
 FOUND = "HOLDFAST_TEST_SERVICES_FOUND"
 SERVICES = {
     "HOLDFAST_TEST_REDIS_URL": ("redis://127.0.0.1:6379/9", 6379),
@@ -59,7 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.lint)
         if os.environ[FOUND] == "yes" and isinstance(item, pytest.Function) and _is_told_twice(item):
             item.add_marker(pytest.mark.exhaustive)
-    config.stash[IN_ALL_ALONE] = _in_all_alone(item for item in items if isinstance(item, pytest.Function))
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    mark_further_cases(functions)
+    config.stash[IN_ALL_ALONE] = _in_all_alone(functions)
 
 
 def _in_all_alone(items: Iterable[pytest.Function]) -> dict[str, bool]:
@@ -74,7 +78,9 @@ def _is_told_twice(item: pytest.Function) -> bool:
     """A story on embedded parts is told again on the services: with these there, `make test` runs the latter."""
     callspec = getattr(item, "callspec", None)
     is_story = item.path.parent.name == "story" and item.path.name not in ON_BOTH
-    return is_story and callspec is not None and callspec.params.get("backends") == "embedded"
+    if not is_story or callspec is None:
+        return False
+    return callspec.params.get("backends") == "embedded" or callspec.params.get("database") == "sqlite_url"
 
 
 class FailureLines:

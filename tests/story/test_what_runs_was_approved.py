@@ -301,7 +301,7 @@ async def play(
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("examples", [8, pytest.param(60, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.exhaustive)])
 def test_a_call_ran_that_nobody_had_approved(sqlite_url: str, examples: int) -> None:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

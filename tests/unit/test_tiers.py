@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.cases import IN_MAKE_TEST, spread
 from tests.kit.project.documents import ROOT
 from tests.kit.tiers import IN_ALL_ALONE
 
@@ -117,3 +118,27 @@ def test_guarantees_say_which_of_their_tests_make_test_leaves_out(request: pytes
         if cases and all(cases) != bool(named["alone"]):
             wrong.append(named[0])
     assert wrong == []
+
+
+def test_no_test_is_left_out_by_a_name_that_it_no_longer_has(request: pytest.FixtureRequest) -> None:
+    """Compared, like the above, with what this session has collected."""
+    collected = request.config.stash[IN_ALL_ALONE]
+    files = {name.split("::")[0] for name in collected}
+    unknown = [
+        name
+        for file, tests in IN_MAKE_TEST.items()
+        for test in tests
+        if f"tests/{file}" in files and (name := f"tests/{file}::{test}") not in collected
+    ]
+    missing = [file for file in IN_MAKE_TEST if not (ROOT / "tests" / file).exists()]
+    assert (unknown, missing) == ([], [])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 40, 51])
+def test_as_many_cases_are_kept_as_were_asked_for(count: int) -> None:
+    for wanted in range(count + 3):
+        kept = spread(count, wanted)
+        assert len(kept) == min(wanted, count)
+        assert kept <= set(range(count))
+        if 4 <= 2 * wanted <= count:
+            assert {number % 2 for number in kept} == {0, 1}

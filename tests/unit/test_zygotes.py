@@ -83,8 +83,8 @@ async def test_a_zygote_that_died_is_replaced_and_its_calls_are_errors(tier: str
     async with pooled(tier) as sandbox, asyncio.TaskGroup() as group:
         await sandbox.call(tool_call("def tool(): ..."))
         [zygote] = zygotes()
-        running = group.create_task(sandbox.call(tool_call(SLEEPS, mark="orphaned")))
-        [call] = await seen("orphaned")
+        running = group.create_task(sandbox.call(tool_call(SLEEPS, mark=f"orphaned-{tier}")))
+        [call] = await seen(f"orphaned-{tier}")
         os.kill(zygote, signal.SIGKILL)
         outcome = await running
         assert outcome.text.endswith("the tool's process was killed by SIGKILL without a result")
@@ -112,8 +112,8 @@ async def test_a_zygote_that_made_many_calls_is_replaced_and_ends_behind_its_las
     async with pooled(tier, calls_of_one=2) as sandbox, asyncio.TaskGroup() as group:
         await sandbox.call(tool_call("def tool(): ..."))
         [first] = zygotes()
-        running = group.create_task(sandbox.call(tool_call(SLEEPS, mark="outlives")))
-        await seen("outlives")
+        running = group.create_task(sandbox.call(tool_call(SLEEPS, mark=f"outlives-{tier}")))
+        await seen(f"outlives-{tier}")
         for _ in range(2):
             assert (await sandbox.call(tool_call("def tool():\n    return 'done'"))).text == "done"
         assert first in zygotes()
@@ -195,8 +195,8 @@ async def test_a_timeout_lets_the_tool_clean_up_and_keeps_its_output(name: str) 
 @pytest.mark.parametrize("tier", WALLED)
 async def test_closing_ends_calls_and_zygotes_and_refuses_new_calls(tier: str) -> None:
     async with sandbox_of(tier) as sandbox, asyncio.TaskGroup() as group:
-        running = group.create_task(sandbox.call(tool_call(SLEEPS, mark="closing")))
-        calls = await seen("closing")
+        running = group.create_task(sandbox.call(tool_call(SLEEPS, mark=f"closing-{tier}")))
+        calls = await seen(f"closing-{tier}")
         await sandbox.aclose()
         assert not any(is_alive(pid) for pid in calls)
         assert zygotes() == []
@@ -209,10 +209,10 @@ def test_walls_work_on_uvloop(tier: str) -> None:
     async def scenario() -> ToolOutcome:
         async with sandbox_of(tier) as sandbox:
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(sandbox.call(tool_call(SLEEPS, mark="uv")))
-                await seen("uv")
+                task = group.create_task(sandbox.call(tool_call(SLEEPS, mark=f"uvloop-{tier}")))
+                await seen(f"uvloop-{tier}")
                 task.cancel()
-            assert named_processes("uv") == []
+            assert named_processes(f"uvloop-{tier}") == []
             return await called(sandbox)
 
     async def called(sandbox: ToolSandbox) -> ToolOutcome:

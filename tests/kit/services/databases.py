@@ -8,14 +8,15 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, Pool
 
 from shared.domain.ids import RunId, ThreadId
@@ -57,7 +58,9 @@ class PostgresServer:
         self._admin = make_url(admin_url)
         self._prefix = f"holdfast_test_{os.getpid()}"
         self._free: list[str] = []
+        self._free_of_plain_owner: list[str] = []
         self._plain_owner: str | None = None
+        self._empties = _Emptying()
 
     def check(self) -> None:
         """Raises `OSError` or `SQLAlchemyError` when the server does not answer or does not let us in."""
@@ -91,14 +94,26 @@ class PostgresServer:
         on_another_loop(migrate_database(url))
         return url
 
+    def lend_migrated_of_plain_owner(self) -> str:
+        """The same, for its owner, who is no superuser."""
+        if self._free_of_plain_owner:
+            return self._free_of_plain_owner.pop()
+        url = self.create_database_of_plain_owner()
+        on_another_loop(migrate_database(url))
+        return url
+
     def release(self, url: str) -> None:
         """Ends the connections to a lent database and deletes its rows."""
-        self._execute(EMPTY_ALL_TABLES, on=url)
-        self._free.append(url)
+        lent = make_url(url)
+        self._empties.empty(self._admin.set(database=lent.database))
+        owned = self._plain_owner is not None and lent.username == self._plain_owner
+        (self._free_of_plain_owner if owned else self._free).append(url)
 
     def drop_free(self) -> None:
-        while self._free:
-            self.drop_database(self._free.pop())
+        self._empties.close()
+        for free in (self._free, self._free_of_plain_owner):
+            while free:
+                self.drop_database(free.pop())
         if self._plain_owner is not None:
             self._execute(f'DROP ROLE "{self._plain_owner}"')
 
@@ -109,8 +124,42 @@ class PostgresServer:
             f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"  # noqa: S608 - our own name
         )
 
-    def _execute(self, statement: str, *, on: str | None = None) -> None:
-        on_another_loop(_execute(make_url(on) if on else self._admin, statement))
+    def _execute(self, statement: str) -> None:
+        on_another_loop(_execute(self._admin, statement))
+
+
+class _Emptying:
+    """Empties lent databases, over one connection to each: a new one would read Postgres's catalogue anew, which is
+    most of the work."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._runner = asyncio.Runner()
+        self._connections: dict[URL, AsyncConnection] = {}
+
+    def empty(self, url: URL) -> None:
+        self._thread.submit(self._runner.run, self._empty(url)).result()
+
+    def close(self) -> None:
+        self._thread.submit(self._runner.run, self._close()).result()
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()
+
+    async def _empty(self, url: URL) -> None:
+        known = self._connections.pop(url, None)
+        if known is not None:
+            with suppress(DBAPIError):  # a test may have ended the connection
+                await known.execute(sa.text(EMPTY_ALL_TABLES))
+                self._connections[url] = known
+                return
+            await known.invalidate()
+        made = await _engine(url).connect()
+        await made.execute(sa.text(EMPTY_ALL_TABLES))
+        self._connections[url] = made
+
+    async def _close(self) -> None:
+        for connection in self._connections.values():
+            await connection.close()
 
 
 @asynccontextmanager
@@ -168,15 +217,19 @@ async def thread_locked(url: str, thread_id: ThreadId) -> AsyncGenerator[Callabl
 
 
 async def _execute(url: URL, statement: str) -> None:
-    engine = create_async_engine(
+    engine = _engine(url)
+    async with engine.connect() as connection:
+        await connection.execute(sa.text(statement))
+    await engine.dispose()
+
+
+def _engine(url: URL) -> AsyncEngine:
+    return create_async_engine(
         url.set(drivername="postgresql+asyncpg"),
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",  # CREATE DATABASE refuses to run in a transaction
         connect_args={"timeout": CONNECT_S},
     )
-    async with engine.connect() as connection:
-        await connection.execute(sa.text(statement))
-    await engine.dispose()
 
 
 _IS_ASKED_FOR_THE_TEST: ContextVar[bool] = ContextVar("is asked for the test", default=False)

@@ -1,0 +1,170 @@
+"""Of which tests `make test` runs a few cases, or none, because the others show the same on more input and take long.
+
+`make test-all` runs each of them with every case. The numbers are of cases beside those that are marked `exhaustive`
+where they stand. `docs/guarantees.md` names the tests of which `make test` runs none.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
+    "contract/test_archival_store.py": {"test_no_query_is_an_error": 10},
+    "contract/test_context_reads.py": {"test_messages_that_had_left_a_context_were_walked_over_for_each_step": 2},
+    "contract/test_health_port.py": {"test_a_worker_says_what_it_lacks_and_one_that_stands_still_says_nothing": 1},
+    "contract/test_hostile_texts.py": {
+        "test_another_encoding_is_never_a_500": 10,
+        "test_bad_text_in_a_form_is_never_a_500": 18,
+        "test_bad_text_in_an_address_or_a_header_is_never_a_500": 2,
+        "test_bad_text_in_every_field_of_a_body_is_never_a_500": 2,
+    },
+    "contract/test_keys_command.py": {"test_a_running_api_follows_within_five_seconds": 1},
+    "contract/test_lease_fence_log_protocol.py": {"test_every_interleaving_keeps_one_owner_and_one_log": 1},
+    "contract/test_lost_answers.py": {"test_a_write_whose_answer_was_lost_is_recognised_when_repeated": 62},
+    "contract/test_migrations.py": {
+        "test_a_run_that_has_ended_is_read_as_before_the_upgrade": 2,
+        "test_no_number_of_a_run_in_flight_is_given_again_after_the_upgrade": 4,
+    },
+    "contract/test_models_ended.py": {
+        "test_a_whole_answer_was_lost_with_its_connection": 8,
+        "test_so_were_whole_calls": 8,
+    },
+    "contract/test_models_failures.py": {
+        "test_a_model_that_falls_silent_is_given_up": 2,
+        "test_an_answer_may_take_longer_than_either_limit": 1,
+    },
+    "contract/test_models_servers.py": {
+        "test_a_server_pinged_for_ever_behind_its_answer": 1,
+        "test_an_error_behind_the_reason_took_a_whole_answer": 8,
+    },
+    "contract/test_openapi_document.py": {
+        "test_refusals_had_bodies_of_another_shape_than_the_document_said": 2,
+    },
+    "contract/test_operations.py": {"test_a_callback_that_waits_is_listed_and_tried_at_once": 1},
+    "contract/test_operator_mistakes.py": {"test_postgres_that_refuses_is_a_mistake": 1},
+    "contract/test_package_environments.py": {
+        "test_a_package_of_very_many_empty_files_was_worked_at_until_its_time_was_over": 1,
+    },
+    "contract/test_prune_command.py": {"test_it_may_be_told_to_end_and_started_again": 1},
+    "contract/test_retention.py": {"test_a_crash_in_the_middle_leaves_each_run_whole_or_pruned": 8},
+    "contract/test_run_reader.py": {
+        "test_a_hole_in_the_middle_of_a_page_is_filled_from_sql": 8,
+        "test_an_end_that_was_published_while_nobody_heard_it_is_found": 2,
+        "test_the_stream_of_a_run_that_is_deleted_ends": 2,
+    },
+    "e2e/test_documentation.py": {"test_python_examples_do_what_they_say": 5},
+    "e2e/test_imported_packages.py": {"test_a_wrong_setting_was_said_after_all_imports": 3},
+    "faults/test_clock_jumps.py": {
+        "test_a_cancel_of_a_dead_workers_run_is_settled_across_a_jump": 1,
+        "test_a_run_stays_with_its_worker_whose_clock_jumps": 1,
+        "test_a_run_that_redis_forgot_with_its_dead_worker_is_found_by_a_clock_that_jumped": 1,
+        "test_a_worker_whose_clock_jumps_leaves_the_runs_of_others_alone": 1,
+        "test_runs_that_are_submitted_around_a_jump_are_each_executed_once": 1,
+    },
+    "faults/test_crash_in_tool_run.py": {
+        "test_a_tool_starts_once_though_its_worker_dies": 4,
+        "test_an_edit_is_made_once_though_its_worker_dies": 4,
+    },
+    "faults/test_database_away.py": {
+        "test_a_run_ends_once_when_the_database_was_away_for_longer_than_its_worker_waits": 1,
+        "test_a_worker_retries_the_writes_of_a_step_until_the_database_is_back": 2,
+        "test_requests_are_refused_in_time_while_the_database_is_away": 1,
+    },
+    "faults/test_first_token.py": {
+        "test_the_first_token_stays_when_redis_was_away_for_longer_than_a_lease": 0,
+        "test_the_first_token_stays_when_two_workers_in_a_row_are_lost": 0,
+    },
+    "faults/test_memory_of_many_turns.py": {
+        "test_each_edit_of_many_turns_is_made_once_while_workers_die": 0,
+    },
+    "faults/test_redis_away.py": {
+        "test_a_run_that_ends_while_redis_is_away_ends_for_its_readers_too": 1,
+        "test_a_stream_goes_on_after_redis_took_no_writes_for_longer_than_a_lease": 0,
+        "test_a_stream_goes_on_after_redis_was_away_for_a_while": 1,
+        "test_a_stream_goes_on_after_redis_was_away_for_longer_than_a_lease": 0,
+        "test_a_stream_goes_on_at_the_redis_that_took_the_place_of_the_lost_one": 1,
+        "test_what_is_submitted_while_redis_is_away_is_stored_and_executed_when_it_is_back": 1,
+    },
+    "faults/test_redis_full.py": {
+        "test_the_log_of_a_run_that_ended_while_redis_was_full_stayed_for_a_day": 1,
+    },
+    "faults/test_redis_lost.py": {
+        "test_a_long_stream_is_the_same_after_redis_was_emptied": 0,
+        "test_a_run_goes_on_after_redis_stood_still": 0,
+    },
+    "faults/test_traces_of_workers.py": {"test_a_run_is_one_trace_over_all_its_workers": 0},
+    "faults/test_two_of_each.py": {
+        "test_a_caller_that_waits_for_a_whole_answer_is_told_where_it_will_be": 0,
+        "test_runs_that_wait_for_a_slow_model_do_not_keep_new_runs_from_starting": 0,
+    },
+    "security/test_ends.py": {
+        "test_a_worker_that_is_killed_leaves_no_process_of_a_hostile_tool": 1,
+        "test_hostile_calls_that_are_cancelled_are_dead_at_once": 1,
+    },
+    "security/test_event_loop_holds.py": {
+        "test_a_sample_of_the_largest_requests_holds_the_loop_of_nobody": 0,
+    },
+    "security/test_hostile_javascript.py": {
+        "test_javascript_runs_in_the_jail": 2,
+        "test_walls_hold_around_javascript": 1,
+    },
+    "security/test_hostile_tools.py": {
+        "test_walls_hold": 11,
+        "test_without_walls_the_attacks_are_found_out": 0,
+    },
+    "story/test_cancel_table.py": {"test_cancel": 17},
+    "story/test_cut_answers.py": {"test_calls_of_an_answer_that_was_cut_off_were_run": 6},
+    "story/test_decided_runs.py": {"test_a_decided_run_looked_like_one_that_waits": 3},
+    "story/test_filled_in_arguments.py": {
+        "test_what_a_rule_filled_in_was_not_shown_and_went_over_an_edit": 4,
+    },
+    "story/test_gates_at_work.py": {
+        "test_a_tool_was_called_that_was_stopped_while_the_model_spoke": 3,
+        "test_the_next_answer_called_a_tool_that_was_stopped_while_the_run_sat_in_another": 3,
+    },
+    "story/test_named_decisions.py": {"test_the_older_form_decided_what_it_did_not_name": 8},
+    "story/test_refused_for_length.py": {
+        "test_a_request_that_is_much_longer_is_sent_shorter_whatever_the_words": 7,
+        "test_a_summary_that_the_model_refuses_is_an_excerpt": 3,
+    },
+    "story/test_times.py": {"test_every_time_of_a_list_has_its_zone": 6},
+    "unit/test_javascript_calls.py": {
+        "test_a_call_that_fails_says_why": 9,
+        "test_a_cancelled_call_may_clean_up_if_it_listens": 1,
+        "test_a_cancelled_call_that_does_not_listen_ends_without_its_grace": 1,
+        "test_a_cancelled_caller_leaves_no_process": 1,
+        "test_results_become_text": 11,
+    },
+    "unit/test_tool_sandbox.py": {
+        "test_a_failing_tool_is_an_outcome": 13,
+        "test_results_become_text": 13,
+    },
+    "unit/test_zygotes.py": {
+        "test_a_timeout_lets_the_tool_clean_up_and_keeps_its_output": 1,
+        "test_a_tool_that_ignores_a_cancel_is_killed_after_the_grace": 1,
+    },
+}
+"""How many cases `make test` runs of each test, by file below `tests` and by name."""
+
+
+def mark_further_cases(items: Iterable[pytest.Function]) -> None:
+    """Marks the other cases `exhaustive`."""
+    cases: dict[tuple[str, str], list[pytest.Function]] = {}
+    for item in items:
+        file, name = f"{item.path.parent.name}/{item.path.name}", item.originalname
+        if name in IN_MAKE_TEST.get(file, {}) and item.get_closest_marker("exhaustive") is None:
+            cases.setdefault((file, name), []).append(item)
+    for (file, name), found in cases.items():
+        kept = spread(len(found), IN_MAKE_TEST[file][name])
+        for number, item in enumerate(found):
+            if number not in kept:
+                item.add_marker(pytest.mark.exhaustive)
+
+
+def spread(count: int, wanted: int) -> set[int]:
+    """The numbers of `wanted` among `count` cases, or of all if there are no more. Where it leaves out half of them,
+    even and odd ones in turn: of two databases or two tiers of walls both are among them."""
+    if 2 * wanted > count:
+        return set(range(min(wanted, count)))
+    places = [number * count // wanted for number in range(wanted)]
+    return {place + (place + number) % 2 for number, place in enumerate(places)}
