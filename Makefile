@@ -7,7 +7,7 @@ RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # Most tests wait for processes and servers as long as they compute. Each process has to collect the tests first, which
 # takes it 7 s.
-TEST_PROCESSES ?= 6
+TEST_PROCESSES ?= 5
 FAST_TESTS := tests/unit tests/contract
 LINTS := tests/architecture
 CONSOLE_TYPES := $(VENV)/console-types
@@ -27,7 +27,7 @@ dev: $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS)) ## Run everything in one proces
 
 test: $(STAMP) ## Run the tests without those marked exhaustive, and without the lints (ARGS="-k cancel")
 	@echo 'Running the tests in $(TEST_PROCESSES) processes: a line for each that fails; `make lint` has the lints, `make test-all` every case' >&2
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m 'not exhaustive and not lint' $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --ignore $(LINTS) -m 'not exhaustive' $(ARGS)
 
 test-all: $(STAMP) ## Run every test, as CI does (ARGS="-k cancel")
 	@echo 'Running every test in $(TEST_PROCESSES) processes: a line for each that fails' >&2
