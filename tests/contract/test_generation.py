@@ -25,9 +25,9 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
         yield stores
 
 
-def a_question(**options: object) -> Run:
+def a_question() -> Run:
     run_id = IDS.run()
-    asked = RunOptions(run_type=GENERATE, generation=Generation(), **options)
+    asked = RunOptions(run_type=GENERATE, generation=Generation())
     return some_run(id=run_id, thread_id=ThreadId(run_id), options=asked)
 
 

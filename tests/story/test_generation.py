@@ -17,7 +17,7 @@ from tests.kit.wait_until import wait_until
 
 pytestmark = pytest.mark.shared_product
 
-VERDICT = {
+VERDICT: dict[str, Any] = {
     "properties": {
         "ok": {"type": "boolean", "description": "true to allow the action, false to block it"},
         "reason": {"type": "string", "description": "Explanation for the decision. Required when ok is false."},
@@ -159,6 +159,16 @@ async def test_an_answer_that_does_not_fit_the_schema_is_an_error_that_says_why(
     assert run["metadata"]["prompt_tokens"] > 0, "the call was made, and counts"
 
 
+@pytest.mark.parametrize("written", ["", "{}", " "])
+async def test_a_call_without_arguments_is_an_object_where_nothing_is_required(product: Product, written: str) -> None:
+    agent = await product.agent()
+    product.models.play(Turn(calls=[Call("structured_output", written)]))
+
+    answer = await generate(product, agent.id, prompt="Anything?", response_schema={"required": []})
+
+    assert json.loads(answer["content"]) == {}
+
+
 async def test_a_schema_that_names_no_required_properties_means_all_of_them(product: Product) -> None:
     agent = await product.agent()
     schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -188,7 +198,7 @@ async def test_a_provider_that_refuses_is_answered_as_to_a_message(product: Prod
 async def test_what_cannot_be_asked_is_refused_and_makes_no_run(product: Product) -> None:
     agent = await product.agent()
     too_long = "x" * (product.context.settings.max_message_chars + 1)
-    for body, status, said in (
+    refused: list[tuple[dict[str, Any], int, str]] = [
         ({"prompt": ""}, 422, "prompt"),
         ({"prompt": "  \n\t "}, 422, "whitespace"),
         ({"prompt": None}, 422, "prompt"),
@@ -201,7 +211,8 @@ async def test_what_cannot_be_asked_is_refused_and_makes_no_run(product: Product
         ({"response_schema": {"enum": list(range(3001))}}, 422, "response_schema"),
         ({"prompt": too_long}, 400, "HOLDFAST_MAX_MESSAGE_CHARS"),
         ({"system_prompt": too_long}, 400, "HOLDFAST_MAX_MESSAGE_CHARS"),
-    ):
+    ]
+    for body, status, said in refused:
         answer = await asked(product, agent.id, **body)
         assert (answer.status_code, said in answer.text) == (status, True), f"{str(body)[:100]}: {answer.text[:500]}"
     unknown = agent.id.replace(agent.id[-4:], "0000")

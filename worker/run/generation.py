@@ -63,7 +63,7 @@ async def _fitting(answer: PlainAnswer, schema: dict[str, Any]) -> str:
     written = next((call.arguments for call in answer.calls.values()), None) or _object_in(answer.text.strip())
     checked = await check_arguments(written, schema)
     if not isinstance(checked, RefusedArguments):
-        return written
+        return written if written.strip() else "{}"
     said = f"The model's answer does not fit response_schema: {checked.text.removeprefix('Error: ')}"
     if answer.reason in CUT_OFF:
         said = f"{said} (it was cut off: {answer.reason})"
