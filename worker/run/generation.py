@@ -33,7 +33,8 @@ async def generate(context: RunContext, generation: Generation) -> Outcome:
     run."""
     call = await _call(context, generation.response_schema)
     step = context.new_step()
-    answer = await ask_as_step(context, call, step)
+    with context.observation.step(step.number):
+        answer = await ask_as_step(context, call, step)
     text = answer.text
     if generation.response_schema is not None:
         text = await _fitting(answer, generation.response_schema)
