@@ -16,7 +16,7 @@ from shared.concurrency import background
 from shared.domain.errors import Unavailable
 
 _SUBMITS = re.compile(
-    r"/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|tools/[^/]+/run)"
+    r"/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
     r"|conversations/[^/]+/(?:messages|compact)"
     r"|chat/completions(?:/chat/completions)?)"
 )

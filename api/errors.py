@@ -77,6 +77,10 @@ def _unknown_model(code: ErrorCode, error: domain.UnknownModel) -> dict[str, Any
     return refusal(code, detail, error.message, field=error.field)
 
 
+def _unknown_handle(code: ErrorCode, error: domain.UnknownHandle) -> dict[str, Any]:
+    return refusal(code, error.message, field=error.field, hint="GET /v1/models lists models that can be named.")
+
+
 def _other_run(code: ErrorCode, error: domain.Busy | domain.NameTaken) -> dict[str, Any]:
     return refusal(code, error.message, run_id=error.run_id)
 
@@ -91,6 +95,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
     domain.NotFound: ErrorAnswer(404, ErrorCode.NOT_FOUND, _plain),
     domain.UnknownModel: ErrorAnswer(404, ErrorCode.MODEL_NOT_FOUND, _unknown_model),
+    domain.UnknownHandle: ErrorAnswer(404, ErrorCode.NOT_FOUND, _unknown_handle),
     domain.InvalidRequest: ErrorAnswer(400, ErrorCode.INVALID_ARGUMENT, _INVALID),
     domain.BlockTooLong: ErrorAnswer(422, ErrorCode.BLOCK_TOO_LONG, _INVALID),
     domain.InvalidToolSource: ErrorAnswer(400, ErrorCode.INVALID_TOOL_SOURCE, _INVALID),

@@ -36,6 +36,15 @@ class InputLimits:
                     field=f"{field}[{place}]",
                 )
 
+    def refuse_long_text(self, text: str, field: str) -> None:
+        """Raises `InvalidRequest` for a text for a model that is longer than a message may be."""
+        if len(text) > self.message_chars:
+            raise InvalidRequest(
+                f"{field} has {len(text)} characters, {self.message_chars} are allowed (HOLDFAST_MAX_MESSAGE_CHARS): "
+                "send less",
+                field=field,
+            )
+
     def refuse_long_source(self, source: object, field: str = "source_code") -> None:
         """Raises `InvalidRequest` for a source that is too long. What is no text is for others to refuse."""
         if isinstance(source, str) and len(source) > self.tool_source_chars:

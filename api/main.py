@@ -37,6 +37,7 @@ from api.run_parts import (
     approval_service,
     chat_service,
     compaction_service,
+    generation_service,
     run_canceller,
     run_reader,
     stream_service,
@@ -177,11 +178,7 @@ def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
 
 
 def _services(
-    process: ProcessContext,
-    everybodys: ProcessContext,
-    feed: EventFeed,
-    clients: _Clients,
-    quotas: CallerQuotas,
+    process: ProcessContext, everybodys: ProcessContext, feed: EventFeed, clients: _Clients, quotas: CallerQuotas
 ) -> Services:
     """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
@@ -195,6 +192,7 @@ def _services(
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
+    models = OfferedModels(process.environment, settings.builtin_models, settings.default_model)
     return Services(
         settings=settings,
         clock=clock,
@@ -203,7 +201,7 @@ def _services(
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
         environment=process.environment,
-        models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
+        models=models,
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
@@ -230,6 +228,7 @@ def _services(
         chat=chat_service(process, submissions, reader, quotas, ending),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
+        generation=generation_service(process, submissions, waiter, agent_store, models),
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(everybodys),

@@ -194,7 +194,7 @@ _NOT_OURS = re.compile(
     r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
     # parts of nouns that are ours
     rf"|{_AGENT}(?:files|folders|groups|identities|mcp-servers|repositories|schedule|sources|variables)(?:/.*)?"
-    rf"|{_AGENT}core-memory/variables|{_AGENT}generate|{_AGENT}system-prompt/recompile"
+    rf"|{_AGENT}core-memory/variables|{_AGENT}system-prompt/recompile"
     rf"|{_AGENT}messages/preview-raw-payload|{_AGENT}messages/message-[^/]+"
     r"|agents/(?:messages/)?search"
     r"|blocks/[^/]+/identities(?:/.*)?"

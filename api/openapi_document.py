@@ -154,6 +154,7 @@ SCHEMAS: Mapping[str, Json] = {
 }
 ENDS_RUNS = {
     *SOMETIMES_STREAMS,
+    ("post", "/v1/agents/{agent_id}/generate"),
     ("post", "/v1/agents/{agent_id}/summarize"),
     ("post", "/v1/agents/{agent_id}/tools/{tool_name}/run"),
     ("post", "/v1/conversations/{conversation_id}/compact"),

@@ -6,9 +6,11 @@ from functools import partial
 from api.approvals import ApprovalDecisions
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
+from api.letta.models import OfferedModels
 from api.runs.cancel import RunCanceller
 from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
+from api.runs.generation import GenerationService
 from api.runs.log_ends import LogEnds
 from api.runs.queued_runs import QueuedRuns
 from api.runs.reader import RunReader
@@ -124,6 +126,24 @@ def tool_run_service(
         agents=agents,
         tool_runs=ToolRunStore(process.database),
         audit=AuditLog(process.database),
+        clock=process.clock,
+        ids=process.ids,
+    )
+
+
+def generation_service(
+    process: ProcessContext,
+    submissions: SubmissionService,
+    waiter: RunWaiter,
+    agents: AgentEditor,
+    models: OfferedModels,
+) -> GenerationService:
+    """Asks models single questions."""
+    return GenerationService(
+        submissions=submissions,
+        waiter=waiter,
+        agents=agents,
+        models=models,
         clock=process.clock,
         ids=process.ids,
     )

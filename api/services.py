@@ -14,6 +14,7 @@ from api.operations import Operations
 from api.runs.cancel import CancelService
 from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
+from api.runs.generation import GenerationService
 from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from api.runs.tool_runs import ToolRunService
@@ -93,6 +94,7 @@ class Services:
     chat: ChatService
     compacting: CompactionService
     tool_runs: ToolRunService
+    generation: GenerationService
     streaming: StreamService
     cancels: CancelService
     readiness: Readiness

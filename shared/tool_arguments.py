@@ -28,6 +28,26 @@ async def check_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] |
     return await asyncio.to_thread(read_arguments, text, schema)
 
 
+async def why_unusable(schema: dict[str, Any]) -> str | None:
+    """Why nothing can be checked against a schema, as far as that shows without anything to check; None: it can."""
+    return await asyncio.to_thread(_why_unusable, schema)
+
+
+def _why_unusable(schema: dict[str, Any]) -> str | None:
+    too_large = schema_flaw(schema)
+    if too_large is not None:
+        return f"cannot be used: {too_large}"
+    from shared.schema_validation import TooCostly, UnusableSchema, complaints_about
+
+    try:
+        complaints_about({}, schema)
+    except UnusableSchema as error:
+        return str(error)
+    except TooCostly:
+        return "takes too long to check anything against"
+    return None
+
+
 def read_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
     """The arguments of a call as an object that fits `schema`. No text at all is no arguments."""
     if len(text) > MAX_ARGUMENTS_CHARS:

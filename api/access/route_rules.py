@@ -92,6 +92,8 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{method} {_A}" for method in ("PATCH", "DELETE")),
         *(f"PATCH {_A}/tools/{part}" for part in ("attach/{tool_id}", "detach/{tool_id}", "approval/{tool_name}")),
         f"POST {_A}/tools/{{tool_name}}/run",
+        # Its instructions are the caller's, and not the agent's.
+        f"POST {_A}/generate",
         # It says what the agent has answered.
         f"POST {_A}/messages/capture",
         *(f"POST {which}/recompile" for which in (_A, _C)),

@@ -226,8 +226,16 @@ class UsageStatistics(TypedDict):
     cache_write_tokens: int
     reasoning_tokens: int
     context_tokens: int | None
-    run_ids: Nothing
+    run_ids: list[str] | None
     estimated: NotRequired[bool]
+
+
+class Generated(TypedDict):
+    """What a model has answered to one question, without the agent. `usage.run_ids` names the run that asked."""
+
+    content: str
+    model: str
+    usage: UsageStatistics
 
 
 class Answer(TypedDict):

@@ -37,7 +37,7 @@ from api.answers.deployment import (
     Readiness,
 )
 from api.answers.frames import Frame
-from api.answers.messages import Answer, Captured, CompactionResult, FoundMessage, Message
+from api.answers.messages import Answer, Captured, CompactionResult, FoundMessage, Generated, Message
 from api.answers.runs import (
     Approval,
     CancelReceipt,
@@ -149,6 +149,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/v1/agents/{agent_id}/messages"): Operation("agents_messages_create", Answer, frame=Frame),
     ("post", "/v1/agents/{agent_id}/messages/stream"): Operation("agents_messages_stream", frame=Frame),
     ("post", "/v1/agents/{agent_id}/messages/async"): Operation("agents_messages_create_async", Run),
+    ("post", "/v1/agents/{agent_id}/generate"): Operation("agents_generate", Generated),
     ("post", "/v1/agents/{agent_id}/messages/capture"): Operation("agents_messages_capture", Captured),
     ("get", "/v1/agents/{agent_id}/messages"): Operation("agents_messages_list", list[Message]),
     ("post", "/v1/agents/{agent_id}/messages/cancel"): Operation("agents_messages_cancel", dict[str, str]),

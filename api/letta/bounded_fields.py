@@ -10,6 +10,8 @@ from typing import Annotated, Any, cast
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from shared.bounded_schema import schema_flaw
+
 MOST_ENTRIES = 1000
 """Of a list, or of an object whose names are the client's own: tools, blocks and tags of an agent, lines, rules."""
 
@@ -34,6 +36,17 @@ def _refuse_many(given: Any) -> Any:
 Few = BeforeValidator(_refuse_many)
 """Of an object whose names are the client's own."""
 Variables = Annotated[dict[str, str | None], Few]
+
+
+def _affordable(schema: dict[str, Any]) -> dict[str, Any]:
+    flaw = schema_flaw(schema)
+    if flaw is not None:
+        raise ValueError(flaw)
+    return schema
+
+
+BoundedSchema = Annotated[dict[str, Any], AfterValidator(_affordable)]
+"""A JSON Schema that something is to be checked against."""
 
 Name = Annotated[str, Field(max_length=1000)]
 Description = Annotated[str, Field(max_length=100_000)]

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, cast
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from api.letta.bounded_fields import MOST_ENTRIES, Names, Parts
+from api.letta.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts
 from api.letta.content import as_object, content_parts, tool_result
-from shared.bounded_schema import schema_flaw
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest, WrongToolCalls
 from shared.domain.ids import IdMaker
@@ -75,19 +74,12 @@ class MessageIn(BaseModel):
         return self
 
 
-def _affordable(schema: dict[str, Any]) -> dict[str, Any]:
-    flaw = schema_flaw(schema)
-    if flaw is not None:
-        raise ValueError(flaw)
-    return schema
-
-
 class ClientToolIn(BaseModel):
     """A tool that the client runs itself."""
 
     name: str
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_affordable)] | None = None
+    parameters: BoundedSchema | None = None
 
 
 class ClientSkillIn(BaseModel):

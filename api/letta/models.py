@@ -44,15 +44,15 @@ class OfferedModels:
         """
         return [_wire_model(model, self.environment) for model in self._listed(found)]
 
-    def served(self, handle: str | None) -> str | None:
-        """The model that a request's handle means here; None if it names none.
+    def served(self, handle: str | None, *, field: str = "model") -> str | None:
+        """The model that a request's handle means here; None if it names none. `field` is where it stands.
 
         Raises `InvalidRequest` for a built-in model where they are off, and if there is nothing to choose from. A
         provider's key may come later, and only the workers have it.
         """
-        meant = self._choice(handle) if handle is not None and leaves_choice(handle) else handle
+        meant = self._choice(handle, field) if handle is not None and leaves_choice(handle) else handle
         if meant is not None and is_builtin(meant) and not self.builtin:
-            raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}", field="model")
+            raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}", field=field)
         return meant
 
     def needed(self, handle: str | None) -> str:
@@ -81,13 +81,13 @@ class OfferedModels:
         first = next((model for model in known if model.handle == self.default), None)
         return [first or KnownModel(*split_handle(self.default), limit), *(model for model in known if model != first)]
 
-    def _choice(self, asked: str) -> str:
+    def _choice(self, asked: str, field: str) -> str:
         first = next(iter(self._listed(FoundModels())), None)
         if first is None:
             raise InvalidRequest(
                 f"the model {asked!r} leaves the choice to the server, and this one knows of no model: name one, or "
                 "set HOLDFAST_DEFAULT_MODEL",
-                field="model",
+                field=field,
             )
         return first.handle
 

@@ -16,6 +16,7 @@ from api.dependencies import (
 )
 from api.direct_route import DirectRoute
 from api.letta.captured import CaptureRequest, captured_messages
+from api.letta.generation import GenerateRequest
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.run_requests import CancelRequestIn
 from api.message_answers import message_answers
@@ -91,6 +92,19 @@ async def capture_messages(
     captured = captured_messages(request, services.ids, services.clock.now())
     await services.messages.append(project_id, agent_id, captured)
     return {"success": True, "messages_created": len(captured), "run_ids": []}
+
+
+@router.post("/generate", response_model=None)
+async def generate(
+    agent_id: AgentIdPath,
+    request: GenerateRequest,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+) -> Response:
+    """Asks the agent's model, or another one, a question without the agent's instructions, memory, tools and history,
+    and answers when the model has. Nothing of it enters a history. The run goes on when the client leaves."""
+    return await services.generation.generate(project_id, agent_id, request, headers)
 
 
 @router.get("/messages")

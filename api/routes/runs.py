@@ -78,6 +78,13 @@ async def _run_filter(
     )
 
 
+def _does_instead(run: Run) -> str:
+    """What a run does that answers no messages."""
+    if run.options.compaction is not None:
+        return "compacts its history"
+    return "asks a model one question" if run.options.generation is not None else "makes one call of a tool"
+
+
 async def _answers(services: Services, found: Sequence[Run]) -> list[dict[str, Any]]:
     """The wire's runs, the parked ones with what they wait for."""
     waiting = await services.approvals.waiting_of_runs(found)
@@ -256,8 +263,7 @@ async def inject_into_run(
     """
     run = await services.runs.get(project_id, run_id)
     if not run.answers_messages:
-        does = "compacts its history" if run.options.tool_name is None else "makes one call of a tool"
-        raise Conflict(f"run {run_id} takes no messages: it {does} and answers nobody")
+        raise Conflict(f"run {run_id} takes no messages: it {_does_instead(run)} and answers nobody")
     now = services.clock.now()
     services.input_limits.refuse_long_messages(request.given_messages())
     messages = user_messages(request.given_messages(), services.ids, now)

@@ -104,7 +104,7 @@ class SubmissionService:
     clock: Clock
     ids: IdMaker
     on_submitted: Callable[[str], None] = lambda _: None
-    """Told what kind of run was submitted: `message`, `decision`, `compaction` or `tool`."""
+    """Told what kind of run was submitted: `message`, `decision`, `compaction`, `tool` or `generation`."""
 
     async def submit(self, submission: Submission) -> Run:
         """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
@@ -274,4 +274,6 @@ class SubmissionService:
 def _kind_of(run: Run) -> str:
     if run.answers_messages:
         return "message"
-    return "tool" if run.options.compaction is None else "compaction"
+    if run.options.compaction is not None:
+        return "compaction"
+    return "tool" if run.options.generation is None else "generation"

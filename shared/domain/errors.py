@@ -2,6 +2,8 @@
 
 HoldfastError
 ├── NotFound                    an id that this project does not have
+│   ├── UnknownModel                a name of OpenAI's dialect that is neither an agent nor a conversation
+│   └── UnknownHandle               a handle that is no model's
 ├── InvalidRequest              the request cannot be understood or makes no sense
 │   ├── BlockTooLong                a block's value does not fit its limit
 │   ├── InvalidToolSource       a tool's source cannot be turned into a schema
@@ -68,6 +70,15 @@ class UnknownModel(NotFound):
             f"The model {model[:100]!r} does not exist: give the id of an agent (agent-…; GET /v1/agents lists them) "
             "or of a conversation (conv-…)"
         )
+
+
+class UnknownHandle(NotFound):
+    """The handle that a request names is no model's."""
+
+    field = "override_model"
+
+    def __init__(self, handle: str, reason: str) -> None:
+        super().__init__(f"Model {handle[:100]!r} not found or not accessible: {reason}")
 
 
 class InvalidRequest(HoldfastError):

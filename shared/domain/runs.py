@@ -9,6 +9,7 @@ from shared.domain.agents import ModelOptions
 from shared.domain.approvals import WaitingCalls
 from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import CancelMode
+from shared.domain.generation import Generation
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.skills import ClientSkill
@@ -92,6 +93,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run answers no message: it compacts its thread's context."""
     tool_name: str | None = None
     """The run answers no message: it makes one call of this tool of its agent's (`tool_runs`)."""
+    generation: Generation | None = None
+    """The run answers no message: it asks the model one question (`generation`)."""
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
     compaction_messages: bool = False
@@ -184,14 +187,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answers_messages(self) -> bool:
-        """Whether the run is a turn of its conversation. Others compact it, or make one call of a tool."""
-        return self.options.compaction is None and self.options.tool_name is None
+        """Whether the run is a turn of its conversation. Others compact it, or are in no conversation."""
+        return self.options.compaction is None and not self.has_own_thread
+
+    @property
+    def has_own_thread(self) -> bool:
+        """Whether the run is in no history: nobody else has its thread, and it runs beside all that its agent does."""
+        return self.options.tool_name is not None or self.options.generation is not None
 
     @property
     def keys_thread_id(self) -> ThreadId:
-        """The thread among whose submissions this one is found when it is sent again. Of a tool's call it is the
-        agent's own history, because the thread of the call is known to nobody who sends it."""
-        return self.thread_id if self.options.tool_name is None else ThreadId(self.agent_id)
+        """The thread among whose submissions this one is found when it is sent again. Of a run with a thread of its own
+        it is the agent's own history, because that thread is known to nobody who sends the request."""
+        return ThreadId(self.agent_id) if self.has_own_thread else self.thread_id
 
 
 StepStatus = Literal["pending", "success", "failed", "cancelled"]

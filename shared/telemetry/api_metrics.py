@@ -12,7 +12,7 @@ from shared.domain.operations import ServerMemory
 from shared.telemetry.worker_metrics import bounded
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-KINDS = ("message", "decision", "compaction", "tool")
+KINDS = ("message", "decision", "compaction", "tool", "generation")
 REFUSALS = ("full", "late")
 CALLBACK_OUTCOMES = ("delivered", "failed", "given_up")
 

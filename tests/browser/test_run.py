@@ -226,3 +226,15 @@ async def test_a_run_that_is_not_there_says_so(viewer: Viewer) -> None:
     await viewer.open("/runs/run-00000000-0000-4000-8000-000000000000")
     await expect(viewer.page.get_by_role("alert")).to_contain_text("not found", ignore_case=True)
     viewer.forgive("404")
+
+
+async def test_a_question_to_a_model_is_shown_as_one(viewer: Viewer, product: Product) -> None:
+    agent = await product.agent(model="builtin/echo")
+    answer = await product.http.post(f"/v1/agents/{agent.id}/generate", json={"prompt": "What is 2+2?"})
+    [run_id] = answer.json()["usage"]["run_ids"]
+
+    await open_run(viewer, await product.run(run_id))
+
+    await expect(viewer.page.locator(".facts").first).to_contain_text("a question to a model")
+    await expect(viewer.page.locator('[data-kind="asked"] .said')).to_have_text("What is 2+2?")
+    await expect(said(viewer)).to_have_text("You said: What is 2+2?")

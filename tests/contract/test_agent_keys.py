@@ -214,6 +214,7 @@ async def test_what_the_project_shares_is_refused(setup: Setup) -> None:
         ("GET", f"/v1/agents/{setup.own.ids['agent_id']}/secrets"),
         ("PATCH", f"/v1/agents/{setup.own.ids['agent_id']}"),
         ("POST", f"/v1/agents/{setup.own.ids['agent_id']}/tools/look/run"),
+        ("POST", f"/v1/agents/{setup.own.ids['agent_id']}/generate"),
         ("GET", "/v1/admin/keys"),
     ):
         answer = await setup.ask(method, path, json={"query": "secret"})

@@ -89,7 +89,6 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
         ("POST", "/v1/folders/"),
         ("POST", "/v1/mcp-servers"),
         ("POST", "/v1/agents/search"),
-        ("POST", f"/v1/agents/{UNKNOWN_AGENT}/generate"),
         ("PATCH", f"/v1/agents/{UNKNOWN_AGENT}/folders/attach/x"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/schedule/x"),
         ("POST", "/v1/tools/run"),

@@ -52,7 +52,7 @@ _MADE = "takes nothing away, and lets nothing run: it is in its own answer, with
 _CONTEXT = "changes what the agent remembers, not what it may do"
 REASONS = {
     **dict.fromkeys((f"POST {_A}/messages{part}" for part in ("", "/stream", "/async")), _RUN),
-    **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize"), _RUN),
+    **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize", f"POST {_A}/generate"), _RUN),
     **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
     f"POST {_A}/messages/capture": _CONTEXT,
     "POST /v1/runs/{run_id}/inject": "the message is in the run's history",

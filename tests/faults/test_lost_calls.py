@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shared.concurrency import background
 from shared.domain.budgets import day_of
 from shared.sql.engine import Database
 from shared.sql.runs.budgets import BudgetStore
@@ -77,6 +78,33 @@ async def test_a_call_that_had_shown_nothing_was_not_counted(
     assert estimate >= 250 * deaths, "each lost call had the instructions in its prompt"
     assert usage["completion_tokens"] == 3
     assert await in_account(product, database) == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_the_lost_call_of_a_compaction_was_not_counted(
+    product: Product, processes: Processes, models: ModelServer, database: Database
+) -> None:
+    models.play(Turn(text="I see."), Turn(text="Never.", silent_before_headers=3600.0))
+    models.answer_with(lambda _: Turn(text="Summary: words.", prompt_tokens=COUNTED))
+    worker = await processes.worker(**MANY)
+    agent = await product.agent()
+    said = await product.client.agents.messages.create_async(agent.id, input="A long story. " * 100)
+    await product.ended(said.id)
+
+    async def compact() -> None:
+        await product.http.post(f"/v1/agents/{agent.id}/summarize", json={}, timeout=150)
+
+    async with background(compact(), name="compact"):
+        await wait_until(lambda: len(models.requests) == 2, description="the model to be asked for a summary")
+        await worker.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(**MANY)
+        await wait_until(lambda: len(models.requests) == 3, description="another worker to ask")
+        runs = (await product.http.get("/v1/runs/", params={"agent_id": agent.id})).json()
+        usages = [await used(product, run["id"]) for run in runs]
+
+    assert usages[0]["prompt_tokens"] - COUNTED >= 250, "the lost call had the story in its prompt"
+    total = sum(usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert await in_account(product, database) == total
 
 
 async def test_a_worker_that_dies_in_a_tool_has_lost_no_call(

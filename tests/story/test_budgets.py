@@ -73,6 +73,23 @@ async def test_a_run_that_would_go_over_fails_before_it_asks(limited: Limited, k
         assert len(product.models.requests) == asked
 
 
+@pytest.mark.parametrize("kind", ["agent", "key", "project"])
+async def test_a_question_to_a_model_counts_and_is_refused_before_it_is_asked(limited: Limited, kind: str) -> None:
+    async with limited(**{f"{kind}_daily_tokens": 10_000}) as product:
+        agent = await product.agent(model_settings={"provider_type": "openai", "max_output_tokens": 100})
+        product.models.play(Turn(text="So much!", prompt_tokens=9_500))
+        path = f"/v1/agents/{agent.id}/generate"
+        answer = await product.http.post(path, json={"prompt": "Hello"})
+        assert (await totals(product))[kind].used.tokens == answer.json()["usage"]["total_tokens"] > 9_500
+
+        refused = await product.http.post(path, json={"prompt": LONG})
+
+        assert (refused.status_code, refused.json()["code"]) == (500, "budget_exceeded")
+        assert f"the {kind}'s budget of this day" in refused.text
+        assert len(product.models.requests) == 1
+        assert (await totals(product))[kind].reserved == NOTHING
+
+
 async def test_the_accounts_have_what_the_runs_have(limited: Limited) -> None:
     async with limited(project_daily_tokens=1_000_000, agent_daily_tokens=1_000_000) as product:
         tool = await product.tool('def look() -> str:\n    """Looks."""\n    return "seen"\n')

@@ -63,12 +63,25 @@ async def test_an_agent_that_is_there_already_cannot_run(
         compacted = await product.http.post(f"/v1/agents/{agent.id}/summarize")
         assert compacted.status_code == 400
         assert SETTING in compacted.json()["error"]["detail"]
+        asked = await product.http.post(f"/v1/agents/{agent.id}/generate", json={"prompt": "Hello"})
+        assert asked.status_code == 400
+        assert SETTING in asked.json()["error"]["detail"]
         assert await product.history(agent.id) == history
 
         await product.client.agents.update(agent.id, model="openai/gpt-4o-mini")
         models.say("Ada.")
         done = await product.client.agents.messages.create(agent_id=agent.id, input="Who am I?")
         assert done.stop_reason.stop_reason == "end_turn"
+
+
+async def test_a_question_that_names_one_is_refused(without_builtin: Product) -> None:
+    agent = await without_builtin.agent()
+    body = {"prompt": "Hello", "override_model": "builtin/echo"}
+
+    answer = await without_builtin.http.post(f"/v1/agents/{agent.id}/generate", json=body)
+
+    assert (answer.status_code, answer.json()["field"]) == (400, "override_model")
+    assert SETTING in answer.json()["detail"]
 
 
 async def test_a_run_that_names_one_fails(without_builtin: Product) -> None:

@@ -84,6 +84,8 @@ async def test_a_queue_that_is_full_takes_no_more_but_knows_what_it_has(
         cancelled = await product.http.post(f"/v1/runs/{first.id}/cancel")
         assert cancelled.status_code == 200
         await send(agent.id, input="x", extra_headers={"Idempotency-Key": "c"})
+        question = await product.http.post(f"/v1/agents/{agent.id}/generate", json={"prompt": "x"})
+        assert (question.status_code, "HOLDFAST_QUEUED_RUNS" in question.text) == (429, True)
 
 
 async def test_a_project_has_so_many_streams_open_and_its_runs_go_on(

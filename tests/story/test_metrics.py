@@ -31,6 +31,24 @@ async def scraped_idle(product: Product) -> Figures:
     return await wait_until(look, description="the worker to have no run in hand")
 
 
+async def test_a_question_to_a_model_is_counted(product: Product) -> None:
+    agent = await product.agent()
+    product.models.say("Four.")
+
+    answer = await product.http.post(f"/v1/agents/{agent.id}/generate", json={"prompt": "What is 2+2?"})
+
+    figures = await scraped_idle(product)
+    assert figures.of("runs_submitted_total", kind="generation") == 1
+    assert figures.of("runs_ended_total", status="completed", stop_reason="end_turn") == 1
+    assert figures.of("steps_total", status="success") == 1
+    assert figures.of("model_calls_total", provider="openai", outcome="success") == 1
+    used = answer.json()["usage"]
+    assert figures.of("model_tokens_total", provider="openai", direction="in") == used["prompt_tokens"]
+    assert figures.of("model_tokens_total", provider="openai", direction="out") == used["completion_tokens"]
+    [step] = await steps_of(product, used["run_ids"][0])
+    assert step["status"] == "success"
+
+
 async def test_a_run_with_tools_is_counted(product: Product) -> None:
     tools = [await product.tool(LOOK), await product.tool(BREAKS)]
     agent = await product.agent(tools=tools)

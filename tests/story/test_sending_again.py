@@ -150,6 +150,24 @@ async def test_a_call_of_a_tool_whose_answer_was_lost_is_made_once(product: Prod
     assert refused.json()["run_id"] != run["id"]
 
 
+async def test_a_question_whose_answer_was_lost_is_asked_once(product: Product) -> None:
+    product.models.play(Turn(text="First."), Turn(text="Second."), Turn(text="Third."))
+    agent, sent = await product.agent(), Sent()
+    path, keyed = f"/v1/agents/{agent.id}/generate", {"Idempotency-Key": "k1"}
+    sent.answers_to_lose = 2
+
+    async with default_client(product, sent) as client:
+        result: Any = await client.post(path, body={"prompt": "Say."}, cast_to=object)
+
+    assert (result["content"], len(sent.paths), len(await runs_of(product, agent.id))) == ("First.", 3, 1)
+    named = [await product.http.post(path, json={"prompt": "Say."}, headers=keyed) for _ in range(2)]
+    assert [answer.json()["content"] for answer in named] == ["Second.", "Second."]
+    assert named[0].json() == named[1].json()
+    refused = await product.http.post(path, json={"prompt": "Sing."}, headers=keyed)
+    assert (refused.status_code, "the Idempotency-Key 'k1'" in refused.text) == (409, True)
+    assert len(product.models.requests) == 2
+
+
 def tried(number: int, timeout_s: float = 60) -> dict[str, str]:
     return {"X-Stainless-Retry-Count": str(number), "X-Stainless-Read-Timeout": str(timeout_s)}
 

@@ -91,6 +91,7 @@ async def test_reads_and_cancels_go_past_a_full_queue(method: str, path: str) ->
         "/v1/agents/agent-1/messages/stream",
         "/v1/agents/agent-1/messages/async",
         "/v1/agents/agent-1/summarize",
+        "/v1/agents/agent-1/generate",
         "/v1/agents/agent-1/tools/roll/run",
         "/v1/conversations/conv-1/messages",
         "/v1/conversations/conv-1/compact",

@@ -2,6 +2,7 @@
 
 * `builtin/echo` says what the user said, 10 ms per word
 * `builtin/slow` does the same at 100 ms per word and then counts to 200, so that there is something to cancel
+* both make up what an answer must be that has to fit a schema (`builtin_sample`)
 * `builtin/scripted` plays a script that the user's message holds (format: `Script`): reasoning, text, tool
   calls, pauses and errors
 
@@ -17,8 +18,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.generation import ANSWER_TOOL
 from shared.domain.messages import AssistantMessage, Message, UserMessage, text_of, tokens_in
 from shared.domain.runs import Usage
+from worker.models.builtin_sample import LONGEST_SAMPLE, sample_of
 from worker.models.provider import (
     CallArguments,
     CallFinished,
@@ -222,9 +225,15 @@ class BuiltinModel:
         if self._name == "scripted":
             return turn_due(call.history)
         text, _ = last_user_text(call.history)
+        said = f"You said: {text}"
+        calls = [
+            ScriptedCall(tool.name, sample_of(tool.parameters, said[:LONGEST_SAMPLE]))
+            for tool in call.tools
+            if call.must_call and tool.name == ANSWER_TOOL
+        ]
         if self._name == "slow":
-            return ScriptedTurn(text=f"You said: {text} {COUNTED}", delay_ms=SLOW_DELAY_MS)
-        return ScriptedTurn(text=f"You said: {text}", delay_ms=ECHO_DELAY_MS)
+            return ScriptedTurn(text=f"{said} {COUNTED}", delay_ms=SLOW_DELAY_MS, calls=calls)
+        return ScriptedTurn(text=said, delay_ms=ECHO_DELAY_MS, calls=calls)
 
 
 class _Spoken:

@@ -121,10 +121,14 @@ class CallFinished(msgspec.Struct, frozen=True):
     arguments: str
 
 
+FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
+"""Why an answer ends: it is whole, or the model had more to say."""
+
+
 class Finished(msgspec.Struct, frozen=True):
     """The answer is whole. Always the last event; a stream that ends without it raises instead."""
 
-    reason: Literal["stop", "tool_calls", "length", "content_filter"]
+    reason: FinishReason
     usage: Usage
     provider_response: str | None
     """JSON that must go back to the provider with the next turn (signatures, ids); None if it needs nothing."""

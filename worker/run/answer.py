@@ -15,7 +15,6 @@ from worker.models.provider import ModelCall, ToolSpec
 from worker.run.answer_draft import Answer, AnswerDraft
 from worker.run.answer_text import ContinuedText
 from worker.run.context import RunContext
-from worker.run.progress import lost_usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -29,9 +28,7 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
     publisher's `shown` then has what was shown."""
     asked = context.system + _as_text(history)
     shown = context.publisher.shown
-    lost = lost_usage(shown.lost_calls, asked, shown.lost_text)
-    context.progress.count_lost(context.services.budgets.priced(context.model, lost))
-    shown.forget_lost()
+    context.count_lost(context.model, asked)
     beginning = _beginning(context)
     if beginning is not None:
         try:

@@ -31,7 +31,7 @@ from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
 from worker.run.observation import RunObservation
-from worker.run.progress import RunProgress
+from worker.run.progress import RunProgress, lost_usage
 from worker.run.publisher import Publisher
 from worker.run.services import RunServices
 
@@ -264,6 +264,13 @@ class RunContext:
         self.progress.count(priced)
         return priced
 
+    def count_lost(self, handle: str, asked: str) -> None:
+        """Counts the calls of workers that were lost with the step: they asked this model what it is asked anew."""
+        shown = self.publisher.shown
+        lost = lost_usage(shown.lost_calls, asked, shown.lost_text)
+        self.progress.count_lost(self.services.budgets.priced(handle, lost))
+        shown.forget_lost()
+
     def check_budget(self) -> None:
         """To be called when tokens were used. Raises `BudgetExceeded`."""
         self.services.budgets.check(self.progress.usage)
@@ -303,7 +310,7 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
     agent, blocks = equipped.agent, equipped.blocks
     publisher.observation.run.agent_name = agent.name
     equipment = Equipment(agent)
-    if run.options.compaction is None:
+    if run.answers_messages or run.options.tool_name is not None:
         equipment.renew(equipped, services.secret_keys)
     progress = RunProgress(usage=run.usage, step_count=run.step_count, blocks=blocks)
     if agent.tool_rules or run.continues is not None or run.step_count:

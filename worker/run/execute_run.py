@@ -30,6 +30,7 @@ from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.compaction import compact_thread
 from worker.run.context import Outcome, Parked, RunContext, load_context
+from worker.run.generation import generate
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
 from worker.run.services import RunServices
@@ -203,4 +204,6 @@ async def _work(context: RunContext) -> Outcome | Parked:
     options = context.run.options
     if options.compaction is not None:
         return await compact_thread(context, options.compaction)
+    if options.generation is not None:
+        return await generate(context, options.generation)
     return await (run_steps(context) if options.tool_name is None else run_tool(context))

@@ -210,7 +210,7 @@ def failed_by_model(error: ModelError, run: Run) -> RunEnd:
     """A model call failed, after its retries."""
     detail = error.message
     is_too_long = error.error_type in (ModelErrorType.CONTEXT_WINDOW, ModelErrorType.INSTRUCTIONS)
-    if is_too_long and run.options.compaction is None:
+    if is_too_long and run.answers_messages:
         detail = f"{detail} {NOTHING_LEFT}"
     stop_reason = "llm_api_error"
     if error.error_type is ModelErrorType.INSTRUCTIONS:

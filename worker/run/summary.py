@@ -1,8 +1,6 @@
 """Asks a model to summarise messages. It shows nothing: what becomes of the summary is the caller's to decide."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -15,15 +13,12 @@ from shared.domain.messages import (
     CHARACTERS_PER_TOKEN,
     AssistantMessage,
     Message,
-    MessageBody,
     UserMessage,
-    estimate_tokens,
 )
 from shared.domain.model_catalog import context_window_of, window_of
-from shared.domain.runs import Step, Usage
-from worker.models.provider import Finished, ModelCall, ModelEvent, Text
+from worker.models.provider import ModelCall
 from worker.run.context import RunContext
-from worker.run.observed import ObservedModelCall
+from worker.run.plain_answer import PlainAnswer, ask_as_step, question
 from worker.run.transcript import excerpt, transcript
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -146,75 +141,25 @@ async def _written_by(
     raise AssertionError("the last transcript was asked with, or raised")
 
 
-@dataclass
-class Draft:
-    """A summary in the making."""
-
-    pieces: list[str] = field(default_factory=list[str])
-    used: Usage | None = None
-
-    async def take_all(self, context: RunContext, call: ModelCall, step: Step | None) -> None:
-        """Takes the whole answer. `step`: the step that the call makes."""
-        with context.observation.model_call(call, step) as observed:
-            async with aclosing(context.services.models.stream(call)) as events:
-                async for event in events:
-                    self._take(context, observed, event)
-
-    def _take(self, context: RunContext, observed: ObservedModelCall, event: ModelEvent) -> None:
-        if observed.is_silent:
-            context.observation.hear(observed, event)
-        if isinstance(event, Text):
-            self.pieces.append(event.text)
-        elif isinstance(event, Finished):
-            self.used = event.usage
-            observed.finish(event.usage, event.reason)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces).strip()
-
-    def usage_of(self, call: ModelCall) -> Usage:
-        """What the call has used; an estimate when it was cut off, and nothing when that was before its answer."""
-        if self.used is not None:
-            return self.used
-        said = estimate_tokens("".join(self.pieces))
-        return Usage(prompt_tokens=call.estimated_tokens(), completion_tokens=said, estimated=True) if said else Usage()
-
-
 async def _ask(context: RunContext, call: ModelCall, *, is_step: bool) -> str:
     """The model's whole text."""
-    await context.pay_for(call)
-    draft = Draft()
     if is_step:
         step = msgspec.structs.replace(context.new_step(), model=call.handle)
-        in_hand = context.progress.begin_step(step, asked=call.system)
-        await draft.take_all(context, call, step)
-        in_hand.finish(context.count(call.handle, draft.usage_of(call)))
+        answer = await ask_as_step(context, call, step)
     else:
+        await context.pay_for(call)
+        answer = PlainAnswer()
         try:
-            await draft.take_all(context, call, None)
+            await answer.take_all(context, call, None)
         finally:
-            used = context.services.budgets.priced(call.handle, draft.usage_of(call))
+            used = context.services.budgets.priced(call.handle, answer.usage_of(call))
             context.progress.count_aside(used)
-    if not draft.text:
+    text = answer.text.strip()
+    if not text:
         raise ModelError(ModelErrorType.ERROR, "The model was asked for a summary and gave no text.")
-    return draft.text
+    return text
 
 
 def _question(context: RunContext, text: str, *, acknowledged: bool) -> list[Message]:
     before = (UserMessage(ANNOUNCEMENT), AssistantMessage(text=AGREEMENT)) if acknowledged else ()
-    return [_message(context, body) for body in (*before, UserMessage(text))]
-
-
-def _message(context: RunContext, body: MessageBody) -> Message:
-    run = context.run
-    return Message(
-        id=context.services.ids.message(),
-        agent_id=run.agent_id,
-        thread_id=run.thread_id,
-        conversation_id=run.conversation_id,
-        run_id=run.id,
-        step_id=None,
-        created_at=context.services.clock.now(),
-        body=body,
-    )
+    return [question(context, body) for body in (*before, UserMessage(text))]

@@ -1,4 +1,7 @@
-"""When an agent or a conversation was last at work. Its runs know; nothing is stored beside them."""
+"""When an agent or a conversation was last at work. Its runs know; nothing is stored beside them.
+
+Runs beside every conversation do not count, for a client asked for what they do, and not the agent.
+"""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -53,7 +56,8 @@ def last_run_keys(
 def _newest(
     wanted: sa.Column[Any], owner: sa.Column[str], row_id: sa.Column[str], *, has_ended: bool, is_sqlite: bool
 ) -> sa.ScalarSelect[Any]:
-    query = sa.select(wanted).where(is_owned_by(owner, row_id, is_sqlite=is_sqlite))
+    is_in_history = runs.c.thread_id != runs.c.id
+    query = sa.select(wanted).where(is_owned_by(owner, row_id, is_sqlite=is_sqlite), is_in_history)
     if has_ended:
         query = query.where(runs.c.completed_at.is_not(None))
     newest_first = query.order_by(owner.desc(), runs.c.number.desc()).limit(1)

@@ -108,9 +108,9 @@ def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
     """The part of a run's input that enters the history when the run begins.
 
     A decision enters at once. A user's message that came with it waits for the tools' results, which must come first.
-    The call of a run that makes one call is in no history.
+    The input of a run with a thread of its own is in no history.
     """
-    if run.options.tool_name is not None:
+    if run.has_own_thread:
         return []
     is_continuation = run.continues is not None and given and isinstance(given[0].body, ApprovalResponse)
     return given[:1] if is_continuation else given

@@ -114,9 +114,10 @@ class RunStore:
 
     async def waiting_input(self, run: Run) -> list[Message]:
         """The messages that the run will add to its history when it begins, as they will be there; oldest first. For a
-        run that has no turn yet."""
+        run that has no turn yet. Of a run that asks a model one question, which has no history, the question."""
         async with self._database.read() as connection:
-            given = input_to_place(run, await input_of(connection, run.id))
+            stored = await input_of(connection, run.id)
+        given = input_to_place(run, stored) if run.options.generation is None else stored
         return [
             Message(
                 id=message.id,

@@ -189,10 +189,7 @@ class SettlementStore:
     ) -> Settled:
         end, now = settlement.end, settlement.now
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
-        if run.options.tool_name is None:
-            added = await self._close_conversation(connection, run, settlement, turn)
-        else:
-            added = [await close_tool_run(connection, run.id, settlement.known_returns, end, self._ids, now)]
+        added = await self._close(connection, run, settlement, turn)
         if settlement.compaction is not None:
             await replace_by_summary(connection, run, settlement.compaction)
         tail = _tail_to_the_end(run, settlement, added)
@@ -221,6 +218,17 @@ class SettlementStore:
         await call_back(connection, run, now)
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
+
+    async def _close(
+        self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]
+    ) -> list[NewMessage]:
+        """Stores what the run leaves behind; what the log has to show of that before it ends."""
+        if run.options.tool_name is not None:
+            returns, end = settlement.known_returns, settlement.end
+            return [await close_tool_run(connection, run.id, returns, end, self._ids, settlement.now)]
+        if run.has_own_thread:
+            return []
+        return await self._close_conversation(connection, run, settlement, turn)
 
     async def _close_conversation(
         self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]

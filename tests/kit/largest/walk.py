@@ -18,7 +18,7 @@ ANSWERED_WITHIN_S = 300
 KEPT_BYTES = 4096
 MADE = re.compile(r'"id":"([a-z]+-[0-9a-f-]{36})"')
 LISTS = frozenset({"/v1/agents", "/v1/archives", "/v1/blocks", "/v1/tools"})
-BEGINS_RUNS = re.compile(r"/(messages|completions|run|compact|summarize|inject|import)$")
+BEGINS_RUNS = re.compile(r"/(messages|completions|run|compact|summarize|generate|inject|import)$")
 
 
 class Answer(NamedTuple):

@@ -230,6 +230,7 @@ BODIES: Mapping[str, list[Body]] = {
         lambda _, other: {"otid": other["otids"]},
     ],
     "POST /v1/conversations/{conversation_id}/cancel": [lambda _, __: {}, lambda _, o: {"run_ids": [o["runs"]]}],
+    "POST /v1/agents/{agent_id}/generate": [lambda _, __: {"prompt": HELLO}],
     "POST /v1/agents/{agent_id}/summarize": [lambda _, __: {}],
     "POST /v1/conversations/{conversation_id}/compact": [lambda _, __: {}],
     "POST /v1/conversations/{conversation_id}/recompile": [lambda _, __: {}],

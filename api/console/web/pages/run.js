@@ -26,6 +26,9 @@ const INPUT_LIMIT = 1000;
 /** @type {Record<string, string>} */
 const INPUT_SPEAKERS = { user_message: "User", system_message: "System" };
 
+/** What runs are that answer no message. @type {Record<string, string>} */
+const KINDS = { compaction: "a compaction", tool_run: "a call of a tool", generate: "a question to a model" };
+
 /** @param {import("../app.js").PageProps} props */
 export function RunPage({ params, query }) {
   const { runs, error, reload } = useRunChain(params.id);
@@ -61,7 +64,7 @@ function ShownRun({ runs, from, reload }) {
         <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} isOver=${isOver && stream.value.state === "ended"} onDecide=${reload} />
       </section>
       <aside aria-label="About this run">
-        ${isWorking && html`<${InjectMessage} runId=${last.id} />`}
+        ${isWorking && !kindOf(last) && html`<${InjectMessage} runId=${last.id} />`}
         <${CancelRun} key=${last.id} run=${last} onCancelled=${reload} />
         <${Waterfall} timeline=${timeline} startedAt=${startedAtOf(run)} endedAt=${isOver ? endedAtOf(last) : null} />
         <${Usage} usage=${transcript.usage} runId=${last.id} isActive=${isWorking} />
@@ -72,12 +75,16 @@ function ShownRun({ runs, from, reload }) {
   `;
 }
 
+/** @param {any} run */
+const kindOf = (run) => KINDS[run.metadata?.run_type] ?? "";
+
 /** @param {{run: any}} props */
 function Facts({ run }) {
   return html`
     <dl class="facts">
       <div><dt>Agent</dt><dd><${AgentName} id=${run.agent_id} /></dd></div>
       ${run.conversation_id && html`<div><dt>Conversation</dt><dd><${Id} id=${run.conversation_id} href=${`#/runs?conversation=${run.conversation_id}`} /></dd></div>`}
+      ${kindOf(run) && html`<div><dt>Kind</dt><dd>${kindOf(run)}</dd></div>`}
       <div><dt>Created</dt><dd><${Time} at=${run.created_at} /></dd></div>
       <div><dt>Duration</dt><dd><${Duration} ms=${durationOf(run)} since=${isActive(run) ? run.created_at : null} /></dd></div>
       <div><dt>Waited for a worker</dt><dd>${duration(queueWaitOf(run))}</dd></div>

@@ -1,0 +1,79 @@
+"""Executes a run that asks a model one question, without the agent's memory, tools and history.
+
+The answer is shown as a whole, in the run's log, and is stored nowhere else. So a next owner of the run asks once more,
+and says that what was shown before is void.
+
+An answer that has to fit a schema is asked for as the call of a tool, which nearly every model can be made to give. The
+others are told of the tool, and may write the object as text. Either is checked here, as no provider promises it.
+"""
+
+from typing import Any
+
+import msgspec
+
+from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.events import TextChunk
+from shared.domain.generation import ANSWER_TOOL, DEFAULT_SYSTEM, Generation
+from shared.domain.lifecycle import RunTrigger
+from shared.domain.settling import RunEnd
+from shared.tool_arguments import RefusedArguments, check_arguments
+from worker.models.provider import ModelCall, ToolSpec
+from worker.run.context import Outcome, RunContext
+from worker.run.plain_answer import PlainAnswer, ask_as_step, question
+from worker.run.step_loop import CUT_OFF, STOP_REASONS
+
+DESCRIPTION = (
+    "Returns a structured response matching the requested schema. Call it once, and say nothing else: its arguments "
+    "are your whole answer."
+)
+
+
+async def generate(context: RunContext, generation: Generation) -> Outcome:
+    """Asks, and shows the answer. Raises `ModelError`, also for an answer that does not fit, and what interrupts a
+    run."""
+    call = await _call(context, generation.response_schema)
+    step = context.new_step()
+    with context.observation.step(step.number):
+        answer = await ask_as_step(context, call, step)
+    text = answer.text
+    if generation.response_schema is not None:
+        text = await _fitting(answer, generation.response_schema)
+    if text:
+        context.emit(TextChunk(context.at, step.id, context.services.ids.message(), text))
+    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=STOP_REASONS[answer.reason]))
+
+
+async def _call(context: RunContext, schema: dict[str, Any] | None) -> ModelCall:
+    services, run_id = context.services, context.run.id
+    given = await context.retry_while_unavailable(lambda: services.runs.input_of(run_id))
+    options = context.options
+    if schema is not None:
+        options = msgspec.structs.replace(options, response_format=None, parallel_tool_calls=False)
+    return ModelCall(
+        handle=context.model,
+        system=context.run.options.override_system or DEFAULT_SYSTEM,
+        history=[question(context, message.body) for message in given],
+        tools=() if schema is None else [ToolSpec(ANSWER_TOOL, DESCRIPTION, schema)],
+        must_call=schema is not None,
+        options=options,
+    )
+
+
+async def _fitting(answer: PlainAnswer, schema: dict[str, Any]) -> str:
+    """The object that the model gave, as JSON. Raises `ModelError` when it does not fit the schema."""
+    written = next((call.arguments for call in answer.calls.values()), None) or _object_in(answer.text.strip())
+    checked = await check_arguments(written, schema)
+    if not isinstance(checked, RefusedArguments):
+        return written if written.strip() else "{}"
+    said = f"The model's answer does not fit response_schema: {checked.text.removeprefix('Error: ')}"
+    if answer.reason in CUT_OFF:
+        said = f"{said} (it was cut off: {answer.reason})"
+    raise ModelError(ModelErrorType.ERROR, said)
+
+
+def _object_in(text: str) -> str:
+    """What an answer without a call has written in its fences, or the whole of it."""
+    if text.startswith("{"):
+        return text
+    _, fence, behind = text.partition("```")
+    return behind.removeprefix("json").partition("```")[0].strip() if fence else text
