@@ -82,9 +82,7 @@ async def test_what_the_application_said_as_the_system_is_in_no_list(stores: Sto
     assert [run["metadata"].get("first_words") for run in answer.json()] == ["hi", None, None]
 
 
-async def test_a_run_that_goes_on_after_a_decision_says_what_was_asked(
-    stores: Stores, http: httpx.AsyncClient
-) -> None:
+async def test_a_run_that_goes_on_after_a_decision_says_what_was_asked(stores: Stores, http: httpx.AsyncClient) -> None:
     await stores.parked(call("a", needs_approval=True))
     await stores.decide(approve("a"))
     assert await words_of(http) == ["hi", "hi"]
