@@ -169,6 +169,8 @@ def _metadata(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
         "prompt_tokens": run.usage.prompt_tokens,
         "completion_tokens": run.usage.completion_tokens,
     }
+    if run.options.first_words is not None:
+        metadata["first_words"] = run.options.first_words
     if run.options.tool_name is not None:
         metadata["tool_name"] = run.options.tool_name
     if run.error is not None:

@@ -5,6 +5,7 @@ One answer of the model is one `AssistantMessage`, whatever it holds: reasoning,
 that wait for a person.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -206,6 +207,24 @@ def text_with_notes(parts: list[ContentPart]) -> str:
     count = sum(isinstance(part, ImageContent) for part in parts)
     note = "" if count == 0 else "[Image omitted]" if count == 1 else f"[{count} images omitted]"
     return "\n".join(text for text in (text_of(parts), note) if text)
+
+
+FIRST_WORDS = 200
+"""Characters of a submission that lists of runs show."""
+
+
+def first_words(given: Iterable[NewMessage]) -> str | None:
+    """How a submission begins, in one line: the first message of a user that says something. None: no user says
+    anything. What the application says as the system is for the model, and not for whoever may see lists of runs."""
+    for message in given:
+        if isinstance(message.body, UserMessage) and message.body.role == "user":
+            content = message.body.content
+            text = content if isinstance(content, str) else text_with_notes(content)
+            # A text may have megabytes, and its blanks count for nothing.
+            words = " ".join(text.lstrip()[: 4 * FIRST_WORDS].split())
+            if words:
+                return words if len(words) <= FIRST_WORDS else words[: FIRST_WORDS - 1].rstrip() + "…"
+    return None
 
 
 CHARACTERS_PER_TOKEN = 4

@@ -101,6 +101,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client knows the wire's own messages of a compaction. Others are shown the summary as a user's message."""
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
+    first_words: str | None = None
+    """What lists of runs show of the input, as `messages.first_words` gives it."""
     traceparent: str | None = None
     """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
     include_return_message_types: list[str] | None = None

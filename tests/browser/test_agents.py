@@ -104,3 +104,12 @@ async def test_the_list_of_agents_was_wider_than_a_narrow_screen(viewer: Viewer,
         # What is fetched is wider than what says that it is being fetched.
         await expect(viewer.page.get_by_text("being fetched")).to_have_count(0)
         await viewer.expect_no_sideways_scrolling()
+
+
+async def test_short_documents_among_the_settings_had_no_name(viewer: Viewer, product: Product) -> None:
+    agent = await product.agent(model="builtin/echo", metadata={"team": "blue"})
+    await viewer.open(f"/agents/{agent.id}?show=settings")
+    names = viewer.page.locator("section[aria-label=Settings] .part-name")
+    await expect(names).to_have_text(["Model settings", "When the window is full", "Tool rules", "Metadata"])
+    await expect(viewer.page.get_by_label("Metadata", exact=True)).to_contain_text("blue")
+    await viewer.expect_accessible()

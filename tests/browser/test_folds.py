@@ -66,6 +66,86 @@ async def test_a_step_that_is_begun_again_makes_what_was_shown_void(viewer: View
     ]  # fmt: skip
 
 
+def continued(seq: int, follows: int) -> dict[str, Any]:
+    return frame(seq, "event_message", event_type="log_continued", event_data={"follows": follows})
+
+
+async def test_an_answer_that_went_on_said_twice_what_had_not_been_stored(viewer: Viewer) -> None:
+    found = await transcript_of(
+        viewer,
+        text(2, "One "),
+        text(3, "two "),
+        text(4, "three "),
+        text(5, "Other", message="message-2"),
+        continued(1_000_001, 3),
+        text(1_000_002, "three "),
+        text(1_000_003, "four"),
+    )
+    assert [(item["kind"], item["text"], item["isVoid"]) for item in found["items"]] == [
+        ("text", "One two three four", False),
+        ("text", "Other", True),
+        ("text", "three ", True),
+        ("continued", "", False),
+    ]
+    assert found["items"][-1]["data"]["voided"] == 2
+
+
+async def test_an_answer_that_goes_on_behind_all_that_was_shown_loses_nothing(viewer: Viewer) -> None:
+    found = await transcript_of(
+        viewer, text(2, "One "), text(3, "two "), continued(1_000_001, 3), text(1_000_002, "three")
+    )
+    assert [(item["kind"], item["text"], item["isVoid"]) for item in found["items"]] == [
+        ("text", "One two three", False),
+        ("continued", "", False),
+    ]
+    assert found["items"][-1]["data"]["voided"] == 0
+
+
+async def test_a_text_that_is_cut_twice_is_cut_by_its_numbers(viewer: Viewer) -> None:
+    found = await transcript_of(
+        viewer,
+        *(text(seq, f"{seq} ") for seq in (2, 3, 4)),
+        continued(1_000_001, 3),
+        *(text(1_000_000 + seq, f"{seq} ") for seq in (2, 3, 4)),
+        continued(2_000_001, 1_000_002),
+        text(2_000_002, "end"),
+    )
+    kept = [item["text"] for item in found["items"] if item["kind"] == "text" and not item["isVoid"]]
+    void = [item["text"] for item in found["items"] if item["isVoid"] and item["kind"] == "text"]
+    assert (kept, void) == (["2 3 2 end"], ["4 ", "3 4 "])
+
+
+async def test_the_result_of_a_call_that_was_not_stored_comes_again_to_its_call(viewer: Viewer) -> None:
+    def piece(seq: int, **delta: Any) -> dict[str, Any]:
+        call = {"tool_call_id": "call_0", **delta}
+        return frame(seq, "tool_call_message", id="message-1", otid="x", tool_call=call, tool_calls=call)
+
+    def result(seq: int, value: str) -> dict[str, Any]:
+        returns = [{"tool_call_id": "call_0", "tool_return": value, "status": "success"}]
+        return frame(seq, "tool_return_message", id="message-2", name="look", tool_returns=returns)
+
+    found = await transcript_of(
+        viewer,
+        piece(2, name="look"),
+        piece(3, arguments='{"of":'),
+        piece(4, arguments=' "a"}'),
+        result(5, "lost"),
+        continued(1_000_001, 4),
+        result(1_000_002, "found"),
+    )
+    calls = [(item["call"]["arguments"], item["call"]["result"], item["isVoid"]) for item in found["items"][:2]]
+    assert calls == [('{"of": "a"}', "found", False), ('{"of": "a"}', "lost", True)]
+    found = await transcript_of(
+        viewer,
+        piece(2, name="look"),
+        piece(3, arguments='{"of":'),
+        piece(4, arguments=' "lost"}'),
+        continued(1_000_001, 3),
+        piece(1_000_002, arguments=' "b"}'),
+    )
+    assert found["items"][0]["call"]["arguments"] == '{"of": "b"}'
+
+
 async def test_a_gap_and_an_error_are_shown_where_they_are(viewer: Viewer) -> None:
     gap = frame(9, "event_message", event_type="gap", event_data={"first_missing": 3, "last_missing": 9})
     error = frame(11, "error_message", error_type="rate_limit", message="Too much", detail=None)

@@ -154,6 +154,7 @@ async def test_a_run_shows_its_waits(stores: Stores, http: httpx.AsyncClient) ->
         "step_count": 2,
         "prompt_tokens": 100,
         "completion_tokens": 60,
+        "first_words": "hi",
         "trace_id": TRACE,
     }
 

@@ -152,7 +152,9 @@ async def _start_continuation(
         continues=parked.id,
         turn=parked.turn,
         priority=run.priority or parked.priority,
-        options=msgspec.structs.replace(run.options, traceparent=parked.options.traceparent),
+        options=msgspec.structs.replace(
+            run.options, traceparent=parked.options.traceparent, first_words=parked.options.first_words
+        ),
     )
     return (await insert_run(connection, continuation, [whole, *given[1:]], keys)).run
 

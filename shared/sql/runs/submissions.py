@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from shared.domain.ids import RunId
-from shared.domain.messages import NewMessage
+from shared.domain.messages import NewMessage, first_words
 from shared.domain.runs import Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.connection import Connection
@@ -34,6 +34,10 @@ async def insert_run(
 ) -> InsertedRun:
     """Stores a new run with its input, and the keys by which a repeated submission is recognised."""
     stored = to_json(list(given))
+    # A list of runs says how each begins, and must not read the inputs for that. A continuation that brings decisions
+    # alone goes on with what the run before was asked.
+    words = first_words(given) or run.options.first_words
+    run = msgspec.structs.replace(run, options=msgspec.structs.replace(run.options, first_words=words))
     inserted = await connection.execute(
         _INSERT_RUN,
         {

@@ -2,6 +2,7 @@
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";
+import { NOTHING } from "../lib/format.js";
 import { usePaged } from "../lib/paged.js";
 import { go, href } from "../lib/routing.js";
 import { Empty, Failure, Id, Time } from "./basics.js";
@@ -28,7 +29,7 @@ export function AgentConversations({ agentId }) {
     }
   };
   return html`<section aria-label="Conversations">
-    <div class="buttons">
+    <div class="toolbar">
       <a href=${href(`/agents/${agentId}`, { show: "talk" })}>The agent's own history</a>
       <button type="button" class="main-button" onClick=${begin}>New conversation</button>
     </div>
@@ -58,7 +59,7 @@ function Table({ rows, agentId }) {
             <th scope="row">
               <${Id} id=${row.id} href=${href(`/agents/${agentId}`, { show: "talk", conversation: row.id })} />
             </th>
-            <td class="long">${row.summary}</td>
+            <td class="long">${row.summary || NOTHING}</td>
             <td><${Time} at=${row.last_message_at} /></td>
             <td><${Time} at=${row.created_at} /></td>
           </tr>`,

@@ -24,11 +24,17 @@ export function AgentSettings({ agent }) {
     ["Made", html`<${Time} at=${agent.created_at} />`],
     ["Changed", html`<${Time} at=${agent.updated_at} />`],
   ];
+  /** @type {[string, unknown][]} */
+  const documents = [
+    ["Model settings", agent.model_settings],
+    ["When the window is full", agent.compaction_settings],
+    ["Tool rules", agent.tool_rules],
+    ["Metadata", agent.metadata],
+  ];
   return html`<section aria-label="Settings">
     <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    <${JsonView} value=${agent.model_settings} label="Model settings" open=${true} />
-    <${JsonView} value=${agent.compaction_settings} label="When the window is full" open=${true} />
-    <${JsonView} value=${agent.tool_rules} label="Tool rules" open=${true} />
-    <${JsonView} value=${agent.metadata} label="Metadata" open=${true} />
+    ${documents.map(
+      ([name, value]) => html`<p class="part-name">${name}</p><${JsonView} value=${value} label=${name} open=${true} />`,
+    )}
   </section>`;
 }

@@ -1,11 +1,10 @@
 // One tool call that waits for a person: what it would do, who asks, until when, and the ways to decide it.
 
 import { html, useEffect, useRef, useState } from "../html.js";
-import { agentName } from "../lib/agent_names.js";
 import { decide, onExpiry, outcomeOf, readableArguments } from "../lib/approvals.js";
 import { href } from "../lib/routing.js";
 import { ArgumentsEditor, submitted } from "./arguments_editor.js";
-import { Failure, Id, Time } from "./basics.js";
+import { AgentName, Failure, Id, Time } from "./basics.js";
 import { Countdown } from "./countdown.js";
 import { Diff } from "./diff.js";
 import { JsonView } from "./json_view.js";
@@ -51,7 +50,7 @@ function Asked({ approval }) {
   const talk = href(`/agents/${agentId}`, { show: "talk", conversation: conversationId });
   return html`<dl class="facts">
     <div><dt>Asked</dt><dd><${Time} at=${approval.asked_at} /></dd></div>
-    <div><dt>Agent</dt><dd>${agentName(agentId)} <${Id} id=${agentId} href=${href(`/agents/${agentId}`)} /></dd></div>
+    <div><dt>Agent</dt><dd><${AgentName} id=${agentId} /></dd></div>
     <div><dt>Run</dt><dd><${Id} id=${runId} href=${href(`/runs/${runId}`)} /></dd></div>
     ${conversationId && html`<div><dt>Conversation</dt><dd><${Id} id=${conversationId} href=${talk} /></dd></div>`}
     ${approval.status === "waiting" &&

@@ -78,7 +78,9 @@ export function AgentName({ id }) {
   const name = agentName(id);
   const href = `#/agents/${id}`;
   if (name === "") return html`<${Id} id=${id} href=${href} />`;
-  return html`<span class="id" title=${id}><a href=${href}>${name}</a> <${Copy} text=${id} what=${`the id of ${name}`} /></span>`;
+  return html`<span class="id" title=${`${name}, ${id}`}>
+    <a class="short-name" href=${href}>${name}</a> <${Copy} text=${id} what=${`the id of ${name}`} />
+  </span>`;
 }
 
 /**

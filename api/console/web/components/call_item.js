@@ -29,11 +29,17 @@ export function CallItem({ item, agentId, runId, isParked, isOver, onDecide }) {
       <p class="part-name">Arguments</p>
       <${JsonView} value=${call.arguments} label="Arguments" open=${true} />
       ${hasResult && html`<p class="part-name">Result</p><${JsonView} value=${call.result} label="Result" open=${true} />`}
-      ${(call.stdout ?? []).length > 0 && html`<${JsonView} value=${(call.stdout ?? []).join("\n")} label="Standard output" />`}
-      ${(call.stderr ?? []).length > 0 && html`<${JsonView} value=${(call.stderr ?? []).join("\n")} label="Standard error" />`}
+      <${Printed} lines=${call.stdout ?? []} name="Standard output" />
+      <${Printed} lines=${call.stderr ?? []} name="Standard error" />
     </details>
     ${waits && onDecide && html`<${WaitingCall} callId=${call.id} agentId=${agentId} runId=${runId} onDecide=${onDecide} />`}
   `;
+}
+
+/** @param {{lines: string[], name: string}} props */
+function Printed({ lines, name }) {
+  if (lines.length === 0) return null;
+  return html`<p class="part-name">${name}</p><${JsonView} value=${lines.join("\n")} label=${name} />`;
 }
 
 /** @param {{result: string | null | undefined, waits: boolean, isOver: boolean}} props `result`: null before there is one */

@@ -13,13 +13,14 @@ import { Transcript } from "./transcript.js";
 /** @typedef {import("../lib/talk_entries.js").Entry} Entry */
 /** @typedef {ReturnType<typeof useTalk>} TalkState */
 
-const NEAR_PX = 80;
+/** Nearer to the end than a line is at the end. */
+const END_PX = 16;
 const QUEUED = "The run has not begun yet.";
 
 /** @param {{agentId: string, conversationId: string | null}} props */
 export function Talk({ agentId, conversationId }) {
   const talk = useTalk(agentId, conversationId);
-  const box = useStickyEnd();
+  const { box, toEnd } = useStickyEnd();
   if (!talk.isLoaded) {
     if (talk.error) return html`<${Failure} error=${talk.error} retry=${talk.reload} />`;
     return html`<p role="status">The history is being fetched.</p>`;
@@ -36,7 +37,7 @@ export function Talk({ agentId, conversationId }) {
       </ol>
     </div>
     <${Failure} error=${talk.error} retry=${talk.reload} />
-    <${SayBox} talk=${talk} />
+    <${SayBox} talk=${talk} onSaid=${toEnd} />
   </section>`;
 }
 
@@ -144,8 +145,8 @@ function RunLink({ runId }) {
   return html`<a class="run-link quiet-text" href=${href(`/runs/${runId}`)}>Run ${shortId(runId).slice(4)}</a>`;
 }
 
-/** @param {{talk: TalkState}} props */
-function SayBox({ talk }) {
+/** @param {{talk: TalkState, onSaid: () => void}} props */
+function SayBox({ talk, onSaid }) {
   const [text, setText] = useState("");
   const [ifBusy, setIfBusy] = useState("enqueue");
   const busy = talk.active.length > 0;
@@ -153,6 +154,7 @@ function SayBox({ talk }) {
     if (!text.trim()) return;
     talk.send(text, ifBusy);
     setText("");
+    onSaid();
   };
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -202,30 +204,41 @@ function Stop({ runIds, onStopped }) {
   return html`<button type="button" class="danger" onClick=${stop}>Stop</button><span role="status">${said}</span>`;
 }
 
-/** A box that stays at its end while it grows, unless its reader has scrolled away from there. */
+/**
+ * A box that stays at its end while it grows, or gets less room, unless its reader has scrolled away from there. `toEnd`
+ * brings it back.
+ */
 function useStickyEnd() {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
-  const isNear = useRef(true);
+  const isAtEnd = useRef(true);
+  const before = useRef({ top: 0, height: 0 });
+  const follow = () => {
+    if (box.current && isAtEnd.current) box.current.scrollTop = box.current.scrollHeight;
+  };
   useEffect(() => {
     const element = box.current;
     if (element === null) return undefined;
     const look = () => {
-      isNear.current = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR_PX;
+      const { scrollTop: top, scrollHeight: height, clientHeight } = element;
+      // What grows moves the end away from where the box is, and what shrinks moves the box: its reader did neither.
+      const wasScrolledUp = top < before.current.top && height >= before.current.height;
+      if (height - top - clientHeight < END_PX) isAtEnd.current = true;
+      else if (wasScrolledUp) isAtEnd.current = false;
+      before.current = { top, height };
     };
-    const follow = () => {
-      if (isNear.current) element.scrollTop = element.scrollHeight;
-    };
-    const grown = new ResizeObserver(follow);
-    const inner = element.querySelector(".talk-entries");
-    if (inner) grown.observe(inner);
+    const changed = new ResizeObserver(follow);
+    changed.observe(element);
+    for (const inner of element.children) changed.observe(inner);
     element.addEventListener("scroll", look, { passive: true });
     return () => {
-      grown.disconnect();
+      changed.disconnect();
       element.removeEventListener("scroll", look);
     };
   });
-  useLayoutEffect(() => {
-    if (box.current && isNear.current) box.current.scrollTop = box.current.scrollHeight;
-  });
-  return box;
+  useLayoutEffect(follow);
+  const toEnd = () => {
+    isAtEnd.current = true;
+    follow();
+  };
+  return { box, toEnd };
 }

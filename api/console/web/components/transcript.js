@@ -70,7 +70,7 @@ class ItemView extends Component {
     const { item, agentId, runId, isParked, isOver, onDecide } = /** @type {ItemProps} */ (this.props);
     return html`
       <li class=${`item item-${item.kind}${item.isVoid ? " void" : ""}`} data-kind=${item.kind} data-seq=${item.seq}>
-        ${item.isVoid && html`<p class="void-note">Void: the worker was lost before this was stored. The step came again.</p>`}
+        ${item.isVoid && html`<p class="void-note">Void: the worker was lost before this was stored.</p>`}
         ${item.kind === "call"
           ? html`<${CallItem} item=${item} agentId=${agentId} runId=${runId} isParked=${isParked} isOver=${isOver} onDecide=${onDecide} />`
           : content(item)}
@@ -93,7 +93,8 @@ function content(item) {
       `;
     case "error":
       return html`<div class="failure"><p><strong>${item.data?.error_type}</strong> ${item.text}</p>
-        ${item.data?.detail && html`<pre tabindex="0" aria-label="Detail">${item.data.detail}</pre>`}</div>`;
+        ${item.data?.detail && html`<pre tabindex="0" aria-label="Detail">${item.data.detail}</pre>`}
+        ${item.data?.hint && html`<p>${item.data.hint}</p>`}</div>`;
     default:
       return html`<p class="note">${note(item)} <span class="quiet-text">number ${item.seq}</span></p>`;
   }
@@ -108,7 +109,9 @@ function note(item) {
     case "restarted":
       return `A worker was lost. Another one begins the step again (attempt ${data.attempt}).`;
     case "continued":
-      return "The run was handed over. Another worker goes on; nothing of what was shown is void.";
+      return data.voided > 0
+        ? "The run was handed over. What is struck through had not been stored; the run goes on before it."
+        : "The run was handed over. Another worker goes on; nothing of what was shown is void.";
     case "leg":
       return `The approval was given or denied. The run goes on as ${item.text}.`;
     case "compaction":

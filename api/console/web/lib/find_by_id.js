@@ -18,14 +18,16 @@ export async function addressOf(text) {
 }
 
 /**
- * The id of the agent with this id or name; "" for an empty text. Throws `ApiError` for a name that no agent has.
+ * The id of the agent with this id or name; "" for an empty text. Throws `ApiError` for a name that no agent has, or
+ * several have.
  * @param {string} text
  * @returns {Promise<string>}
  */
 export async function agentIdOf(text) {
   const wanted = text.trim();
   if (wanted === "" || wanted.startsWith("agent-")) return wanted;
-  const found = await request("GET", "/v1/agents", { query: { name: wanted, limit: 1 } });
+  const found = await request("GET", "/v1/agents", { query: { name: wanted, limit: 2 } });
+  if (found.length > 1) throw new ApiError(0, `Several agents are named ${wanted}: give the id of one (agent-…)`);
   if (found.length === 0) throw new ApiError(0, `No agent is named ${wanted}: give a whole name, or an id (agent-…)`);
   return found[0].id;
 }

@@ -4,15 +4,17 @@
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
 /**
  * A call of a tool. `result` is undefined until it has come.
- * @typedef {{id: string, name: string, arguments: string, needsApproval: boolean, result?: unknown, status?: string,
- *   stdout?: string[] | null, stderr?: string[] | null}} Call
+ * @typedef {{id: string, name: string, arguments: string, needsApproval: boolean, resultSeq?: number, result?: unknown,
+ *   status?: string, stdout?: string[] | null, stderr?: string[] | null}} Call
  */
 /**
  * @typedef {"text" | "reasoning" | "call" | "input" | "summary" | "compaction" | "gap" | "restarted" | "continued" |
  *   "status" | "error" | "leg"} Kind leg: the run goes on as another one, after an approval
  * @typedef {{kind: Kind, key: string, leg: number, seq: number, lastSeq: number, messageId: string | null, at: string | null,
- *   text: string, isVoid: boolean, call?: Call, data?: Record<string, any>}} Item `isVoid`: it was shown, and the
- *   worker that wrote it was lost before it was stored
+ *   text: string, isVoid: boolean, pieces: Piece[], call?: Call, data?: Record<string, any>}} Item `isVoid`: it was shown,
+ *   and the worker that wrote it was lost before it was stored
+ * @typedef {{seq: number, before: number}} Piece what a frame added to the item's text, or to its call's arguments:
+ *   `before` is the length that it had before
  */
 /**
  * @typedef {{items: Item[], positions: Map<string, number>, runId: string | null, leg: number, lastSeq: number,
@@ -102,6 +104,7 @@ function item(into, kind, data, seq) {
     at: data.date ?? null,
     text: "",
     isVoid: false,
+    pieces: [],
   };
 }
 
@@ -141,6 +144,8 @@ function withText(into, kind, data, seq, text) {
   const key = `${kind}:${data.id}:${data.otid}`;
   const known = found(into, key);
   const grown = known ?? { ...item(into, kind, data, seq), key };
+  // As with the list of items, the pieces of an item go on in the item that takes its place.
+  grown.pieces.push({ seq, before: grown.text.length });
   return put(into, { ...grown, text: grown.text + text, lastSeq: seq });
 }
 
@@ -158,8 +163,10 @@ function withCalls(into, data, seq) {
     /** @type {Call} */
     const call = known?.call ?? { id: one.tool_call_id, name: "", arguments: "", needsApproval };
     const isWhole = Array.isArray(data.tool_calls);
+    const grown = known ?? callItem(into, one.tool_call_id, data, seq);
+    grown.pieces.push({ seq, before: call.arguments.length });
     putCall(into, {
-      ...(known ?? callItem(into, one.tool_call_id, data, seq)),
+      ...grown,
       lastSeq: seq,
       call: {
         ...call,
@@ -186,7 +193,7 @@ function withResults(into, data, seq) {
     putCall(into, {
       ...begun,
       lastSeq: seq,
-      call: { ...call, result: one.tool_return, status: one.status, stdout: one.stdout, stderr: one.stderr },
+      call: { ...call, resultSeq: seq, result: one.tool_return, status: one.status, stdout: one.stdout, stderr: one.stderr },
     });
   }
   return into;
@@ -229,17 +236,55 @@ function putCall(into, one) {
  */
 function withEvent(into, data, seq) {
   const told = data.event_data ?? {};
-  if (data.event_type === "step_restarted") {
-    const lost = new Set(told.void_message_ids ?? []);
-    into.items.forEach((one, position) => {
-      const isBehind = one.leg === into.leg && told.follows !== undefined && one.seq > told.follows && one.seq < seq;
-      if ((lost.has(one.messageId) || isBehind) && !one.isVoid) into.items[position] = { ...one, isVoid: true };
-    });
-  }
+  const isOwners = data.event_type === "step_restarted" || data.event_type === "log_continued";
+  const voided = isOwners ? voidBehind(into, told.follows ?? seq, new Set(told.void_message_ids ?? [])) : 0;
   /** @type {Record<string, Kind>} */
   const kinds = { step_restarted: "restarted", log_continued: "continued", gap: "gap", compaction: "compaction" };
   const kind = kinds[data.event_type];
-  return kind === undefined ? into : put(into, { ...item(into, kind, data, seq), data: told });
+  return kind === undefined ? into : put(into, { ...item(into, kind, data, seq), data: { ...told, voided } });
+}
+
+/**
+ * Makes void what frames of this leg behind the number `follows` have shown, and what is of the messages `lost`.
+ * @param {Transcript} into
+ * @param {number} follows
+ * @param {ReadonlySet<string | null>} lost
+ * @returns {number} how many items it concerned
+ */
+function voidBehind(into, follows, lost) {
+  let count = 0;
+  for (const [position, one] of [...into.items].entries()) {
+    const isBehind = one.leg === into.leg && one.lastSeq > follows;
+    if (one.isVoid || !(isBehind || lost.has(one.messageId))) continue;
+    count += 1;
+    if (lost.has(one.messageId) || one.seq > follows) {
+      into.items[position] = { ...one, isVoid: true };
+    } else {
+      const { kept, left } = partedBehind(one, follows);
+      into.items[position] = kept;
+      put(into, left);
+    }
+  }
+  return count;
+}
+
+/**
+ * What is left of an item whose first frames were stored and whose last ones were not; `left` is what is void of it.
+ * @param {Item} one
+ * @param {number} follows
+ * @returns {{kept: Item, left: Item}}
+ */
+function partedBehind(one, follows) {
+  const at = one.pieces.findIndex((piece) => piece.seq > follows);
+  const before = at < 0 ? Infinity : one.pieces[at].before;
+  const pieces = at < 0 ? one.pieces : one.pieces.slice(0, at);
+  const left = { ...one, key: `${one.key}:void:${follows}`, seq: follows + 1, isVoid: true, text: one.text.slice(before) };
+  const kept = { ...one, lastSeq: follows, pieces, text: one.text.slice(0, before) };
+  if (one.call === undefined) return { kept, left };
+  const { result, resultSeq, status, stdout, stderr, ...asked } = one.call;
+  const hasResult = resultSeq !== undefined && resultSeq <= follows;
+  const call = { ...(hasResult ? one.call : asked), arguments: asked.arguments.slice(0, before) };
+  return { kept: { ...kept, call }, left };
 }
 
 /**

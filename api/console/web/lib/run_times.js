@@ -12,9 +12,14 @@ export function queueWaitOf(run) {
   return own(run).queue_wait_ms ?? null;
 }
 
-/** @param {any} run */
-export function firstTokenOf(run) {
-  return own(run).first_token_ms ?? (typeof run.ttft_ns === "number" ? run.ttft_ns / 1e6 : null);
+/**
+ * @param {any} run
+ * @param {number | null} [shownAt] Unix ms of the first piece in its stream: the run says it when a step is stored
+ */
+export function firstTokenOf(run, shownAt = null) {
+  const began = moment(run.created_at)?.getTime();
+  const shown = shownAt === null || began === undefined ? null : Math.max(0, shownAt - began);
+  return own(run).first_token_ms ?? (typeof run.ttft_ns === "number" ? run.ttft_ns / 1e6 : shown);
 }
 
 /** @param {any} run */

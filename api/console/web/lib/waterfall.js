@@ -57,6 +57,15 @@ export function spansOf(timeline, startedAt) {
   return [{ ...first, from: wait.from, label: "Waiting, and the model's first token" }, ...timeline.spans.slice(2)];
 }
 
+/**
+ * Unix ms of the first piece of an answer, be it void since: the run itself says it when a step is stored. Null where none
+ * has come.
+ * @param {Timeline} timeline of a log from its beginning
+ */
+export function firstPieceAt(timeline) {
+  return timeline.spans.find((span) => span.kind === "first")?.to ?? null;
+}
+
 /** @param {any} data */
 function momentOf(data) {
   if (typeof data.at_ms === "number") return data.at_ms;

@@ -37,12 +37,13 @@ export function AgentPage({ params, query }) {
         : html`<p role="status">The agent is being fetched.</p>`}`;
   }
   return html`
-    <h1>${agent.name}</h1>
+    <h1 class="agent-name" title=${agent.name}>${agent.name}</h1>
     <p class="facts-line">
-      <${Id} id=${agent.id} /> <code>${agent.model}</code> ${agent.description}
+      <${Id} id=${agent.id} /> <code>${agent.model}</code>
       <a href=${href("/runs", { agent: agent.id })}>Its runs</a>
       <a href=${href("/approvals", { agent: agent.id })}>Its approvals</a>
     </p>
+    ${agent.description && html`<p class="description" title=${agent.description}>${agent.description}</p>`}
     <${Failure} error=${error.value} retry=${reload} />
     <nav class="tabs" aria-label="Parts of the agent">
       ${PARTS.map(([show, title]) => {
@@ -73,7 +74,7 @@ function Part({ agent, query }) {
 /** @param {{agentId: string, conversationId: string | null}} props */
 function TalkPlace({ agentId, conversationId }) {
   return html`
-    <p class="quiet-text">
+    <p class="quiet-text talk-place">
       ${conversationId ? html`In the conversation <${Id} id=${conversationId} />` : "In the agent's own history"}
     </p>
     <${Talk} key=${conversationId ?? agentId} agentId=${agentId} conversationId=${conversationId} />

@@ -53,10 +53,10 @@ function AgentTable({ rows }) {
       <tbody>
         ${rows.map(
           (agent) => html`<tr key=${agent.id}>
-            <th scope="row"><a href=${href(`/agents/${agent.id}`)}>${agent.name}</a></th>
+            <th scope="row"><a class="short-name" title=${agent.name} href=${href(`/agents/${agent.id}`)}>${agent.name}</a></th>
             <td>${agent.model}</td>
             <td class="figure">${agent.tools.length}</td>
-            <td>${agent.tags.join(", ")}</td>
+            <td><span class="short-name" title=${agent.tags.join(", ")}>${agent.tags.join(", ")}</span></td>
             <td><${LastRun} agent=${agent} /></td>
             <td><${Time} at=${agent.created_at} /></td>
             <td><${Id} id=${agent.id} /></td>

@@ -1,10 +1,11 @@
 // The inbox: every tool call of the project that waits for a person, whoever's agent asks, and those that were decided.
 
 import { html } from "../html.js";
+import { AgentFilter } from "../components/agent_filter.js";
 import { DecidedApprovals } from "../components/decided_approvals.js";
 import { WaitingApprovals } from "../components/waiting_approvals.js";
 import { actor } from "../lib/actor.js";
-import { href, refine } from "../lib/routing.js";
+import { href } from "../lib/routing.js";
 
 /** @param {import("../app.js").PageProps} props */
 export function ApprovalsPage({ query }) {
@@ -20,13 +21,7 @@ export function ApprovalsPage({ query }) {
       >Decided</a>
     </nav>
     <div class="filters">
-      <label>
-        Agent
-        <input
-          type="search" value=${agentId} placeholder="agent-…" spellcheck=${false}
-          onChange=${(/** @type {any} */ event) => refine({ agent: event.currentTarget.value.trim() })}
-        />
-      </label>
+      <${AgentFilter} agentId=${agentId} />
       <label>
         Your name, for the record
         <input

@@ -18,6 +18,7 @@ import { usePolled } from "../lib/polling.js";
 import { refine } from "../lib/routing.js";
 import { isActive, useRunChain } from "../lib/run_chain.js";
 import { useRunStream } from "../lib/run_stream.js";
+import { firstPieceAt } from "../lib/waterfall.js";
 import { durationOf, endedAtOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
 
 /** As many messages as a list gives at once: a run that was asked more shows the first ones. */
@@ -53,14 +54,14 @@ function ShownRun({ runs, from, reload }) {
       <h1>Run <${Id} id=${run.id} whole=${true} /></h1>
       <${Status} status=${last.status} stopReason=${last.stop_reason} />
     </div>
-    <${Facts} run=${run} />
+    <${Facts} run=${run} firstTokenAt=${from <= 1 ? firstPieceAt(timeline) : null} />
     <${Chain} runs=${runs} />
     <${WhatHappened} run=${last} />
     <${Connection} shown=${stream.value} from=${from} onFrom=${(/** @type {number} */ number) => refine({ from: number || "" })} />
     <div class="run-columns">
       <section aria-labelledby="transcript-title">
         <h2 id="transcript-title">What was said and done</h2>
-        <${Input} runId=${run.id} transcript=${transcript} />
+        <${Input} run=${run} transcript=${transcript} />
         <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} isOver=${isOver && stream.value.state === "ended"} onDecide=${reload} />
       </section>
       <aside aria-label="About this run">
@@ -78,8 +79,8 @@ function ShownRun({ runs, from, reload }) {
 /** @param {any} run */
 const kindOf = (run) => KINDS[run.metadata?.run_type] ?? "";
 
-/** @param {{run: any}} props */
-function Facts({ run }) {
+/** @param {{run: any, firstTokenAt: number | null}} props `firstTokenAt`: Unix ms, as far as the stream shows it */
+function Facts({ run, firstTokenAt }) {
   return html`
     <dl class="facts">
       <div><dt>Agent</dt><dd><${AgentName} id=${run.agent_id} /></dd></div>
@@ -88,7 +89,7 @@ function Facts({ run }) {
       <div><dt>Created</dt><dd><${Time} at=${run.created_at} /></dd></div>
       <div><dt>Duration</dt><dd><${Duration} ms=${durationOf(run)} since=${isActive(run) ? run.created_at : null} /></dd></div>
       <div><dt>Waited for a worker</dt><dd>${duration(queueWaitOf(run))}</dd></div>
-      <div><dt>First token</dt><dd>${duration(firstTokenOf(run))}</dd></div>
+      <div><dt>First token</dt><dd>${duration(firstTokenOf(run, firstTokenAt))}</dd></div>
       <div><dt>Steps</dt><dd>${number(stepsOf(run))}</dd></div>
       ${run.stop_reason && html`<div><dt>Stopped by</dt><dd>${run.stop_reason}</dd></div>`}
       ${run.metadata?.trace_id && html`<div><dt>Trace</dt><dd><${Id} id=${run.metadata.trace_id} /></dd></div>`}
@@ -114,23 +115,32 @@ function WhatHappened({ run }) {
   const { error, waiting, pruned_at: prunedAt } = run.metadata ?? {};
   return html`
     ${error && html`<div class="failure" role="alert"><p><strong>${error.error_type}</strong> ${error.message}</p>
-      ${error.detail && html`<pre tabindex="0" aria-label="Detail">${error.detail}</pre>`}</div>`}
-    ${waiting && html`<p class="note">The run waits for its ${waiting.for} until <${Time} at=${waiting.until} />.</p>`}
+      ${error.detail && html`<pre tabindex="0" aria-label="Detail">${error.detail}</pre>`}
+      ${error.hint && html`<p>${error.hint}</p>`}</div>`}
+    ${waiting?.for === "approval" && html`<p class="note">The run waits for a person to decide what it asks for.</p>`}
+    ${waiting?.for === "budget" && html`<p class="note">The run waits for room in a budget, until <${Time} at=${waiting.until} /> at first.</p>`}
     ${prunedAt && html`<p class="note">Retention removed this run's log <${Time} at=${prunedAt} />: its messages are left.</p>`}
   `;
 }
 
 /**
  * What the run was asked, also while it waits for a worker.
- * @param {{runId: string, transcript: import("../lib/frames.js").Transcript}} props
+ * @param {{run: any, transcript: import("../lib/frames.js").Transcript}} props
  */
-function Input({ runId, transcript }) {
+function Input({ run, transcript }) {
   const { data, error, reload } = usePolled(
-    (signal) => request("GET", `/v1/runs/${runId}/messages`, { query: { limit: INPUT_LIMIT, order: "asc" }, signal }),
+    (signal) => request("GET", `/v1/runs/${run.id}/messages`, { query: { limit: INPUT_LIMIT, order: "asc" }, signal }),
     0,
-    [runId],
+    [run.id],
   );
+  // A turn that failed without any output leaves nothing in the history, and a rollback takes it back.
+  const isForgotten = data.value?.length === 0 && !isActive(run) && run.metadata?.first_words;
   return html`
+    ${isForgotten &&
+    html`<div class="item item-input" data-kind="asked">
+      <p class="speaker">User <span class="quiet-text">the first words; the history has not kept the turn</span></p>
+      <div class="said">${run.metadata.first_words}</div>
+    </div>`}
     ${error.value && html`<p>What the run was asked could not be fetched.</p>`}
     <${Failure} error=${error.value} retry=${reload} />
     ${inputsAmong(data.value ?? [], transcript).map(

@@ -1,11 +1,12 @@
 // The project's runs, newest first, as they change.
 
 import { html, useRef, useState } from "../html.js";
+import { AgentFilter } from "../components/agent_filter.js";
 import { DataTable } from "../components/data_table.js";
 import { AgentName, Copy, Duration, Empty, Failure, Id, Time } from "../components/basics.js";
 import { Status } from "../components/status.js";
-import { addressOf, agentIdOf } from "../lib/find_by_id.js";
-import { duration, number } from "../lib/format.js";
+import { addressOf } from "../lib/find_by_id.js";
+import { duration, NOTHING, number } from "../lib/format.js";
 import { go, refine } from "../lib/routing.js";
 import { useRunList } from "../lib/run_list.js";
 import { durationOf, firstTokenOf, queueWaitOf, stepsOf, tokensOf } from "../lib/run_times.js";
@@ -20,6 +21,7 @@ const FILTERS = ["agent", "status", "stop", "conversation", "after", "before"];
 /** @type {import("../components/data_table.js").Column<any>[]} */
 const COLUMNS = [
   { name: "run", title: "Run", cell: (run) => html`<${Id} id=${run.id} href=${`#/runs/${run.id}`} />` },
+  { name: "words", title: "Asked", cell: (run) => html`<${FirstWords} run=${run} />` },
   { name: "status", title: "Status", cell: (run) => html`<${Status} status=${run.status} stopReason=${run.stop_reason} />` },
   { name: "agent", title: "Agent", cell: (run) => html`<${AgentName} id=${run.agent_id} />` },
   { name: "created", title: "Created", cell: (run) => html`<${Time} at=${run.created_at} />` },
@@ -61,6 +63,17 @@ export function RunsPage({ query }) {
   `;
 }
 
+/**
+ * How that begins what the run was asked, or what it does where nobody has asked it anything.
+ * @param {{run: any}} props
+ */
+function FirstWords({ run }) {
+  const { first_words: words, tool_name: tool, run_type: type } = run.metadata ?? {};
+  if (words) return html`<span class="first-words" title=${words}><bdi>${words}</bdi></span>`;
+  if (tool) return html`<span class="quiet-text">a call of <code>${tool}</code></span>`;
+  return html`<span class="quiet-text">${type === "compaction" ? "its history is compacted" : NOTHING}</span>`;
+}
+
 /** @param {any} run */
 function runDuration(run) {
   const isOver = run.status !== "created" && run.status !== "running";
@@ -100,16 +113,11 @@ function Search() {
 function Filters({ query }) {
   /** @param {string} name */
   const set = (name) => (/** @type {any} */ event) => refine({ [name]: event.currentTarget.value.trim() });
-  const [error, setError] = useState(/** @type {Error | null} */ (null));
-  const setAgent = async (/** @type {any} */ event) => {
-    setError(null);
-    try {
-      refine({ agent: await agentIdOf(event.currentTarget.value) });
-    } catch (thrown) {
-      setError(thrown instanceof Error ? thrown : new Error(String(thrown)));
-    }
+  const [clears, setClears] = useState(0);
+  const clear = () => {
+    setClears(clears + 1);
+    refine(Object.fromEntries(FILTERS.map((name) => [name, ""])));
   };
-  const clear = () => refine(Object.fromEntries(FILTERS.map((name) => [name, ""])));
   return html`
     <div class="filters" role="group" aria-label="Filters">
       <label>Status
@@ -124,12 +132,11 @@ function Filters({ query }) {
           ${STOP_REASONS.map((one) => html`<option value=${one}>${one}</option>`)}
         </select>
       </label>
-      <label>Agent<input value=${query.agent ?? ""} placeholder="name or agent-…" onChange=${setAgent} /></label>
+      <${AgentFilter} key=${clears} agentId=${query.agent ?? ""} />
       <label>Conversation<input value=${query.conversation ?? ""} placeholder="conv-…" onChange=${set("conversation")} /></label>
       <label>Created after<input type="datetime-local" value=${query.after ?? ""} onChange=${set("after")} /></label>
       <label>Created before<input type="datetime-local" value=${query.before ?? ""} onChange=${set("before")} /></label>
       <button type="button" onClick=${clear}>Clear</button>
-      <${Failure} error=${error} />
     </div>
   `;
 }
@@ -145,7 +152,7 @@ function NoRuns() {
     `  -d '{"messages": [{"role": "user", "content": "Hello"}]}'`;
   return html`
     <${Empty} title="No runs yet">
-      <p>Make an agent on the <a href="#/agents">Agents</a> page and talk to it there, or send it a message from a shell.
+      <p>Make an agent with the first line, and talk to it on the <a href="#/agents">Agents</a> page or with the second.
         Where the server asks for a key, add <code>-H "Authorization: Bearer $HOLDFAST_API_KEY"</code>.</p>
       <pre tabindex="0" aria-label="Commands">${line}</pre>
       <${Copy} text=${line} what="the commands" />

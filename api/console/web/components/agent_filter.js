@@ -1,0 +1,38 @@
+// A field that narrows a page down to one agent, by its name or its id.
+
+import { html, useRef, useState } from "../html.js";
+import { agentName } from "../lib/agent_names.js";
+import { agentIdOf } from "../lib/find_by_id.js";
+import { refine } from "../lib/routing.js";
+import { Failure } from "./basics.js";
+
+/** @param {{agentId: string}} props `agentId`: the one that the page's address names; "" for all agents */
+export function AgentFilter({ agentId }) {
+  const [error, setError] = useState(/** @type {Error | null} */ (null));
+  // What is typed stays until it has become an agent, or it could not be corrected.
+  const [typed, setTyped] = useState(/** @type {string | null} */ (null));
+  const newest = useRef("");
+  const find = async (/** @type {string} */ text) => {
+    newest.current = text;
+    setError(null);
+    try {
+      const found = await agentIdOf(text);
+      if (newest.current !== text) return;
+      setTyped(null);
+      refine({ agent: found });
+    } catch (thrown) {
+      if (newest.current === text) setError(thrown instanceof Error ? thrown : new Error(String(thrown)));
+    }
+  };
+  const shown = agentId === "" ? "" : agentName(agentId) || agentId;
+  return html`
+    <label>Agent
+      <input
+        value=${typed ?? shown} title=${agentId} placeholder="name or agent-…" spellcheck=${false}
+        onInput=${(/** @type {any} */ event) => setTyped(event.currentTarget.value)}
+        onChange=${(/** @type {any} */ event) => find(event.currentTarget.value)}
+      />
+    </label>
+    <${Failure} error=${error} />
+  `;
+}
