@@ -5,6 +5,7 @@ One answer of the model is one `AssistantMessage`, whatever it holds: reasoning,
 that wait for a person.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -224,6 +225,31 @@ def tokens_in(characters: int) -> int:
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text is; 0 only for an empty one."""
     return tokens_in(len(text))
+
+
+CHARACTERS_OF_A_MESSAGE = 200
+"""As many characters are looked through in the time that a message takes without its texts."""
+
+
+def weight(history: Iterable[Message]) -> int:
+    """How long it takes to look through the messages, in characters of theirs. It takes no time itself."""
+    return sum(CHARACTERS_OF_A_MESSAGE + _characters_of(message.body) for message in history)
+
+
+def _characters_of(body: MessageBody) -> int:
+    match body:
+        case UserMessage(content=str(text)) | Summary(text=text) | SystemMessage(text=text):
+            return len(text)
+        case UserMessage(content=parts):
+            texts = (part.text if isinstance(part, TextContent) else part.data or "" for part in parts)
+            return CHARACTERS_OF_A_MESSAGE * len(parts) + sum(map(len, texts))
+        case AssistantMessage(text=text, tool_calls=calls, provider_response=kept):
+            called = sum(CHARACTERS_OF_A_MESSAGE + len(call.arguments) for call in calls)
+            return len(text) + called + len(kept or "")
+        case ToolReturns(returns=returns):
+            return sum(CHARACTERS_OF_A_MESSAGE + len(one.text) for one in returns)
+        case ApprovalResponse(decisions=decisions):
+            return CHARACTERS_OF_A_MESSAGE * len(decisions)
 
 
 def estimate_message_tokens(body: MessageBody) -> int:

@@ -6,13 +6,15 @@ What a request says and what an answer means is in `chat_request.py`, `chat_answ
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 import httpx2
 
+from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
@@ -99,7 +101,7 @@ class DirectModel:
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
         # Outside the `try`: what cannot be sent is no fault of the provider.
-        request = self._wire.request(call)
+        request = await beside(partial(self._wire.request, call), call.weight())
         try:
             async with aclosing(self._answer(call, request)) as events:
                 async for event in events:
@@ -118,9 +120,13 @@ class DirectModel:
             aclosing(self._events(answer, pieces, response, end)) as stream,
         ):
             async for data in stream:
-                for event in _told(answer, data):
-                    yield event
-                    end.is_put_off = True
+                for one in data:
+                    await beside(partial(_take, answer, one), len(one))
+                    for event in answer.told():
+                        yield event
+                        end.is_put_off = True
+                    if answer.is_over:
+                        break
                 end.look_at(answer)
                 if answer.has_begun:
                     limit.event_seen()
@@ -185,19 +191,14 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
     return body
 
 
-def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
-    """Our events for those of the stream; what comes before one that cannot be read is told. Behind the reason for its
-    end, an error takes nothing from an answer."""
-    for data in stream:
-        try:
-            answer.take(data)
-        except ModelError:
-            if not answer.has_reason:
-                raise
-            answer.is_over = True
-        yield from answer.told()
-        if answer.is_over:
-            return
+def _take(answer: Answer, data: bytes) -> None:
+    """Takes the next event. Behind the reason for its end, an error takes nothing from an answer."""
+    try:
+        answer.take(data)
+    except ModelError:
+        if not answer.has_reason:
+            raise
+        answer.is_over = True
 
 
 async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenerator[bytes]:

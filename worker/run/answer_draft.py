@@ -71,9 +71,12 @@ class AnswerDraft:
         self._withheld: set[str] = set()
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
+        self.taken = 0
+        """Pieces so far."""
 
     def take(self, event: ModelEvent) -> None:
         """Takes the next piece; shows it at once when the run was made for tokens."""
+        self.taken += 1
         if self._observed.is_silent:
             self._context.observation.hear(self._observed, event)
         match event:

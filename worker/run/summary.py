@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from shared.concurrency import beside
 from shared.domain.agents import ModelOptions
 from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import ModelError, ModelErrorType
@@ -18,6 +20,7 @@ from shared.domain.messages import (
     MessageBody,
     UserMessage,
     estimate_tokens,
+    weight,
 )
 from shared.domain.model_catalog import context_window_of, window_of
 from shared.domain.runs import Step, Usage
@@ -90,7 +93,8 @@ async def write_summary(
     writers = list(_writers(context, options))
     for writer in writers:
         if context.services.models.route(writer.handle).wire == "builtin":
-            return f"Summary: the conversation so far, shortened.\n\n{excerpt(gone, longest)}"
+            shortened = await beside(partial(excerpt, gone, longest), weight(gone))
+            return f"Summary: the conversation so far, shortened.\n\n{shortened}"
         try:
             return await _written_by(context, writer, gone, options, longest, is_step)
         except ModelError as error:
@@ -130,7 +134,8 @@ async def _written_by(
     room = int(writer.window * SHARE_FOR_TRANSCRIPT * CHARACTERS_PER_TOKEN)
     within = "" if longest is None else f" in at most {max(longest // CHARACTERS_PER_WORD, 1)} words"
     for share in SHORTER_TRANSCRIPTS:
-        shown = transcript(gone, longest_message=LONGEST_MESSAGE, longest=int(room * share))
+        write = partial(transcript, gone, longest_message=LONGEST_MESSAGE, longest=int(room * share))
+        shown = await beside(write, weight(gone))
         call = ModelCall(
             handle=writer.handle,
             system=options.prompt or INSTRUCTIONS,
