@@ -139,13 +139,13 @@ async def _run_beside(context: RunContext, call: ToolCall, calls: Sequence[ToolC
 
 
 async def _run_into(context: RunContext, call: ToolCall, decision: Decision | None = None) -> None:
-    result = _within_room(await _run(context, call, decision), context.progress.returns.values())
+    result = within_room(await _run(context, call, decision), context.progress.returns.values())
     context.progress.returns[call.id] = result
     if call.name in context.tools:
         context.progress.unstored.append(result)
 
 
-def _within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn:
+def within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn:
     """The result, without its middle if it is too much beside those of the same answer's earlier calls."""
     room = max(LONGEST_RESULTS - sum(len(one.text) for one in earlier), LEAST_OF_A_RESULT)
     return result if len(result.text) <= room else replace(result, text=without_middle(result.text, room, NO_ROOM))
