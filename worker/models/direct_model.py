@@ -6,7 +6,7 @@ What a request says and what an answer means is in `chat_request.py`, `chat_answ
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from datetime import datetime
 from functools import partial
@@ -120,13 +120,9 @@ class DirectModel:
             aclosing(self._events(answer, pieces, response, end)) as stream,
         ):
             async for data in stream:
-                for one in data:
-                    await beside(partial(_take, answer, one), len(one))
-                    for event in answer.told():
-                        yield event
-                        end.is_put_off = True
-                    if answer.is_over:
-                        break
+                for event in _told(answer, data):
+                    yield event
+                    end.is_put_off = True
                 end.look_at(answer)
                 if answer.has_begun:
                     limit.event_seen()
@@ -191,14 +187,19 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
     return body
 
 
-def _take(answer: Answer, data: bytes) -> None:
-    """Takes the next event. Behind the reason for its end, an error takes nothing from an answer."""
-    try:
-        answer.take(data)
-    except ModelError:
-        if not answer.has_reason:
-            raise
-        answer.is_over = True
+def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
+    """Our events for those of the stream; what comes before one that cannot be read is told. Behind the reason for its
+    end, an error takes nothing from an answer."""
+    for data in stream:
+        try:
+            answer.take(data)
+        except ModelError:
+            if not answer.has_reason:
+                raise
+            answer.is_over = True
+        yield from answer.told()
+        if answer.is_over:
+            return
 
 
 async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenerator[bytes]:

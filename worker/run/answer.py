@@ -22,9 +22,6 @@ from worker.run.progress import lost_usage
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-EVENTS_AT_ONCE = 100
-"""Pieces of an answer that are taken in one turn of the event loop: some milliseconds."""
-
 _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
 """How models answer that do not go on with an answer after all, or not with this one."""
 
@@ -88,8 +85,7 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         async with aclosing(context.services.models.stream(call)) as events:
             async for event in events:
                 draft.take(event)
-                if draft.taken % EVENTS_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # a server may send a whole answer in one piece
+                await draft.pause()
         if draft.has_calls:
             # A gate that was switched on while the model spoke holds for what it asks for.
             await context.read_equipment()

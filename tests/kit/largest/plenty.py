@@ -110,7 +110,7 @@ async def _long_log(connection: Connection, run: str) -> None:
 async def _copy(connection: Connection, table: sa.Table, row_id: str, times: int, **changed: str) -> None:
     """So many copies of a row. `changed` are expressions of Postgres, in which `n` is the number of the copy; an id
     inside a document becomes the copy's."""
-    numbers = sa.func.generate_series(1, times).table_valued("n")
+    numbers = sa.func.generate_series(1, times).table_valued("n").render_derived()
     new_id = (sa.literal(row_id.partition("-")[0] + "-") + sa.cast(sa.func.gen_random_uuid(), sa.Text)).label("new_id")
     copies = sa.select(*table.c, numbers.c.n, new_id).join_from(table, numbers, sa.true())
     one = copies.where(table.c.id == row_id).subquery("one")
