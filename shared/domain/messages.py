@@ -238,11 +238,10 @@ def weight(history: Iterable[Message]) -> int:
 
 def _characters_of(body: MessageBody) -> int:
     match body:
-        case UserMessage(content=str(text)) | Summary(text=text) | SystemMessage(text=text):
+        case Summary(text=text) | SystemMessage(text=text):
             return len(text)
-        case UserMessage(content=parts):
-            texts = (part.text if isinstance(part, TextContent) else part.data or "" for part in parts)
-            return CHARACTERS_OF_A_MESSAGE * len(parts) + sum(map(len, texts))
+        case UserMessage(content=content):
+            return len(content) if isinstance(content, str) else sum(map(_characters_of_part, content))
         case AssistantMessage(text=text, tool_calls=calls, provider_response=kept):
             called = sum(CHARACTERS_OF_A_MESSAGE + len(call.arguments) for call in calls)
             return len(text) + called + len(kept or "")
@@ -250,6 +249,11 @@ def _characters_of(body: MessageBody) -> int:
             return sum(CHARACTERS_OF_A_MESSAGE + len(one.text) for one in returns)
         case ApprovalResponse(decisions=decisions):
             return CHARACTERS_OF_A_MESSAGE * len(decisions)
+
+
+def _characters_of_part(part: ContentPart) -> int:
+    said = part.text if isinstance(part, TextContent) else part.data or ""
+    return CHARACTERS_OF_A_MESSAGE + len(said)
 
 
 def estimate_message_tokens(body: MessageBody) -> int:

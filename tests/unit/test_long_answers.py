@@ -11,7 +11,7 @@ from api.late_route import LateRoute
 from api.long_answers import in_pieces, is_long
 from tests.kit.product.in_process import asgi_client
 
-LONG = {
+LONG: dict[str, Any] = {
     "text": '\u66f8 "quoted" \\ \n' * 50_000,
     "many": [{"n": number, "x": None, "y": True, "z": 0.5} for number in range(5_000)],
     "deep": {"a": {"b": [["c" * 200_000], [], {}, ""]}},
@@ -19,7 +19,10 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("value", [LONG, [LONG, LONG], {}, [], "", "a" * 200_000, None, 7, [[]] * 5_000, {"a": []}])
+VALUES: list[Any] = [LONG, [LONG, LONG], {}, [], "", "a" * 200_000, None, 7, [[]] * 5_000, {"a": []}]
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_pieces_say_the_same(value: Any) -> None:
     assert json.loads(in_pieces(value)) == value
 
