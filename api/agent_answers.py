@@ -7,6 +7,7 @@ from api.access.callers import Caller, may_see_instructions, may_see_secrets
 from api.letta.agent_state import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent, without_instructions
 from api.letta.messages import wire_approval_request
 from api.services import Services
+from shared.concurrency import beside
 from shared.domain.agents import Agent
 from shared.domain.approvals import waiting_calls
 from shared.domain.errors import UnreadableSecret
@@ -32,18 +33,33 @@ async def _answers(
     with_values = caller is not None and may_see_secrets(caller)
     if with_values and SECRETS in wanted:
         await _record_who_is_shown(services, agents)
-    states = [
-        wire_agent(
-            details,
-            services.environment,
-            secrets=shown_secrets(services, details.agent, with_values=with_values) if SECRETS in wanted else (),
-            pending_approval=waiting.get(ThreadId(details.agent.id)),
-        )
-        for details in some
-    ]
-    if caller is None or may_see_instructions(caller):
-        return states
-    return [without_instructions(state) for state in states]
+    shows_instructions = caller is None or may_see_instructions(caller)
+
+    def shown() -> list[dict[str, Any]]:
+        states = [
+            wire_agent(
+                details,
+                services.environment,
+                secrets=shown_secrets(services, details.agent, with_values=with_values) if SECRETS in wanted else (),
+                pending_approval=waiting.get(ThreadId(details.agent.id)),
+            )
+            for details in some
+        ]
+        return states if shows_instructions else [without_instructions(state) for state in states]
+
+    return await beside(shown, sum(map(_size_of, some)))
+
+
+def _size_of(details: AgentDetails) -> int:
+    """About how long it takes to show an agent, in characters of JSON: tools are hashed, secrets deciphered."""
+    agent, sources = details.agent, sum(len(tool.source_code) for tool in details.tools)
+    parts = 2 + len(details.tools) + len(details.blocks) + len(agent.tool_environment)
+    return CHARACTERS_OF_A_PART * parts + sources // HASHED_AT_ONCE
+
+
+CHARACTERS_OF_A_PART = 1000
+HASHED_AT_ONCE = 10
+"""So many times as many characters are hashed as are made JSON."""
 
 
 async def agent_answer(

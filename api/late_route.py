@@ -10,6 +10,8 @@ from typing import Any
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
+from api.long_answers import with_long_answers
+
 
 class LateRoute(APIRoute):
     """Knows at once what finds it: its path, methods and name. Whoever asks for anything else has FastAPI read the
@@ -38,5 +40,7 @@ class LateRoute(APIRoute):
 
     def read(self) -> None:
         """Reads the declaration. All of a route is there afterwards."""
-        super().__init__(**self._declared)
+        declared = self._declared
+        declared["endpoint"] = with_long_answers(declared["endpoint"])
+        super().__init__(**declared)
         del self._declared

@@ -1,11 +1,14 @@
 """Answers that list messages: a page of a history or of a run, of the types that were asked for."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, get_args
 
 from api.access.callers import Caller, may_see_instructions
-from api.letta.messages import MessageType, is_shown, wire_messages
+from api.letta.messages import MessageType, is_shown, parts_of, wire_messages
+from api.long_answers import CHARACTERS_OF_A_VALUE
 from api.services import Services
+from shared.concurrency import beside
 from shared.domain.ids import MessageId
 from shared.domain.messages import Message
 from shared.domain.runs import Run
@@ -42,7 +45,12 @@ async def message_answers(
         order="asc" if page.ascending else "desc",
         is_wanted=is_wanted,
     )
-    return wire_messages(found[::-1] if turned and not page.ascending else found, types)
+    return await wire_messages_beside(found[::-1] if turned and not page.ascending else found, types)
+
+
+async def wire_messages_beside(messages: Sequence[Message], types: Collection[str] | None) -> list[dict[str, Any]]:
+    """As `wire_messages`, for as many as there are."""
+    return await beside(partial(wire_messages, messages, types), CHARACTERS_OF_A_VALUE * parts_of(messages))
 
 
 async def run_message_answers(services: Services, run: Run, page: Page, caller: Caller) -> list[dict[str, Any]]:
@@ -58,4 +66,4 @@ async def run_message_answers(services: Services, run: Run, page: Page, caller: 
     end = len(waiting) if page.before is None else places.get(MessageId(page.before), len(waiting))
     wanted = [message for message in waiting[begin:end] if types is None or is_shown(message, types)]
     found = wanted[: page.limit] if page.ascending else wanted[-page.limit :]
-    return wire_messages(found, types)
+    return await wire_messages_beside(found, types)

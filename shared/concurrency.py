@@ -164,6 +164,12 @@ async def retry_while_unavailable(action: Callable[[bool], Awaitable[Result]], *
 LONG_DATA = 100_000
 
 
+async def beside(work: Callable[[], Result], size: int) -> Result:
+    """What `work` gives. Where it has much to look through, `size` characters, it does so on a thread: the event loop
+    takes turns with it. No single call of it into C may take long, because nothing else runs meanwhile."""
+    return await asyncio.to_thread(work) if size > LONG_DATA else work()
+
+
 async def others_turn(data: Sized) -> None:
     """Lets everything else that is ready run first, if it is much that is to be worked through next.
 

@@ -16,6 +16,7 @@ from shared.domain.messages import (
     CompactionStats,
     Decision,
     Message,
+    MessageBody,
     Summary,
     SystemMessage,
     ToolCall,
@@ -50,6 +51,24 @@ def wire_messages(messages: Iterable[Message], types: Collection[str] | None = N
     """The wire's messages for stored ones, in order; with `types`, only those of these types."""
     shown = [wire for message in messages for wire in wire_message(message)]
     return shown if types is None else [wire for wire in shown if wire["message_type"] in types]
+
+
+def parts_of(messages: Iterable[Message]) -> int:
+    """About how many values the wire's messages have: what it takes to make them grows with that."""
+    return sum(VALUES_OF_A_MESSAGE * (1 + _inside(message.body)) for message in messages)
+
+
+def _inside(body: MessageBody) -> int:
+    match body:
+        case AssistantMessage(tool_calls=several) | ToolReturns(returns=several) | ApprovalResponse(decisions=several):
+            return len(several)
+        case UserMessage(content=list(several)):
+            return len(several)
+        case _:
+            return 0
+
+
+VALUES_OF_A_MESSAGE = 12
 
 
 def is_shown(message: Message, types: Collection[str]) -> bool:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.letta.bounded_fields import Metadata
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config
+from shared.concurrency import beside
 from shared.domain.archival import (
     MOST_FOUND,
     MOST_TAGS,
@@ -113,6 +114,15 @@ def wire_passage(passage: Passage, environment: Mapping[str, str]) -> dict[str, 
         "embedding": None if passage.vector is None else list(passage.vector),
         "embedding_config": wire_embedding_config(passage.model, environment),
     }
+
+
+async def wire_passages(found: Sequence[Passage], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The wire's passages. A vector has thousands of numbers."""
+    size = sum(CHARACTERS_OF_A_PASSAGE + len(passage.vector or ()) for passage in found)
+    return await beside(lambda: [wire_passage(passage, environment) for passage in found], size)
+
+
+CHARACTERS_OF_A_PASSAGE = 500
 
 
 def wire_found(found: FoundPassage, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep
 from api.late_route import LateRoute
-from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage
+from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
 from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, MOST_TAGS, PassageQuery
 from shared.domain.ids import PassageId
 from shared.domain.local_time import moment_of
@@ -30,7 +30,7 @@ async def list_memories(
     """The passages in the agent's archives."""
     page = PassagePage(limit, after or None, before or None, ascending, search)
     found = await services.passages.list_of_agent(project_id, agent_id, page)
-    return [wire_passage(passage, services.environment) for passage in found]
+    return await wire_passages(found, services.environment)
 
 
 @router.post("/archival-memory")

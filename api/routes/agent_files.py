@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
 from api.letta.bounded_fields import MOST_ENTRIES
+from api.long_answers import in_pieces
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.brought_agents import Arrival, BroughtAgents
@@ -30,6 +32,9 @@ from shared.process.version import VERSION
 from shared.sql.definitions.agents import AgentDetails
 
 MULTIPART = "multipart/form-data"
+
+LONGEST_FOR_PEOPLE = 10_000_000
+"""Bytes of a file that is written with lines."""
 
 
 class MultipartRoute(LateRoute):
@@ -205,14 +210,21 @@ async def _exported(services: Services, project_id: ProjectId, agent_id: AgentId
     # Stored before it is shown: there is no export without its event.
     await services.access.audit.add(project_id, "agent.exported", agent_id)
     history = await _history(services, project_id, details, wanted.conversation_id)
+    body = await asyncio.to_thread(_written_file, details, history, wanted, services.clock.now())
+    return Response(body, media_type="application/json")
+
+
+def _written_file(details: AgentDetails, history: list[Message], wanted: ExportRequest, now: datetime) -> bytes:
+    """The file: one that a person may read is written for people, with each value in a line of its own."""
     file = agent_file(
         details,
         [] if wanted.scrub_messages else history,
         skills=[skill.model_dump() for skill in wanted.skills],
         generator=f"holdfast {VERSION}",
-        now=services.clock.now(),
+        now=now,
     )
-    return Response(msgspec.json.format(msgspec.json.encode(file), indent=2), media_type="application/json")
+    body = in_pieces(file)
+    return body if len(body) > LONGEST_FOR_PEOPLE else msgspec.json.format(body, indent=2)
 
 
 async def _history(

@@ -1,5 +1,6 @@
 """Agents."""
 
+import asyncio
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,7 +15,8 @@ from api.letta.agents import AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import new_block
 from api.letta.context import wire_context
 from api.model_choice import with_served_model
-from shared.domain.agents import Agent, render_system
+from shared.concurrency import beside
+from shared.domain.agents import Agent, characters_of_memory, render_system
 from shared.domain.ids import ThreadId
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
 
@@ -138,7 +140,8 @@ async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project
     """What the agent's context holds, with estimated sizes."""
     [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
     passages = await services.passages.count_of_agent(project_id, agent_id)
-    return wire_context(details, await services.messages.context(project_id, ThreadId(agent_id)), passages=passages)
+    history = await services.messages.context(project_id, ThreadId(agent_id))
+    return await asyncio.to_thread(wire_context, details, history, passages=passages)
 
 
 @router.post("/{agent_id}/recompile")
@@ -149,7 +152,8 @@ async def recompile_agent(
     agent = await services.agents.get(project_id, agent_id)
     if not dry_run:
         agent = await services.agents.update(project_id, agent_id, _as_it_is, services.clock.now())
-    return render_system(agent, await services.blocks.for_agent(project_id, agent_id))
+    blocks = await services.blocks.for_agent(project_id, agent_id)
+    return await beside(partial(render_system, agent, blocks), characters_of_memory(blocks))
 
 
 def _as_it_is(agent: Agent) -> Agent:

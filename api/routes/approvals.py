@@ -8,6 +8,7 @@ from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, Ser
 from api.late_route import LateRoute
 from api.letta.approvals import DecisionIn, wire_approval, wire_decided
 from api.runs.threads import DEFAULT
+from shared.concurrency import beside
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId
 from shared.sql.paging import Page
@@ -51,7 +52,8 @@ async def list_approvals(
     thread_id = None if named is None else ThreadId(named)
     find = services.approvals.decided if decided else services.approvals.waiting
     found = await find(project_id, page, agent_id=agent_id, thread_id=thread_id)
-    return [wire_approval(approval) for approval in found]
+    size = sum(len(approval.arguments) for approval in found)
+    return await beside(lambda: [wire_approval(approval) for approval in found], size)
 
 
 @router.get("/{approval_id}")

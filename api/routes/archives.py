@@ -16,7 +16,7 @@ from api.dependencies import (
 )
 from api.late_route import LateRoute
 from api.letta.archives import ArchiveCreate, ArchiveUpdate, new_archive, wire_archive
-from api.letta.passages import PassageCreate, PassagesCreate, new_passages, wire_passage
+from api.letta.passages import PassageCreate, PassagesCreate, new_passages, wire_passage, wire_passages
 from shared.sql.archival.archives import ArchiveFilter
 from shared.sql.definitions.agents import AgentFilter
 
@@ -93,7 +93,7 @@ async def create_passages(
     """Stores passages in the archive, all or none."""
     new = new_passages(body.passages, services.ids, services.clock.now())
     stored = await services.archival_memory.insert_into(project_id, archive_id, new)
-    return [wire_passage(passage, services.environment) for passage in stored]
+    return await wire_passages(stored, services.environment)
 
 
 @router.delete("/{archive_id}/passages/{passage_id}", status_code=204)

@@ -1,5 +1,6 @@
 """The context of a history: compact it, copy it into a new conversation, show the instructions."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -11,12 +12,16 @@ from api.late_route import LateRoute
 from api.letta.compaction import CompactRequest
 from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
 from api.runs.threads import AgentThread
-from shared.domain.agents import render_system
+from shared.concurrency import beside
+from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.conversations import copies_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, MessageId
 
 router = APIRouter(prefix="/v1", tags=["conversations"], route_class=LateRoute)
+
+CHARACTERS_OF_A_COPY = 500
+"""As many characters become JSON in the time that a message is copied."""
 
 OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{UUID4_PATTERN}$")]
 
@@ -75,7 +80,8 @@ async def fork_conversation(
             created_at=now,
             updated_at=now,
         )
-    copies = copies_of(history, services.ids, message_id)
+    copy = partial(copies_of, history, services.ids, message_id)
+    copies = await beside(copy, CHARACTERS_OF_A_COPY * len(history))
     await services.conversations.create(begun, system_message_id=services.ids.message(), copies=copies)
     [details] = await services.conversations.details([begun])
     return wire_conversation(details)
@@ -98,4 +104,5 @@ async def recompile_conversation(
     if thread.conversation_id is not None and not dry_run:
         await services.conversations.render_again(project_id, thread.conversation_id, services.ids.message())
     blocks = await services.blocks.for_agent(project_id, thread.agent.id)
-    return render_system(thread.agent, blocks, thread.conversation_id)
+    show = partial(render_system, thread.agent, blocks, thread.conversation_id)
+    return await beside(show, characters_of_memory(blocks))

@@ -1,6 +1,7 @@
 """Runs: find them, read them, resume their streams, inject messages into them, cancel them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -30,6 +31,7 @@ from api.letta.traces import wire_trace
 from api.message_answers import run_message_answers
 from api.runs.threads import DEFAULT
 from api.services import Services
+from shared.concurrency import beside
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
 from shared.domain.ids import MAX_SEQ, AgentId, ThreadId
@@ -41,6 +43,9 @@ from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=DirectRoute)
+
+CHARACTERS_OF_A_STEP = 2000
+"""As many characters become JSON in the time that a step's spans, or its figures, take."""
 
 WireStatus = Literal["created", "running", "completed", "failed", "cancelled"]
 
@@ -175,7 +180,8 @@ async def retrieve_run_metrics(
     called = {one.tool_name for some in returns for one in some}
     called |= {run.options.tool_name} if run.options.tool_name else set()
     steps, approvals = await services.steps.of_run(run), await services.approvals.of_run(run)
-    return wire_run_metrics(run, sorted(called), steps, approvals)
+    show = partial(wire_run_metrics, run, sorted(called), steps, approvals)
+    return await beside(show, CHARACTERS_OF_A_STEP * len(steps))
 
 
 @router.get("/{run_id}/trace")
@@ -190,7 +196,8 @@ async def retrieve_run_trace(
     run only the first ones are left, and a `Warning` header says so."""
     run = await services.runs.get(project_id, run_id)
     warn_if_pruned(response, run)
-    return wire_trace(run, await services.steps.of_run(run), limit)
+    steps = await services.steps.of_run(run)
+    return await beside(partial(wire_trace, run, steps, limit), CHARACTERS_OF_A_STEP * len(steps))
 
 
 @router.post("/{run_id}/stream", response_model=None)

@@ -12,6 +12,7 @@ from api.caller_quotas import CallerQuotas
 from api.errors import SHOULD_RETRY, model_error_answer
 from api.event_stream import EventStream, finishes
 from api.letta.message_input import MessageIn
+from api.long_answers import json_answer
 from api.openai.chat_answer import ChatAnswer
 from api.openai.chat_chunks import ChatChunks
 from api.openai.chat_request import ChatRequest
@@ -74,7 +75,7 @@ class ChatService:
             return model_error_answer(failure.error_type, failure.detail, failure.message)
         if error is not None:
             return JSONResponse(error, 500, {SHOULD_RETRY: "false"})
-        return JSONResponse(answer.completion())
+        return await json_answer(answer.completion())
 
     async def _submit(self, submission: Submission) -> Run:
         """Submits. Where nothing waits but calls that the program was to make itself, and it asks something else, these

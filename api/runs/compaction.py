@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.errors import model_error_answer
 from api.letta.compaction import SETTINGS, CompactionSettings, CompactRequest, wire_compaction
+from api.long_answers import json_answer
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThread
 from api.runs.waiting import RunWaiter, elsewhere
@@ -46,7 +46,7 @@ class CompactionService:
             return model_error_answer(ended.error.error_type, ended.error.detail, ended.error.message)
         if ended.status is not RunStatus.COMPLETED:
             raise Conflict(f"the compaction (run {ended.id}) was cancelled; the messages are as they were")
-        return JSONResponse(await self._result(ended))
+        return await json_answer(await self._result(ended))
 
     async def _result(self, run: Run) -> dict[str, Any]:
         for message in await self.messages.list_of_run(run):

@@ -6,10 +6,10 @@ Only this module knows how a frame of Letta's looks on the wire.
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.caller_quotas import CallerQuotas
@@ -17,13 +17,16 @@ from api.errors import model_error_answer, refused
 from api.event_stream import EventStream
 from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import MessagesRequest
+from api.letta.messages import parts_of
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
 from api.letta.run_requests import StreamRequest
 from api.letta.runs import wire_answer, wire_run
+from api.long_answers import CHARACTERS_OF_A_VALUE, json_answer
 from api.runs.reader import RunReader, Sent
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
+from shared.concurrency import beside
 from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, RunId, Seq
@@ -216,13 +219,14 @@ class AnswerService:
         """Submits and answers with the run."""
         if not submission.request.given_messages():
             return _invalid(NO_MESSAGES, "messages")
-        return JSONResponse(wire_run(await self.submissions.submit_or_fail(submission)))
+        return await json_answer(wire_run(await self.submissions.submit_or_fail(submission)))
 
     async def _whole_answer(self, run: Run) -> Response:
         if run.status is RunStatus.FAILED and run.error is not None:
             error = run.error
             return model_error_answer(error.error_type, error.detail, error.message)
-        return JSONResponse(wire_answer(run, await self.messages.list_of_run(run)))
+        said = await self.messages.list_of_run(run)
+        return await json_answer(await beside(partial(wire_answer, run, said), CHARACTERS_OF_A_VALUE * parts_of(said)))
 
 
 def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOptions:

@@ -7,13 +7,13 @@ other runs.
 
 from dataclasses import dataclass
 
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.errors import model_error_answer
 from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.letta.tool_runs import ToolRunRequest, wire_tool_result
 from api.letta.tools import refuse_tool_of_clients
+from api.long_answers import json_answer
 from api.runs.submission import SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
 from shared.clock import Clock
@@ -73,7 +73,7 @@ class ToolRunService:
             raise NotFound(f"the result of run {run.id} is not kept any more")
         if run.status is RunStatus.CANCELLED:
             raise Conflict(f"run {run.id} was cancelled. Of its call of {result.tool_name!r} is known: {result.text}")
-        return JSONResponse(wire_tool_result(result))
+        return await json_answer(wire_tool_result(result))
 
     async def _tool(self, project_id: ProjectId, agent_id: AgentId, tool_name: str) -> Tool:
         _, tools, _ = await self.agents.equipped(project_id, agent_id)

@@ -121,6 +121,11 @@ def render_metadata(agent: Agent, blocks: Sequence[Block], conversation_id: Conv
     return "\n".join(lines)
 
 
+def characters_of_memory(blocks: Iterable[Block]) -> int:
+    """How long the memory section is, more or less."""
+    return sum(len(block.value) + len(block.description or "") for block in blocks)
+
+
 def render_memory(blocks: Iterable[Block]) -> str:
     """The memory section alone; empty without blocks.
 

@@ -245,6 +245,35 @@ def estimate_tokens(text: str) -> int:
     return tokens_in(len(text))
 
 
+CHARACTERS_OF_A_MESSAGE = 200
+"""As many characters are looked through in the time that a message takes without its texts."""
+
+
+def weight(history: Iterable[Message]) -> int:
+    """How long it takes to look through the messages, in characters of theirs. It takes no time itself."""
+    return sum(CHARACTERS_OF_A_MESSAGE + _characters_of(message.body) for message in history)
+
+
+def _characters_of(body: MessageBody) -> int:
+    match body:
+        case Summary(text=text) | SystemMessage(text=text):
+            return len(text)
+        case UserMessage(content=content):
+            return len(content) if isinstance(content, str) else sum(map(_characters_of_part, content))
+        case AssistantMessage(text=text, tool_calls=calls, provider_response=kept):
+            called = sum(CHARACTERS_OF_A_MESSAGE + len(call.arguments) for call in calls)
+            return len(text) + called + len(kept or "")
+        case ToolReturns(returns=returns):
+            return sum(CHARACTERS_OF_A_MESSAGE + len(one.text) for one in returns)
+        case ApprovalResponse(decisions=decisions):
+            return CHARACTERS_OF_A_MESSAGE * len(decisions)
+
+
+def _characters_of_part(part: ContentPart) -> int:
+    said = part.text if isinstance(part, TextContent) else part.data or ""
+    return CHARACTERS_OF_A_MESSAGE + len(said)
+
+
 def estimate_message_tokens(body: MessageBody) -> int:
     """About how many tokens the model is sent for a message, images left out."""
     match body:

@@ -69,7 +69,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     ),
     # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
     # run, and know nothing of it.
-    "worker/models": ("shared/domain", "shared/network"),
+    "worker/models": ("shared", "shared/domain", "shared/network"),
     # How a call with a network reaches the allowed hosts. It knows nothing of tools, only of a socket that they have.
     "worker/proxy": ("shared", "shared/network"),
     "worker/tools": ("shared/domain", "worker/proxy", "worker/tools/inside"),

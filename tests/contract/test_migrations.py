@@ -137,7 +137,7 @@ class OldRelease:
     async def shown(self, run_id: RunId, first: int, count: int) -> None:
         """Entries of the run's log."""
         async with self.database.write() as connection:
-            insert_events(connection, run_id, LogTail(Seq(first), [ENTRY] * count))
+            await insert_events(connection, run_id, LogTail(Seq(first), [ENTRY] * count))
 
 
 def _upgrade(connection: Connection, revision: str) -> None:

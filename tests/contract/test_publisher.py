@@ -22,7 +22,7 @@ from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
-from worker.run.publisher import SPILL_AT, Publisher
+from worker.run.publisher import SPILL_AT, SPILL_BYTES, Publisher
 
 SECOND = NUMBERS_PER_FENCE + 1
 """The first number of a run's second owner."""
@@ -103,6 +103,24 @@ async def test_a_long_answer_is_stored_before_it_ends(stores: Stores, redis: Arq
             return len(await stored(stores, run)) == SPILL_AT
 
         await wait_until(is_stored, description="the events to be in SQL")
+
+
+async def test_few_long_events_waited_for_their_checkpoint(stores: Stores, redis: ArqRedis) -> None:
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis)
+    long = [TextChunk(number, STEP, SPOKEN, "a" * (SPILL_BYTES // 2)) for number in range(3)]
+    async with publisher.publishing():
+        for event in long:
+            publisher.emit(event)
+            assert await publisher.wait_sent(10)
+
+        async def is_stored() -> bool:
+            return len(await stores.events.read(run.id, Seq(1), None)) >= 2
+
+        await wait_until(is_stored, description="the events to be in SQL")
+        publisher.emit(text(1))
+        assert await publisher.wait_sent(10)
+        assert len(await stores.events.read(run.id, Seq(1), None)) < 4, "a short event was stored by itself"
 
 
 async def test_many_small_blocks_are_put_together_when_their_run_ends(stores: Stores, redis: ArqRedis) -> None:

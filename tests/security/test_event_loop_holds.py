@@ -1,12 +1,16 @@
-"""Whatever a caller sends, nobody else waits for it: the largest legal input of each sort, in every place of every
-route and of every base tool, holds the event loop of the API and of the worker for a quarter of a second at most.
+"""Whatever a caller sends, asks for or has stored, and whatever a model answers, nobody else waits for it: the largest
+legal input of each sort, in every place of every route and of every base tool, and the largest answers, hold the event
+loop of the API and of the worker for a quarter of a second at most.
 
 What is measured is the processor time of the loop's thread, scaled by a loop of known length that is run beside it.
 """
 
 import gc
+import json
+import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,10 +18,13 @@ from typing import Any
 import httpx
 import pytest
 
+from api.letta.agent_state import PENDING_APPROVAL, SECRETS
 from shared.domain.tool_catalog import BASE_TOOLS, BaseTool
 from shared.sql.engine import Database
 from tests.kit.largest.loop_holds import LIMIT_S, LoopHolds, calibrate, measured_loop
+from tests.kit.largest.plenty import much_of_everything
 from tests.kit.largest.requests import (
+    JSON_TYPE,
     Base,
     LargeRequest,
     bases,
@@ -28,13 +35,13 @@ from tests.kit.largest.requests import (
 )
 from tests.kit.largest.values import Schemas, an_object, encoded
 from tests.kit.largest.walk import LoopWalk
-from tests.kit.model_server import ModelServer
+from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import running_product
 from tests.kit.product.in_process import api_app
 from tests.kit.services.redis_fixtures import shared_server_url
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import after
-from tests.kit.walls.belongings import Belongings, client_of, key_of, one_of_everything
+from tests.kit.walls.belongings import Belongings, client_of, is_idle, key_of, one_of_everything
 
 PROJECT = "alpha"
 KEY = key_of(PROJECT)
@@ -42,6 +49,12 @@ SETTINGS = {"api_keys": f"{PROJECT}={KEY}", "sweep_s": 3600.0, "requests_per_s":
 OF_EVERY_ODD_BODY = frozenset({"POST /v1/blocks", "POST /v1/chat/completions"})
 ONE_OF = 50
 """So many requests are one of the sample's."""
+
+PARTS = 2
+"""So many runs of the tests walk through all bodies: each takes another part, in some 80 s of processor time."""
+
+PART = "HOLDFAST_TEST_WALK"
+"""The variable that says which part: a number, or `all`. CI counts its days."""
 
 
 @dataclass
@@ -52,6 +65,8 @@ class World:
     client: httpx.AsyncClient
     document: Mapping[str, Any]
     belongings: Belongings
+    models: ModelServer
+    database: Database
 
     @property
     def routes(self) -> set[str]:
@@ -73,7 +88,7 @@ async def world(postgres_url: str) -> AsyncIterator[World]:
             gc.collect()
             gc.freeze()  # as a server does at its start: a full collection would look through all of this
             with measured_loop() as holds:
-                yield World(LoopWalk(client, KEY, holds), client, document, belongings)
+                yield World(LoopWalk(client, KEY, holds), client, document, belongings, models, database)
             gc.unfreeze()
     await redis.close()
     await database.aclose()
@@ -92,6 +107,35 @@ def bodies(world: World) -> Iterator[LargeRequest]:
         yield from odd_bodies(base, every=base.route in OF_EVERY_ODD_BODY)
         yield from largest_bodies(base, schemas)
         yield from largest_forms(base)
+
+
+def part_of(requests: Iterable[LargeRequest], part: int, parts: int) -> Iterator[LargeRequest]:
+    """Some of the requests: one in so many of each route, others each time, and one of each sort and of each route in
+    any case."""
+    places: Counter[str] = Counter()
+    met: set[str] = set()
+    for request in requests:
+        place, sort = places[request.route], request.part.rpartition(": ")[2]
+        places[request.route] += 1
+        if place % parts == part % parts or place == 0 or sort not in met:
+            met.add(sort)
+            yield request
+
+
+def ordinary_requests(base: Base) -> Iterator[LargeRequest]:
+    """As a client sends them: with nothing but what the route needs, with the longest page, and with all that may be
+    included."""
+    request = base.request
+    known = {parameter["name"] for parameter in base.operation.get("parameters", []) if parameter["in"] == "query"}
+    pages = {"limit": "limit=10000" if request.template.endswith("/trace") else "limit=1000"}
+    asked = [pages["limit"]] if "limit" in known else []
+    included = [*asked, *(f"include={one}" for one in (SECRETS, PENDING_APPROVAL))] if "include" in known else []
+    body = None if request.body is None else json.dumps(request.body).encode()
+    for query in ([], asked, included):
+        if request.file is None and (query or query is not asked):
+            target = f"{request.path}?{'&'.join(filter(None, (base.needed, *query)))}"
+            headers = {**request.headers, **(JSON_TYPE if body else {})}
+            yield LargeRequest(base.route, "&".join(query), request.method, target, headers, body)
 
 
 def nothing_held_the_loop(walk: LoopWalk) -> None:
@@ -115,6 +159,141 @@ async def test_no_address_and_no_header_of_any_route_holds_the_loop(world: World
     await world.walk.walk(heads(world, one_of=4))
     nothing_held_the_loop(world.walk)
     assert world.walk.routes == world.routes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_no_body_of_any_route_holds_the_loop(world: World) -> None:
+    part = os.environ.get(PART, "0")
+    chosen = bodies(world) if part == "all" else part_of(bodies(world), int(part), PARTS)
+    await world.walk.walk(chosen)
+    nothing_held_the_loop(world.walk)
+    takes_bodies = {base.route for base in world.bases() if "requestBody" in base.operation}
+    assert world.walk.routes == takes_bodies
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_no_answer_holds_the_loop_however_much_is_stored(world: World) -> None:
+    await much_of_everything(world.database, world.belongings)
+    for base in world.bases():
+        await world.walk.walk(ordinary_requests(base))
+    nothing_held_the_loop(world.walk)
+    assert world.walk.routes == {base.route for base in world.bases() if base.request.file is None}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_page_of_much_was_made_json_in_one_go(world: World) -> None:
+    """One list of each kind that was too long, in the tests of every day."""
+    await much_of_everything(world.database, world.belongings)
+    agent = world.belongings["agents"][0]
+    for path in (f"/v1/agents/{agent}/export", f"/v1/agents/{agent}/messages?limit=1000", "/v1/approvals?limit=1000"):
+        await world.walk.look_at(LargeRequest(path, "", "GET", path, {}))
+    nothing_held_the_loop(world.walk)
+
+
+def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+    """One event of a model's stream, with OpenAI's names."""
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: %b\n\n" % json.dumps({"id": "c", "model": "m", "choices": [choice]}).encode()
+
+
+def largest_model_answers() -> Iterator[tuple[str, Turn]]:
+    """Answers that a server gives as fast as it can."""
+    calls = [{"index": n, "id": f"call_{n}", "function": {"name": "no", "arguments": "{}"}} for n in range(1000)]
+    long_arguments = json.dumps({"of": "a" * 900_000})
+    asked = [{"index": n, "id": f"call_{n}", "function": {"name": "b", "arguments": long_arguments}} for n in range(3)]
+    for name, pieces, reason in (
+        ("many pieces", [chunk({"content": "word "})] * 30_000, "stop"),
+        ("many long pieces", [chunk({"content": "word " * 20_000})] * 200, "stop"),
+        ("one piece", [chunk({"content": "word " * 4_000_000})], "stop"),
+        ("many calls at once", [chunk({"tool_calls": calls})], "tool_calls"),
+        ("many calls", [chunk({"tool_calls": [call]}) for call in calls], "tool_calls"),
+        ("long arguments", [chunk({"tool_calls": [call]}) for call in asked], "tool_calls"),
+    ):
+        yield name, Turn(raw=(b"".join([*pieces, chunk({}, reason), b"data: [DONE]\n\n"]),))
+
+
+MUCH = '''
+def much(of: str) -> str:
+    """Says much.
+
+    Args:
+        of: what
+    """
+    return "0123456789" * 100_000
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_no_answer_of_a_model_and_no_result_of_a_tool_holds_the_loop_of_the_worker(world: World) -> None:
+    tool = {"source_code": MUCH, "return_char_limit": 1_000_000, "enable_parallel_execution": True}
+    tool_id = (await world.client.post("/v1/tools", json=tool)).json()["id"]
+    answers = [*largest_model_answers(), ("long results", Turn(calls=[Call("much", {"of": "a"})] * 20))]
+    for name, turn in answers:
+        for by_tokens in (True, False):
+
+            async def run(turn: Turn = turn, by_tokens: bool = by_tokens) -> None:
+                agent_id = await agent_of(world, tool_ids=[tool_id])
+                world.models.play(turn)
+                run_id = await run_of(world, agent_id, stream_tokens=by_tokens)
+                assert (await world.client.get(f"/v1/runs/{run_id}")).json()["status"] == "completed"
+                assert len((await world.client.post(f"/v1/runs/{run_id}/stream", json={})).content) > 1000
+
+            await world.walk.watch(f"{name}, {'by tokens' if by_tokens else 'by steps'}", run)
+    nothing_held_the_loop(world.walk)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_history_of_many_megabytes_held_the_loop_while_it_was_prepared_for_the_model(world: World) -> None:
+    said = {"role": "user", "content": "word " * 700_000}
+    captured = {"provider": "openai", "model": "x", "request_messages": [said] * 4, "response_dict": {"content": "Yes"}}
+
+    async def run() -> None:
+        agent_id = await agent_of(world, memory_blocks=[{"label": "a", "value": "Likes tea. " * 9000}])
+        for _ in range(6):
+            await world.client.post(f"/v1/agents/{agent_id}/messages/capture", json=captured)
+        run_id = await run_of(world, agent_id)
+        assert (await world.client.get(f"/v1/runs/{run_id}")).json()["status"] == "completed"
+
+    await world.walk.watch("a long history", run)
+    nothing_held_the_loop(world.walk)
+
+
+async def agent_of(world: World, **fields: Any) -> str:
+    agent = {"model": "openai/gpt-4o-mini", "include_base_tools": False, **fields}
+    return (await world.client.post("/v1/agents", json=agent)).json()["id"]
+
+
+async def run_of(world: World, agent_id: str, **fields: Any) -> str:
+    """A run that has ended."""
+    path = f"/v1/agents/{agent_id}/messages/async"
+    run_id = (await world.client.post(path, json={"input": "Go", **fields})).json()["id"]
+    await is_idle(world.client)
+    return run_id
+
+
+def test_each_part_of_the_walk_has_every_route_and_every_sort() -> None:
+    sorts = ("words", "deep", "many keys")
+    all_of_them = [
+        LargeRequest(f"POST /{route}", f"{field}: {sort}", "POST", "/", {})
+        for route in range(5)
+        for field in range(20)
+        for sort in sorts
+    ]
+    walked: set[str] = set()
+    for part in range(PARTS):
+        chosen = list(part_of(all_of_them, part, PARTS))
+        assert {request.route for request in chosen} == {request.route for request in all_of_them}
+        assert {request.part.rpartition(": ")[2] for request in chosen} == set(sorts)
+        assert len(chosen) < len(all_of_them) * 0.7
+        walked |= {str(request) for request in chosen}
+    assert walked == {str(request) for request in all_of_them}
 
 
 @pytest.mark.exhaustive

@@ -9,10 +9,12 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 import httpx2
 
+from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
@@ -99,7 +101,7 @@ class DirectModel:
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
         # Outside the `try`: what cannot be sent is no fault of the provider.
-        request = self._wire.request(call)
+        request = await beside(partial(self._wire.request, call), call.weight())
         try:
             async with aclosing(self._answer(call, request)) as events:
                 async for event in events:

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens, tokens_in
+from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens, tokens_in, weight
 from shared.domain.model_servers import Wire, origin_of, without_credentials
 from shared.domain.runs import Usage
 
@@ -77,11 +77,19 @@ class ModelCall(msgspec.Struct, frozen=True):
     taken_call_ids: frozenset[str] = frozenset()
     """Ids of tool calls that were decided in the conversation, also of answers that have left the history."""
 
+    def weight(self) -> int:
+        """How long it takes to make a request of the call, in characters of its texts."""
+        return len(self.system) + CHARACTERS_OF_A_TOOL * len(self.tools) + weight(self.history)
+
     def estimated_tokens(self) -> int:
         """About how many tokens the call sends: instructions, tools and history, without images."""
         tools = b"" if not self.tools else msgspec.json.encode(self.tools)
         history = sum(estimate_message_tokens(message.body) for message in self.history)
         return estimate_tokens(self.system + self.beginning) + tokens_in(len(tools)) + history
+
+
+CHARACTERS_OF_A_TOOL = 2000
+"""As many characters are made a request in the time that a tool's schema takes."""
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
+from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.answer_events import AnswerEvents
 from worker.models.call_ids import CallIds
@@ -75,7 +77,7 @@ class SdkModel:
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
         # Outside the `except` below: a mistake of ours in the mapping must not look like one of the provider.
-        messages = self._messages(call)
+        messages = await beside(partial(self._messages, call), call.weight())
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         if self._wire.takes_images_as_data:
             messages = await limit.wait(with_fetched_images(messages, self._connections.images))

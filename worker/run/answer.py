@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 import structlog
 
+from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import Message
+from shared.domain.messages import Message, weight
 from shared.domain.shown_step import BegunAnswer
 from shared.domain.tool_rules import NextCalls
 from worker.models.provider import ModelCall, ToolSpec
@@ -26,7 +28,7 @@ _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
 async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
     """Asks the model once; for the rest of its answer when readers have seen the beginning. Raises `ModelError`; the
     publisher's `shown` then has what was shown."""
-    asked = context.system + _as_text(history)
+    asked = await beside(partial(_asked, context.system, history), weight(history))
     shown = context.publisher.shown
     context.count_lost(context.model, asked)
     beginning = _beginning(context)
@@ -80,6 +82,7 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         async with aclosing(context.services.models.stream(call)) as events:
             async for event in events:
                 draft.take(event)
+                await draft.pause()
         if draft.has_calls:
             # A gate that was switched on while the model spoke holds for what it asks for.
             await context.read_equipment()
@@ -102,6 +105,6 @@ def tool_specs(context: RunContext, may_call: NextCalls) -> list[ToolSpec]:
     return [*(tool for tool in own if tool.name not in names), *clients]
 
 
-def _as_text(history: Sequence[Message]) -> str:
-    """The conversation as text, to count its tokens by."""
-    return msgspec.json.encode([message.body for message in history]).decode()
+def _asked(system: str, history: Sequence[Message]) -> str:
+    """Instructions and conversation as text, to count its tokens by."""
+    return system + b",".join([msgspec.json.encode(message.body) for message in history]).decode()

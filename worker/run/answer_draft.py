@@ -1,5 +1,6 @@
 """An answer of the model in the making: its pieces become events as they come, the whole of it becomes a message."""
 
+import asyncio
 from collections import defaultdict
 from typing import Literal
 
@@ -28,6 +29,10 @@ from worker.run.observed import ObservedModelCall
 from worker.run.progress import StepInHand
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+PIECES_AT_ONCE = 100
+"""Pieces of an answer that are taken in one turn of the event loop: some milliseconds."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -71,9 +76,11 @@ class AnswerDraft:
         self._withheld: set[str] = set()
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
+        self._taken = 0
 
     def take(self, event: ModelEvent) -> None:
         """Takes the next piece; shows it at once when the run was made for tokens."""
+        self._taken += 1
         if self._observed.is_silent:
             self._context.observation.hear(self._observed, event)
         match event:
@@ -90,6 +97,11 @@ class AnswerDraft:
                 self._finished = event
             case AttemptFailed():
                 log.info("model_call_retried", attempt=event.attempt, wait_s=event.wait, error=event.error)
+
+    async def pause(self) -> None:
+        """Lets everything else run now and then: a server may send a whole answer at once."""
+        if self._taken % PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
     def _take_text(self, text: str) -> None:
         if text:

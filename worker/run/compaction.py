@@ -5,13 +5,23 @@ nothing. A context that is full in the middle of a run is `context_window`'s.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
+from shared.concurrency import beside
 from shared.domain.compaction import Compaction, CompactionOptions
 from shared.domain.errors import ModelError
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.messages import CompactionStats, CompactionTrigger, Message, NewMessage, Summary, SystemMessage
+from shared.domain.messages import (
+    CompactionStats,
+    CompactionTrigger,
+    Message,
+    NewMessage,
+    Summary,
+    SystemMessage,
+    weight,
+)
 from shared.domain.model_catalog import window_of
 from shared.domain.settling import RunEnd
 from worker.run.context import Outcome, RunContext
@@ -27,7 +37,7 @@ async def compact_thread(context: RunContext, options: CompactionOptions) -> Out
     """Summarises the thread's oldest messages. Raises `ModelError`, and what interrupts a run."""
     history = (await context.first_history()).messages
     window = window_of(context.model, context.options.context_window)
-    gone = messages_to_summarise(history, options, window)
+    gone = await beside(partial(messages_to_summarise, history, options, window), weight(history))
     if not gone:
         return Outcome(end=COMPACTED)
     try:
@@ -38,7 +48,7 @@ async def compact_thread(context: RunContext, options: CompactionOptions) -> Out
         log.warning("summary_failed", error=error.facts)
         # The step has brought nothing.
         context.progress.in_hand = None
-        text = excerpt_instead(gone, options.clip_chars)
+        text = await beside(partial(excerpt_instead, gone, options.clip_chars), weight(gone))
     stats = stats_of(history, gone, window, "request")
     return Outcome(end=COMPACTED, compaction=new_compaction(context, gone, text, options.clip_chars, stats))
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.clock import unix_ms
-from shared.concurrency import retry_while_unavailable
-from shared.domain.agents import Agent, ModelOptions, render_system, requires_approval
+from shared.concurrency import beside, retry_while_unavailable
+from shared.domain.agents import Agent, ModelOptions, characters_of_memory, render_system, requires_approval
 from shared.domain.approvals import Approval
 from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.compaction import Compaction
@@ -31,7 +31,7 @@ from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
 from worker.run.observation import RunObservation
-from worker.run.progress import RunProgress, lost_usage
+from worker.run.progress import Instructions, RunProgress, lost_usage
 from worker.run.publisher import Publisher
 from worker.run.services import RunServices
 
@@ -137,11 +137,20 @@ class RunContext:
 
     @property
     def system(self) -> str:
-        """The instructions for this run's model calls."""
+        """The instructions for this run's model calls. Several ask for them in each step, and the memory may be
+        long."""
         options, conversation_id = self.run.options, self.run.conversation_id
         if options.override_system:
             return options.override_system
-        return with_skills(render_system(self.agent, self.progress.blocks, conversation_id), options.client_skills)
+        agent, blocks, made = self.agent, self.progress.blocks, self.progress.instructions
+        if made is None or made.agent is not agent or made.blocks is not blocks:
+            text = with_skills(render_system(agent, blocks, conversation_id), options.client_skills)
+            made = self.progress.instructions = Instructions(agent, blocks, text)
+        return made.text
+
+    async def make_instructions(self) -> None:
+        """Makes them where nobody waits for that, once the agent has been read."""
+        await beside(lambda: self.system, characters_of_memory(self.progress.blocks))
 
     def next_calls(self) -> NextCalls:
         """The agent's tools that the model may call now, by the agent's rules."""
@@ -201,6 +210,7 @@ class RunContext:
         now = await self.retry_while_unavailable(lambda: services.agents.equipped(run.project_id, run.agent_id))
         self.equipment.renew(now, services.secret_keys)
         self.progress.blocks = now.blocks
+        await self.make_instructions()
 
     async def decided_call_ids(self) -> frozenset[str]:
         """Ids of the calls that were decided in the run's thread. None is decided there while the run is at work, so
@@ -318,10 +328,12 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
         # while it is at work.
         earlier = await services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
-    return RunContext(
+    context = RunContext(
         equipment=equipment,
         services=services,
         publisher=publisher,
         interruption=interruption,
         progress=progress,
     )
+    await context.make_instructions()
+    return context

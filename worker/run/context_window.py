@@ -9,20 +9,29 @@ write with the run's fence. Until then, a cancel or a crash has changed nothing;
 """
 
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 
 import structlog
 
+from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType, NotFound
 from shared.domain.events import Compacted, CompactionBegan
-from shared.domain.messages import CHARACTERS_PER_TOKEN, CompactionTrigger, Message
+from shared.domain.messages import CHARACTERS_PER_TOKEN, CompactionTrigger, Message, weight
 from shared.domain.model_catalog import window_of
 from shared.domain.runs import Step
 from worker.run.answer import take_answer, tool_specs
 from worker.run.answer_draft import Answer
 from worker.run.compaction import new_compaction, stats_of
 from worker.run.context import RunContext
-from worker.run.request_size import LastAnswer, fixed_tokens, history_tokens, last_answer, taken_before, text_tokens
+from worker.run.request_size import (
+    LastAnswer,
+    fixed_tokens,
+    history_tokens,
+    last_answer,
+    taken_before,
+    text_tokens,
+)
 from worker.run.summary import excerpt_instead, write_summary
 from worker.run.what_leaves import SUMMARY_SHARE, clipped, leaving, longest_that_fits
 
@@ -78,7 +87,7 @@ class ContextWindow:
 
     async def _ask(self, history: Sequence[Message]) -> Answer:
         context = self._context
-        sent = clipped(history, self._longest_text)
+        sent = await beside(partial(clipped, history, self._longest_text), weight(history))
         size = await self._size_of(sent)
         if size > self._limit:
             history, sent = await self._make_room(history, size, "post_step_context_check")
@@ -93,13 +102,13 @@ class ContextWindow:
                 if not (is_known or is_suspect) or context.publisher.shown.text:
                     raise
                 may_suspect = may_suspect and is_known
-                refused = history_tokens(sent)
+                refused = await self._tokens_of(sent)
                 log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.facts)
                 self._learn(refused)
                 # The step was never begun, as far as anybody can see.
                 context.progress.in_hand = in_hand
                 history, sent = await self._make_room(history, self._fixed_tokens + refused, "context_window_exceeded")
-                if history_tokens(sent) >= refused:
+                if await self._tokens_of(sent) >= refused:
                     raise
         return await take_answer(context, sent)
 
@@ -127,12 +136,15 @@ class ContextWindow:
     async def _size_of(self, history: Sequence[Message]) -> int:
         """Tokens of the request, as `request_size` has them. A limit that was learned from a refusal is an estimate
         itself, and is compared with one."""
-        estimated = self._fixed_tokens + history_tokens(history)
+        estimated = self._fixed_tokens + await self._tokens_of(history)
         answered = last_answer(history)
         if answered is None or self._is_learned or estimated * MOST_TOO_LITTLE <= self._limit:
             return estimated
         counted = await self._counted(answered)
-        return estimated if counted is None else counted + history_tokens(answered.since)
+        return estimated if counted is None else counted + await self._tokens_of(answered.since)
+
+    async def _tokens_of(self, history: Sequence[Message]) -> int:
+        return await beside(partial(history_tokens, history), weight(history))
 
     async def _counted(self, answered: LastAnswer) -> int | None:
         """What the provider has counted for the step of this answer; None when it has not, or for another model."""
@@ -153,13 +165,16 @@ class ContextWindow:
         """The history as it is when old messages have left it, and what the model is to be sent of it."""
         context = self._context
         room = max(self._limit - self._fixed_tokens, int(self._limit * LEAST_ROOM))
-        shown = clipped(history, self._longest_text)
-        gone = leaving(shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room)
+        shown = await beside(partial(clipped, history, self._longest_text), weight(history))
+        choose = partial(leaving, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room)
+        gone = await beside(choose, weight(shown))
         if gone:
             await self._compact(shown, gone, room, size, trigger)
             history = (await context.history()).messages
-        self._longest_text = longest_that_fits(history, room, self._longest_text)
-        return history, clipped(history, self._longest_text)
+        self._longest_text = await beside(
+            partial(longest_that_fits, history, room, self._longest_text), weight(history)
+        )
+        return history, await beside(partial(clipped, history, self._longest_text), weight(history))
 
     async def _compact(
         self, history: Sequence[Message], gone: Sequence[Message], room: int, size: int, trigger: CompactionTrigger
@@ -172,7 +187,8 @@ class ContextWindow:
         longest = int(room * SUMMARY_SHARE) * CHARACTERS_PER_TOKEN
         longest = longest if options.clip_chars is None else min(longest, options.clip_chars)
         text = await self._summary_of(gone, longest)
-        left = self._fixed_tokens + history_tokens(history) - history_tokens(gone) + text_tokens(text[:longest])
+        stayed = await self._tokens_of(history) - await self._tokens_of(gone)
+        left = self._fixed_tokens + stayed + text_tokens(text[:longest])
         stats = stats_of(history, gone, self._window, trigger, tokens_before=size, tokens_after=left)
         compaction = new_compaction(context, gone, text, longest, stats)
         store, now = context.services.checkpoints.compact, context.services.clock.now()
@@ -194,7 +210,7 @@ class ContextWindow:
             return await write_summary(self._context, gone, self._context.run.options.when_full, longest=longest)
         except ModelError as error:
             log.warning("summary_failed", error=error.facts)
-            return excerpt_instead(gone, longest)
+            return await beside(partial(excerpt_instead, gone, longest), weight(gone))
 
 
 def _count_of(step: Step, model: str) -> int | None:

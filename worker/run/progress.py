@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from shared.domain.agents import Block
+from shared.domain.agents import Agent, Block
 from shared.domain.ids import BlockId, StepId
 from shared.domain.messages import ToolReturn, estimate_tokens
 from shared.domain.runs import Step, Usage
@@ -32,6 +33,14 @@ class StepInHand:
         self.step = msgspec.structs.replace(self.step, stop_reason=PARKED.stop_reason)
 
 
+class Instructions(NamedTuple):
+    """The instructions of a model call, and what they were made of."""
+
+    agent: Agent
+    blocks: Sequence[Block]
+    text: str
+
+
 @dataclass(kw_only=True)
 class RunProgress:
     """The progress of a run."""
@@ -42,6 +51,8 @@ class RunProgress:
     """The agent's memory, as the next step shows it to the model."""
     seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
     """Versions of the blocks that the model was shown when it gave the answer in hand."""
+    instructions: Instructions | None = None
+    """As they were made last."""
     in_hand: StepInHand | None = None
     turn: TurnSoFar = NOTHING_YET
     """What the tool rules look at."""

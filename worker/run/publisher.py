@@ -31,6 +31,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 SPILL_AT = 2000
 """Entries of one unfinished step after which the publisher stores them without waiting for its end."""
 
+SPILL_BYTES = 2_000_000
+"""Bytes of them, so that no checkpoint has to pack more than these and what comes while it waits."""
+
 APPEND_AT_MOST = 5000
 """The most entries of one append. More of them wait only after Redis was away, and one script must not occupy Redis for
 long."""
@@ -81,6 +84,7 @@ class Publisher:
         self._awake = asyncio.Event()
         self._idle = asyncio.Event()
         self._is_lost = False
+        self._unstored_bytes = 0
         self._unsent_since: float | None = None  # when the oldest event came that is not sent
         self._trimmed = self._to_trim = Seq(0)
 
@@ -108,7 +112,9 @@ class Publisher:
     def emit(self, *events: Event) -> None:
         """Gives events their numbers and sends them. Raises `LogClosed` when the end of the log is being stored."""
         for event in events:
-            self._writer.emit(encode(event))
+            entry = encode(event)
+            self._writer.emit(entry)
+            self._unstored_bytes += len(entry)
             self.shown.take(event)
         if self._unsent_since is None:
             self._unsent_since = self._clock.monotonic()
@@ -139,7 +145,7 @@ class Publisher:
         error."""
         async with self._writes:
             yield (tail := self._writer.to_store())
-            self._writer.was_stored(tail.last)
+            self._was_stored(tail)
             self._wake()
 
     @asynccontextmanager
@@ -220,7 +226,7 @@ class Publisher:
                 await self._send_some()
             self._idle.set()
             if not self._is_lost:
-                if self._writer.unstored >= SPILL_AT:
+                if self._writer.unstored >= SPILL_AT or self._unstored_bytes >= SPILL_BYTES:
                     await self._store()
                 await self._trim()
 
@@ -274,11 +280,15 @@ class Publisher:
                 return
             try:
                 await self._checkpoints.record_events(self.run, tail, self._clock.now())
-                self._writer.was_stored(tail.last)
+                self._was_stored(tail)
             except LifecycleError as error:
                 self._stop(LeaseLost(str(error)))
             except Unavailable as error:
                 log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
+
+    def _was_stored(self, tail: LogTail) -> None:
+        self._writer.was_stored(tail.last)
+        self._unstored_bytes = sum(map(len, self._writer.to_store().entries))
 
     async def _take_new_fence(self) -> None:
         """Takes a new fence, and repeats that until SQL answers: without knowing its fence, this owner can store
@@ -289,6 +299,7 @@ class Publisher:
                 try:
                     self.run = await self._checkpoints.take_new_fence(self.run, tail, now)
                     self._writer.continue_under(self.run.fence, tail.last, unix_ms(now))
+                    self._unstored_bytes = 0  # or little more, and that only puts off the next spill
                 except LifecycleError as error:
                     self._stop(LeaseLost(str(error)))
                 except Unavailable as error:

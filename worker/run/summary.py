@@ -1,11 +1,13 @@
 """Asks a model to summarise messages. It shows nothing: what becomes of the summary is the caller's to decide."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from shared.concurrency import beside
 from shared.domain.agents import ModelOptions
 from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import ModelError, ModelErrorType
@@ -14,6 +16,7 @@ from shared.domain.messages import (
     AssistantMessage,
     Message,
     UserMessage,
+    weight,
 )
 from shared.domain.model_catalog import context_window_of, window_of
 from worker.models.provider import ModelCall
@@ -85,7 +88,8 @@ async def write_summary(
     writers = list(_writers(context, options))
     for writer in writers:
         if context.services.models.route(writer.handle).wire == "builtin":
-            return f"Summary: the conversation so far, shortened.\n\n{excerpt(gone, longest)}"
+            shortened = await beside(partial(excerpt, gone, longest), weight(gone))
+            return f"Summary: the conversation so far, shortened.\n\n{shortened}"
         try:
             return await _written_by(context, writer, gone, options, longest, is_step)
         except ModelError as error:
@@ -125,7 +129,8 @@ async def _written_by(
     room = int(writer.window * SHARE_FOR_TRANSCRIPT * CHARACTERS_PER_TOKEN)
     within = "" if longest is None else f" in at most {max(longest // CHARACTERS_PER_WORD, 1)} words"
     for share in SHORTER_TRANSCRIPTS:
-        shown = transcript(gone, longest_message=LONGEST_MESSAGE, longest=int(room * share))
+        write = partial(transcript, gone, longest_message=LONGEST_MESSAGE, longest=int(room * share))
+        shown = await beside(write, weight(gone))
         call = ModelCall(
             handle=writer.handle,
             system=options.prompt or INSTRUCTIONS,

@@ -1,7 +1,7 @@
 """Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. A
 result is stored when it is there: a worker that dies takes those alone of the tools that it was running."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from shared.domain.tool_rules import filled_arguments
 from shared.domain.tools import Tool
 from worker.run.context import RunContext
 from worker.run.tool_calls import call_tool, error_return
+from worker.run.transcript import without_middle
 
 NOT_ASKED = (
     "Error: since this call was written, calls of {!r} wait for a person. It was not made: call the tool again, and a "
@@ -26,6 +27,15 @@ CHANGED_TOOL = (
     "Error: the tool {!r} was changed after a person was asked about this call. So it was not made, though it was "
     "approved: call the tool again, and a person is asked about it as it is now."
 )
+
+LONGEST_RESULTS = 16_000_000
+"""Characters of the results of one answer's calls together: they are shown, stored and sent as one. Several times what
+the largest window takes."""
+
+LEAST_OF_A_RESULT = 1_000
+"""Characters that are left of each in any case."""
+
+NO_ROOM = "[… {characters} characters are left out here: the results of one answer have too many together …]"
 
 
 async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
@@ -129,10 +139,16 @@ async def _run_beside(context: RunContext, call: ToolCall, calls: Sequence[ToolC
 
 
 async def _run_into(context: RunContext, call: ToolCall, decision: Decision | None = None) -> None:
-    result = await _run(context, call, decision)
+    result = within_room(await _run(context, call, decision), context.progress.returns.values())
     context.progress.returns[call.id] = result
     if call.name in context.tools:
         context.progress.unstored.append(result)
+
+
+def within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn:
+    """The result, without its middle if it is too much beside those of the same answer's earlier calls."""
+    room = max(LONGEST_RESULTS - sum(len(one.text) for one in earlier), LEAST_OF_A_RESULT)
+    return result if len(result.text) <= room else replace(result, text=without_middle(result.text, room, NO_ROOM))
 
 
 async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -> ToolReturn:

@@ -14,6 +14,7 @@ from shared.sql.archival.archives import agent_row, archive_for_insert, archive_
 from shared.sql.archival.passage_rows import delete_passages, insert_passages, passage_of, shown_passages
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.paging import contains
 from shared.sql.tables import passages
 
@@ -102,7 +103,7 @@ class PassageStore:
                 query = query.where(contains(passages.c.text, page.search))
             order = [part if page.ascending else part.desc() for part in (passages.c.created_at, passages.c.number)]
             found = await connection.execute(query.order_by(*order))
-            return [passage_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), passage_of, "text")
 
     async def count_of_agent(self, project_id: ProjectId, agent_id: AgentId) -> int:
         """How many passages are in the agent's archives."""

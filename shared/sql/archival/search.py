@@ -15,6 +15,7 @@ from shared.sql.archival.passage_rows import passage_of, shown_passages
 from shared.sql.archival.word_index import word_ranking
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.tables import archives, passage_tags, passage_vectors, passages
 
 MOST_COMPARED = 100_000
@@ -109,14 +110,15 @@ class PassageSearchStore:
         wanted = shown_passages().where(passages.c.number.in_(numbers), passages.c.project_id == project_id)
         async with self._database.read() as connection:
             found = await connection.execute(wanted)
-            return {row["number"]: passage_of(row) for row in found.mappings()}
+            rows = found.mappings().all()
+            return dict(zip((row["number"] for row in rows), await made_of(rows, passage_of, "text"), strict=True))
 
     async def oldest(self, project_id: ProjectId, query: PassageQuery) -> list[Passage]:
         """What meets the query's conditions, whatever its text, the oldest first."""
         wanted = shown_passages().where(*_conditions(project_id, query)).limit(query.limit)
         async with self._database.read() as connection:
             found = await connection.execute(wanted.order_by(passages.c.created_at, passages.c.number))
-            return [passage_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), passage_of, "text")
 
 
 def _asked(

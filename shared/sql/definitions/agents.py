@@ -1,7 +1,8 @@
 """Rows of agents and the system message that heads their history, inside a caller's transaction."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
 
+from shared.concurrency import beside
 from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId, ToolId
@@ -21,6 +23,7 @@ from shared.sql.definitions.links import (
 )
 from shared.sql.engine import Database
 from shared.sql.history.context_ids import ids_in_context
+from shared.sql.made_rows import made_of
 from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.tables import agent_archives, agent_blocks, agent_tags, agent_tools, agents, from_json
@@ -32,15 +35,16 @@ async def agents_of(connection: Connection, rows: Sequence[RowMapping]) -> list[
         return []
     ids = [row["id"] for row in rows]
     links = await _links_of(connection, ids)
-    return [
-        replace(
+
+    def linked(row: RowMapping) -> Agent:
+        return replace(
             _unlinked(row),
             tool_ids=[ToolId(tool_id) for tool_id in links["tool", row["id"]]],
             block_ids=[BlockId(block_id) for block_id in links["block", row["id"]]],
             tags=links["tag", row["id"]],
         )
-        for row in rows
-    ]
+
+    return await made_of(rows, linked, "document")
 
 
 def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
@@ -48,6 +52,9 @@ def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa
     chosen = sa.select(sa.literal(kind).label("kind"), agent_id, value.label("value"), place.label("place"))
     return chosen.where(agent_id.in_(sa.bindparam("ids", expanding=True)))
 
+
+CHARACTERS_OF_A_LINK = 50
+"""As `CHARACTERS_OF_A_ROW`."""
 
 # Made once: it is read for every run and every agent that is shown, and making it costs more than reading it.
 _LINKS = sa.union_all(
@@ -60,9 +67,14 @@ _LINKS = sa.union_all(
 async def _links_of(connection: Connection, ids: Sequence[str]) -> defaultdict[tuple[str, str], list[str]]:
     """Ids of tools and blocks in the order in which they were attached, and tags by name; by kind and agent."""
     found = await connection.execute(_LINKS, {"ids": list(ids)})
+    rows = found.all()
+    return await beside(partial(_grouped, rows), len(rows) * CHARACTERS_OF_A_LINK)
+
+
+def _grouped(rows: Iterable[Sequence[Any]]) -> defaultdict[tuple[str, str], list[str]]:
     links: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in found.mappings():
-        links[row["kind"], row["agent_id"]].append(row["value"])
+    for kind, agent_id, value, _place in rows:
+        links[kind, agent_id].append(value)
     return links
 
 

@@ -15,6 +15,7 @@ from shared.sql.definitions.agent_changes import render_agents_of
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import block_of, block_values, blocks_of_agents, load_blocks, lock_definitions
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.tables import agent_blocks, blocks, to_json
 
@@ -60,7 +61,7 @@ class BlockStore:
         async with self._database.read() as connection:
             conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
             rows = await rows_of_page(connection, blocks, project_id, page, *conditions)
-            return [block_of(row) for row in rows]
+            return await made_of(rows, block_of, "document")
 
     async def count(self, project_id: ProjectId) -> int:
         """How many blocks the project has."""

@@ -1,11 +1,15 @@
 """Agents that come from somewhere else: all of them are stored, with what belongs to them, or nothing is."""
 
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.domain.agents import with_default_approvals
 from shared.domain.base_tools import is_base_tool
-from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, BroughtTool, without_missing
+from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, without_missing
 from shared.domain.ids import ProjectId
 from shared.domain.tools import Tool
 from shared.secret_keys import NO_KEYS, SecretKeys
@@ -15,7 +19,11 @@ from shared.sql.definitions.agent_changes import agent_values, begin_history, li
 from shared.sql.definitions.links import block_values, load_blocks, lock_definitions, tool_of, tool_values
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_brought_history
+from shared.sql.made_rows import made_of
 from shared.sql.tables import agents, blocks, tools
+
+TOOLS_AT_ONCE = 100
+"""Rows of one statement: a tool's source may be long."""
 
 
 class BroughtAgentStore:
@@ -34,54 +42,63 @@ class BroughtAgentStore:
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             wanted = {one.new.name for one in brought.tools}.union(*(one.tool_names for one in brought.agents))
-            present = await _tools_by_name(connection, project_id, wanted)
-            own = dict(present)
-            replaced, kept = await _store_tools(connection, brought, present)
-            guarded = [
-                one.new.name
-                for one in brought.tools
-                if (before := own.get(one.new.name)) and not is_base_tool(before) and one.opens(before)
-            ]
+            own = await _tools_by_name(connection, project_id, wanted)
+            # What a file makes of a tool is read from the sources of both, and a file has thousands.
+            met = await asyncio.to_thread(_met, brought, own)
+            await _store_tools(connection, project_id, met)
             if brought.blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
             for one in brought.agents:
-                await _store_agent(connection, one, present, self._secret_keys)
-            return Arrival(replaced, guarded, kept, sorted(wanted.difference(present)))
+                await _store_agent(connection, one, met.present, self._secret_keys)
+            missing = sorted(wanted.difference(met.present))
+            return Arrival([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
 
 
 async def _tools_by_name(connection: Connection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
     found = await connection.execute(sa.select(tools).where(tools.c.project_id == project_id, tools.c.name.in_(names)))
-    return {row["name"]: tool_of(row) for row in found.mappings()}
+    return {tool.name: tool for tool in await made_of(found.mappings().all(), tool_of, "document")}
 
 
-async def _store_tools(
-    connection: Connection, brought: BroughtAgents, present: dict[str, Tool]
-) -> tuple[list[str], list[str]]:
-    """Brings `present` to what the project has now; the names of the tools that were replaced, and of those that were
-    kept although they differ."""
-    replaced: list[str] = []
-    kept: list[str] = []
+class _Met(NamedTuple):
+    """What becomes of the project's tools when a file's come to them."""
+
+    present: dict[str, Tool]
+    """What the project has then, by name."""
+    created: list[Tool]
+    replaced: list[Tool]
+    guarded: list[str]
+    kept: list[str]
+    """Names of those that were kept although they differ."""
+
+
+def _met(brought: BroughtAgents, own: Mapping[str, Tool]) -> _Met:
+    met = _Met(dict(own), [], [], [], [])
     for one in brought.tools:
         name = one.new.name
-        before = present.get(name)
+        before = met.present.get(name)
         if before is None:
-            present[name] = one.new
-            await connection.execute(sa.insert(tools).values(tool_values(one.new)))
-            await record(connection, one.new.project_id, "tool.created", one.new.id)
-        elif _is_same(before, one):
+            met.present[name] = one.new
+            met.created.append(one.new)
             continue
-        elif is_base_tool(before) or not brought.replace_tools:
-            kept.append(name)
-        else:
-            present[name] = replace(one.in_place_of(before), updated_at=one.new.updated_at)
-            replaced.append(name)
-            await connection.execute(sa.update(tools).where(tools.c.id == before.id).values(tool_values(present[name])))
-            await record(connection, before.project_id, "tool.changed", before.id)
-    return replaced, kept
+        changed = before if is_base_tool(before) else one.in_place_of(before)
+        if is_base_tool(before) or (changed != before and not brought.replace_tools):
+            met.kept.append(name)
+        elif changed != before:
+            met.present[name] = replace(changed, updated_at=one.new.updated_at)
+            met.replaced.append(met.present[name])
+        if name in own and not is_base_tool(own[name]) and one.opens(own[name]):
+            met.guarded.append(name)
+    return met
 
 
-def _is_same(before: Tool, brought: BroughtTool) -> bool:
-    return not is_base_tool(before) and brought.in_place_of(before) == before
+async def _store_tools(connection: Connection, project_id: ProjectId, met: _Met) -> None:
+    for start in range(0, len(met.created), TOOLS_AT_ONCE):
+        some = met.created[start : start + TOOLS_AT_ONCE]
+        await connection.execute(sa.insert(tools), [tool_values(tool) for tool in some])
+        await record(connection, project_id, "tool.created", *(tool.id for tool in some))
+    for tool in met.replaced:
+        await connection.execute(sa.update(tools).where(tools.c.id == tool.id).values(tool_values(tool)))
+        await record(connection, project_id, "tool.changed", tool.id)
 
 
 async def _store_agent(

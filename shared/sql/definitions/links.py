@@ -1,8 +1,8 @@
 """Rows of tools and blocks, and their links to agents, inside a caller's transaction."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from msgspec.structs import asdict
@@ -14,7 +14,10 @@ from shared.domain.ids import AgentId, ProjectId
 from shared.domain.packages import ToolPackages
 from shared.domain.tools import Tool, ToolLimits
 from shared.sql.connection import Connection
+from shared.sql.made_rows import made_of
 from shared.sql.tables import agent_blocks, agent_tools, blocks, document_of, from_json, tools
+
+Noun = TypeVar("Noun", Tool, Block)
 
 OPENINGS = ("network", "scratch")
 """Fields of a tool that have columns, as its packages and limits have, and are in no document: a running earlier
@@ -84,14 +87,12 @@ def _values(noun: Tool | Block, name: str, column: str) -> dict[str, Any]:
 
 async def load_tools(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Tool]:
     """The project's tools with these ids, in this order. Raises `NotFound` naming those that are missing."""
-    rows = await _load(connection, tools, project_id, ids, "Tool")
-    return [tool_of(row) for row in rows]
+    return await made_of(await _load(connection, tools, project_id, ids, "Tool"), tool_of, "document")
 
 
 async def load_blocks(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Block]:
     """The project's blocks with these ids, in this order. Raises `NotFound` naming those that are missing."""
-    rows = await _load(connection, blocks, project_id, ids, "Block")
-    return [block_of(row) for row in rows]
+    return await made_of(await _load(connection, blocks, project_id, ids, "Block"), block_of, "document")
 
 
 async def _load(
@@ -109,18 +110,12 @@ async def _load(
 
 async def tools_of_agents(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, list[Tool]]:
     """Each agent's tools, in the order in which they were attached."""
-    grouped: dict[str, list[Tool]] = {agent_id: [] for agent_id in agent_ids}
-    for owner, row in await _linked(connection, tools, agent_tools, agent_tools.c.tool_id, agent_ids):
-        grouped[owner].append(tool_of(row))
-    return grouped
+    return await _linked(connection, tools, agent_tools, agent_tools.c.tool_id, agent_ids, tool_of)
 
 
 async def blocks_of_agents(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, list[Block]]:
     """Each agent's blocks, in the order in which they were attached."""
-    grouped: dict[str, list[Block]] = {agent_id: [] for agent_id in agent_ids}
-    for owner, row in await _linked(connection, blocks, agent_blocks, agent_blocks.c.block_id, agent_ids):
-        grouped[owner].append(block_of(row))
-    return grouped
+    return await _linked(connection, blocks, agent_blocks, agent_blocks.c.block_id, agent_ids, block_of)
 
 
 async def _linked(
@@ -129,11 +124,15 @@ async def _linked(
     links: sa.Table,
     target: sa.Column[Any],
     agent_ids: Collection[AgentId],
-) -> list[tuple[str, RowMapping]]:
-    if not agent_ids:
-        return []
-    found = await connection.execute(_linked_rows(table, links, target), {"agent_ids": list(agent_ids)})
-    return [(row["owner"], row) for row in found.mappings()]
+    make: Callable[[RowMapping], Noun],
+) -> dict[str, list[Noun]]:
+    grouped: dict[str, list[Noun]] = {agent_id: [] for agent_id in agent_ids}
+    if agent_ids:
+        found = await connection.execute(_linked_rows(table, links, target), {"agent_ids": list(agent_ids)})
+        rows = found.mappings().all()
+        for row, noun in zip(rows, await made_of(rows, make, "document"), strict=True):
+            grouped[row["owner"]].append(noun)
+    return grouped
 
 
 @cache

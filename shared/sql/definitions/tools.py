@@ -16,6 +16,7 @@ from shared.sql.connection import Connection
 from shared.sql.definitions.agents import load_agent
 from shared.sql.definitions.links import load_tools, lock_definitions, tool_of, tool_values, tools_of_agents
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.tables import agent_tools, tools
 
@@ -132,7 +133,7 @@ class ToolStore:
             rows = await rows_of_page(
                 connection, tools, project_id, page, *_conditions(wanted, is_sqlite=self._database.is_sqlite)
             )
-            return [tool_of(row) for row in rows]
+            return await made_of(rows, tool_of, "document")
 
     async def count(self, project_id: ProjectId, wanted: ToolFilter) -> int:
         """How many tools of the project a list would show in all."""

@@ -1,10 +1,13 @@
 """The ids of the messages in a context. They are derived from the rows: a list that was stored beside them could
 disagree."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 
+from shared.concurrency import beside
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, NewMessage
 from shared.sql.connection import Connection
@@ -25,8 +28,17 @@ _IDS = (
 async def ids_in_context(connection: Connection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
     """The ids per thread, in the order of the messages on the wire, which shows some rows as two messages."""
     found = await connection.execute(_IDS, {"thread_ids": list(thread_ids)})
+    rows = found.all()
+    return await beside(partial(_by_thread, rows), len(rows) * CHARACTERS_OF_AN_ID)
+
+
+CHARACTERS_OF_AN_ID = 50
+"""As many characters of JSON are read in the time that the id of a message takes."""
+
+
+def _by_thread(rows: Iterable[Sequence[Any]]) -> dict[str, list[MessageId]]:
     ids: dict[str, list[MessageId]] = {}
-    for thread_id, message_id, sibling_id, body in found:
+    for thread_id, message_id, sibling_id, body in rows:
         assistant = None if body is None else from_json(body, AssistantMessage)
         ids.setdefault(thread_id, []).extend(_shown(message_id, sibling_id, assistant))
     return ids

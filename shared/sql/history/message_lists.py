@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import RowMapping
 
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import Message
@@ -14,6 +15,7 @@ from shared.domain.words import MOST_WORDS
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, message_of
+from shared.sql.made_rows import made_of
 from shared.sql.paging import contains
 from shared.sql.tables import agents, conversations, messages
 
@@ -25,6 +27,12 @@ LEAST_AGAIN = 1000
 MOST_AT_ONCE = 20_000
 """Rows of one read, where most of them may turn out not to be wanted. The database puts all rows in order for each
 read, so a long list is read in few of them."""
+
+LONGEST_PAGE = 32_000_000
+"""Characters of the messages on one page, and of one read. A message alone may be longer."""
+
+MOST_AT_FIRST = 200
+"""Rows of the first read, of which nobody knows how long they are."""
 
 GROWTH = 4
 """How many times as long as the last one the next read is."""
@@ -66,7 +74,8 @@ class MessageLists:
         """A page, listed oldest first. `desc` takes the newest that fit, `asc` the oldest.
 
         `after` means newer than, `before` older than, whatever the order; a cursor that the list does not have is
-        passed over. The page has `limit` messages that are wanted, if there are as many.
+        passed over. The page has `limit` messages that are wanted, if there are as many, and they are not too long
+        together.
         """
         async with self._database.read() as connection:
             query, keys = _query(await _narrowed(connection, of))
@@ -193,23 +202,32 @@ async def _collect(
     *,
     ascending: bool,
 ) -> list[Message]:
-    """The first messages that are wanted, as many as `limit`, in the order of the keys."""
+    """The first messages that are wanted, as many as `limit` and as fit into a page, in the order of the keys."""
     ordered = query.order_by(*(key if ascending else key.desc() for key in keys))
     ordered = ordered.add_columns(*(key.label(f"key_{number}") for number, key in enumerate(keys)))
     collected: list[Message] = []
-    at_once, last = limit, None
+    room, at_once, last = LONGEST_PAGE, min(limit, MOST_AT_FIRST), None
+
+    def looked_at(row: RowMapping) -> Message | None:
+        message = message_of(row)
+        return message if is_wanted is None or is_wanted(message) else None
+
     while True:
         rest = ordered
         if last is not None:
             rest = ordered.where(sa.tuple_(*keys) > last if ascending else sa.tuple_(*keys) < last)
         rows = (await connection.execute(rest.limit(at_once))).mappings().all()
-        for row in rows:
-            message = message_of(row)
-            if is_wanted is None or is_wanted(message):
-                collected.append(message)
+        for row, message in zip(rows, await made_of(rows, looked_at, "body"), strict=True):
+            if message is None:
+                continue
+            room -= len(row["body"])
+            if room < 0 and collected:
+                return collected
+            collected.append(message)
             if len(collected) == limit:
                 return collected
         if len(rows) < at_once:
             return collected
+        fitting = LONGEST_PAGE * len(rows) // sum(len(row["body"]) for row in rows)
         last = _tuple_of(keys, [rows[-1][f"key_{number}"] for number in range(len(keys))])
-        at_once = min(max(at_once * GROWTH, LEAST_AGAIN), MOST_AT_ONCE)
+        at_once = min(max(at_once * GROWTH, LEAST_AGAIN), MOST_AT_ONCE, max(fitting, 1))

@@ -16,6 +16,7 @@ from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import next_turn, oldest_in_progress, thread_lock
+from shared.sql.made_rows import made_of
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.tables import agents, messages, to_json
 
@@ -185,7 +186,7 @@ class MessageStore:
         """The messages in the context of one of the project's threads, in order."""
         async with self._database.read() as connection:
             found = await connection.execute(_CONTEXT, {"of_thread": thread_id, "of_project": project_id})
-            return [message_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), message_of, "body")
 
     async def context_of_run(self, run: Run) -> ContextOfRun:
         """What the run has to answer."""
@@ -193,7 +194,8 @@ class MessageStore:
         async with self._database.read() as connection:
             found = await connection.execute(_CONTEXT_OF_RUN, of_thread | {"of_turn": run.turn or 0, "run_id": run.id})
             rows = found.mappings().all()
-        return ContextOfRun([message_of(row) for row in rows], rows[0]["has_input"] if rows else True)
+        history = await made_of(rows, message_of, "body")
+        return ContextOfRun(history, rows[0]["has_input"] if rows else True)
 
     async def is_empty(self, project_id: ProjectId, thread_id: ThreadId) -> bool:
         """Whether the context of one of the project's threads has nothing but its system message, and nothing is on its
@@ -217,7 +219,7 @@ class MessageStore:
                 .where(messages.c.run_id == run.id, is_listed(), is_of(run.project_id))
                 .order_by(messages.c.turn, messages.c.position)
             )
-            return [message_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), message_of, "body")
 
     async def list_of_turn(self, run: Run) -> list[Message]:
         """The messages of a run's turn in order, also those that have left the context; those that were rolled back
@@ -227,14 +229,14 @@ class MessageStore:
             found = await connection.execute(
                 sa.select(messages).where(*is_there, is_of(run.project_id)).order_by(messages.c.position)
             )
-            return [message_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), message_of, "body")
 
     async def find(self, project_id: ProjectId, message_ids: Collection[MessageId]) -> list[Message]:
         """Those messages of this project that have one of these ids, each by either of its own."""
         is_wanted = sa.or_(messages.c.id.in_(message_ids), messages.c.sibling_id.in_(message_ids))
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
-            return [message_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), message_of, "body")
 
     async def append(self, project_id: ProjectId, agent_id: AgentId, new: Sequence[NewMessage]) -> None:
         """Stores a turn that no run has had, behind all others of the agent's default history. A run that is at work

@@ -15,6 +15,7 @@ from shared.domain.messages import Decision
 from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
@@ -59,7 +60,7 @@ async def waiting_on(
         )
         .order_by(approvals.c.run_id, approvals.c.number)
     )
-    return [approval_of(row) for row in found.mappings()]
+    return await made_of(found.mappings().all(), approval_of, "arguments")
 
 
 async def refuse_if_waiting(connection: Connection, thread_id: ThreadId) -> None:
@@ -74,7 +75,7 @@ async def requests_of(connection: Connection, run_id: RunId) -> list[Approval]:
     found = await connection.execute(
         sa.select(approvals).where(approvals.c.run_id == run_id).order_by(approvals.c.number)
     )
-    return [approval_of(row) for row in found.mappings()]
+    return await made_of(found.mappings().all(), approval_of, "arguments")
 
 
 class ApprovalStore:
@@ -132,7 +133,7 @@ class ApprovalStore:
         query = _waiting().where(approvals.c.project_id == project_id, approvals.c.thread_id.in_(thread_ids))
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.run_id, approvals.c.number))
-            waiting = [approval_of(row) for row in found.mappings()]
+            waiting = await made_of(found.mappings().all(), approval_of, "arguments")
         of_thread: dict[ThreadId, list[Approval]] = {}
         for approval in waiting:
             of_thread.setdefault(approval.thread_id, []).append(approval)
@@ -151,7 +152,7 @@ class ApprovalStore:
         keys = [approvals.c.asked_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
-            return [approval_of(row) for row in rows]
+            return await made_of(rows, approval_of, "arguments")
 
     async def decided(
         self,
@@ -166,14 +167,14 @@ class ApprovalStore:
         keys = [approvals.c.decided_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
-            return [approval_of(row) for row in rows]
+            return await made_of(rows, approval_of, "arguments")
 
     async def expired(self, now: datetime, limit: int = 100) -> list[Approval]:
         """Requests that were not decided in time and whose policy is to act."""
         query = _waiting().where(approvals.c.expires_at <= now, approvals.c.on_expiry != "keep")
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.expires_at).limit(limit))
-            return [approval_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), approval_of, "arguments")
 
 
 def _asked_by(agent_id: AgentId | None, thread_id: ThreadId | None) -> Iterator[sa.ColumnElement[bool]]:

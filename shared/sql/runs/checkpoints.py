@@ -6,7 +6,7 @@ second time, and the results. Between them the intents say which tools were abou
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from shared.sql.history.compactions import replace_by_summary
 from shared.sql.history.messages import insert_messages
 from shared.sql.run_tables import runs
 from shared.sql.runs.budgets import count_usage
-from shared.sql.runs.event_blocks import blocks_of, insert_events
+from shared.sql.runs.event_blocks import insert_events, packed_blocks
 from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, upsert_step
 from shared.sql.runs.tool_intents import forget_intents, insert_intents, insert_results, intents_of
@@ -109,8 +109,9 @@ class CheckpointStore:
     async def record_events(self, run: Run, tail: LogTail, now: datetime) -> None:
         """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""
         if self._together is not None:
+            blocks = await packed_blocks(run.id, tail)
             with crash_point(CrashPoint.SPILL):
-                if await self._together.write(partial(_add_events, run, tail, now)):
+                if await self._together.write(partial(_add_events, run, tail, blocks, now)):
                     return
         # Only here is it seen what SQL has already, and said why it takes nothing.
         async with self._database.write(CrashPoint.SPILL) as connection:
@@ -124,7 +125,7 @@ class CheckpointStore:
             locked = await lock_owned(connection, run.id, run.fence)
             new = [(seq, entry) for seq, entry in entries if seq > locked.last_seq]
             for tail in consecutive(new):
-                insert_events(connection, run.id, tail)
+                await insert_events(connection, run.id, tail)
             if new:
                 update_owned(connection, run.id, now, {"last_seq": new[-1][0]})
 
@@ -181,13 +182,16 @@ ADD_EVENTS = (
 """As `store_tail`, for SQLite."""
 
 
-def _add_events(run: Run, tail: LogTail, now: datetime, connection: sqlite3.Connection) -> bool:
-    """Stores entries of which SQL has none; False when the run is not the caller's or SQL has some of them."""
+def _add_events(
+    run: Run, tail: LogTail, blocks: Sequence[Mapping[str, Any]], now: datetime, connection: sqlite3.Connection
+) -> bool:
+    """Stores entries of which SQL has none, in these blocks. False when the run is not the caller's or SQL has some of
+    them."""
     update, insert = ADD_EVENTS
     values = {"run": run.id, "fence": run.fence, "running": RunStatus.RUNNING, "first": tail.first, "last": tail.last}
     is_ours = connection.execute(update, values | {"now": microseconds(now)}).rowcount == 1
     if is_ours:
-        connection.executemany(insert, blocks_of(run.id, tail))
+        connection.executemany(insert, blocks)
     return is_ours
 
 
@@ -201,7 +205,7 @@ async def store_tail(connection: Connection, run: Run, tail: LogTail) -> Seq:
 
 async def _lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
     locked = await lock_owned(connection, run.id, run.fence)
-    insert_events(connection, run.id, tail.behind(locked.last_seq))
+    await insert_events(connection, run.id, tail.behind(locked.last_seq))
     # An owner without entries has shown nothing: the log ends where it did.
     return locked, max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 

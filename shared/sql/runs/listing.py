@@ -16,6 +16,7 @@ from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.paging import Page, is_owned_by, remember_place, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
@@ -78,7 +79,8 @@ class RunListing:
         numbers = sorted(found, reverse=not page.ascending)
         # With `before` alone the page ends at the cursor.
         ends_there = page.before is not None and page.after is None
-        return [run_of(found[number]) for number in (numbers[-page.limit :] if ends_there else numbers[: page.limit])]
+        shown = numbers[-page.limit :] if ends_there else numbers[: page.limit]
+        return await made_of([found[number] for number in shown], run_of, "options")
 
     async def active_of_agent(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None = None
@@ -91,7 +93,7 @@ class RunListing:
             query = query.where(runs.c.thread_id == thread_id)
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(runs.c.number))
-            return [run_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), run_of, "options")
 
     async def just_streamed(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
@@ -174,7 +176,7 @@ class RunListing:
             found = await connection.execute(
                 sa.select(*RUN_COLUMNS).where(*is_open).order_by(runs.c.number).limit(limit)
             )
-            return [run_of(row) for row in found.mappings()]
+            return await made_of(found.mappings().all(), run_of, "options")
 
     async def count_queued(self, project_id: ProjectId, at_most: int) -> int:
         """How many runs of the project no worker has had yet; `at_most` are counted."""

@@ -169,7 +169,7 @@ class SettlementStore:
                 "completed_at": checkpoint.now,
             }
             await store_step(connection, run, checkpoint)
-            insert_events(connection, run.id, tail.behind(locked.last_seq))
+            await insert_events(connection, run.id, tail.behind(locked.last_seq))
             tell_agent(connection, run, PARKED.stop_reason)
             await apply(connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values)
             await insert_approvals(connection, asked)
@@ -207,7 +207,7 @@ class SettlementStore:
             "waits_until": None,
             **first_token(run.id, settlement.step, settlement.shown_at),
         }
-        insert_events(connection, run.id, tail.behind(locked.last_seq))
+        await insert_events(connection, run.id, tail.behind(locked.last_seq))
         if settlement.step is not None:
             upsert_step(connection, run, settlement.step)
         if has_begun:

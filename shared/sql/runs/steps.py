@@ -17,6 +17,7 @@ from shared.domain.ids import AgentId, ProjectId, RunId, StepId
 from shared.domain.runs import Feedback, Run, Step
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
+from shared.sql.made_rows import made_of
 from shared.sql.paging import Page, field_of_document, rows_of_page
 from shared.sql.run_tables import steps
 from shared.sql.tables import EPOCH, document_of, from_json, to_json
@@ -88,7 +89,7 @@ class StepStore:
         query = sa.select(steps.c.document).where(steps.c.run_id == run.id).order_by(steps.c.number)
         async with self._database.read() as connection:
             found = await connection.execute(query.limit(MOST_OF_A_RUN))
-            return [from_json(document, Step) for document in found.scalars()]
+            return await made_of(found.mappings().all(), _timed_step_of, "document")
 
     async def list(self, project_id: ProjectId, page: Page, wanted: StepFilter) -> list[Step]:
         """A page of the project's steps, or of those of a run or an agent."""
@@ -99,7 +100,7 @@ class StepStore:
             keys = [steps.c.created_at, steps.c.number, steps.c.id]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, steps, project_id, page, *conditions, columns=_COLUMNS, keys=keys)
-            return [_step_of(row) for row in rows]
+            return await made_of(rows, _step_of, "document")
 
     async def give_feedback(
         self, project_id: ProjectId, step_id: StepId, *, feedback: Feedback | None, tags: Sequence[str]
@@ -162,6 +163,10 @@ class _Tags(msgspec.Struct):
 def _step_of(row: RowMapping) -> Step:
     tags = [] if row["tags"] is None else from_json(row["tags"], _Tags).tags
     return msgspec.structs.replace(from_json(row["document"], Step), feedback=row["feedback"], tags=tags)
+
+
+def _timed_step_of(row: RowMapping) -> Step:
+    return from_json(row["document"], Step)
 
 
 def _not_found(step_id: StepId) -> NotFound:

@@ -212,6 +212,10 @@ def _largest_files(file: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     }
     for what, [large] in many.items():
         yield f"many {what}", _as_form(encoded(large))
+    [tool] = file["tools"]
+    several = [_another_tool(tool, number) for number in range(2000)]
+    for time in ("first time", "second time"):  # then the project has them, and the file's are compared with those
+        yield f"many tools, the {time}", _as_form(encoded({**file, "tools": [tool, *several]}))
     for sort, fragment in largest_objects():
         yield f"metadata of the file: {sort}", _as_form(an_object(file, "metadata", fragment))
         yield (
@@ -221,6 +225,13 @@ def _largest_files(file: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     for name in ("system", "name", "timezone", "description"):
         whole = encoded("".join(text(piece, ROOM // len(PIECES)) for piece in PIECES.values()))
         yield f"{name} of an agent", _as_form(an_object(file, "agents", b"[" + an_object(agent, name, whole) + b"]"))
+
+
+def _another_tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
+    name, another = tool["name"], f"tool_{number}"
+    schema = {**tool["json_schema"], "name": another}
+    source = tool["source_code"].replace(name, another)
+    return {**tool, "id": f"another-{number}", "name": another, "source_code": source, "json_schema": schema}
 
 
 def _as_form(file: bytes) -> bytes:

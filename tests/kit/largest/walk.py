@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 import httpx
@@ -54,28 +54,34 @@ class LoopWalk:
         """Sends the request, and notes what is wrong with what came of it."""
         self.requests += 1
         self.routes.add(request.route)
-        held_s, where = await self._held(request)
+        await self.watch(str(request), lambda: self._ask(request))
+
+    async def watch(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
+        """Does something that may be done again, and notes when the loop was held for too long meanwhile."""
+        held_s, where = await self._held(act)
         for _ in range(TRIES - 1):
             if held_s > LIMIT_S * calibrate():
-                held_s, where = min((held_s, where), await self._held(request))
+                held_s, where = min((held_s, where), await self._held(act))
         self.longest_s = max(self.longest_s, held_s)
         slowness = calibrate() if held_s > LIMIT_S else 1.0
         if held_s > LIMIT_S * slowness:
-            self.too_long.append(f"{held_s:.2f} s (limit {LIMIT_S * slowness:.2f} s): {request}; in {where}")
+            self.too_long.append(f"{held_s:.2f} s (limit {LIMIT_S * slowness:.2f} s): {what}; in {where}")
 
-    async def _held(self, request: LargeRequest) -> tuple[float, str]:
+    async def _held(self, act: Callable[[], Awaitable[None]]) -> tuple[float, str]:
         self._holds.begin()
+        await act()
+        return self._holds.longest_s, self._holds.where
+
+    async def _ask(self, request: LargeRequest) -> None:
         answer = await asyncio.to_thread(_sent, self._port, self._key, request)
         path = request.target.partition("?")[0]
         if answer.status < 300 and request.method == "POST" and BEGINS_RUNS.search(path):
             await is_idle(self._client)
-        found = self._holds.longest_s, self._holds.where
         if answer.status >= 500 and answer.status not in (501, 503):
             self.broken.append(f"{answer.status}: {request}")
         made = MADE.search(answer.beginning)
         if made and request.method == "POST" and path in LISTS and answer.status < 300:
             await self._client.delete(f"{path}/{made[1]}")
-        return found
 
 
 def _sent(port: int, key: str, request: LargeRequest) -> Answer:

@@ -21,6 +21,9 @@ from api.openapi_document import TYPES, AnswerTypes
 LONGEST = 400
 """Characters of an answer that are repeated."""
 
+MOST_LOOKED_AT = 1_000_000
+"""Bytes. What a longer answer has in it is in short ones, too, and to look at it would hold the event loop."""
+
 
 class DescribedAnswers:
     """Looks at what an application answers, and adds to `wrong` what the document does not say."""
@@ -39,14 +42,16 @@ class DescribedAnswers:
         async def seen(message: Message) -> None:
             if message["type"] == "http.response.start":
                 begun.append(message)
-            body.extend(message.get("body", b""))
+            if len(body) <= MOST_LOOKED_AT:
+                body.extend(message.get("body", b"")[: MOST_LOOKED_AT + 1])
             await send(message)
 
         try:
             await self._app(scope, receive, seen)
         finally:
             route = scope.get("route")
-            if begun and begun[0]["status"] < 300 and isinstance(route, APIRoute) and route.include_in_schema:
+            is_whole = bool(begun) and begun[0]["status"] < 300 and len(body) <= MOST_LOOKED_AT
+            if is_whole and isinstance(route, APIRoute) and route.include_in_schema:
                 media_type = dict(begun[0]["headers"]).get(b"content-type", b"").decode().partition(";")[0]
                 self._wrong.extend(flaws((scope["method"].lower(), route.path), media_type, bytes(body)))
 
