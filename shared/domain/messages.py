@@ -5,6 +5,7 @@ One answer of the model is one `AssistantMessage`, whatever it holds: reasoning,
 that wait for a person.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -224,6 +225,11 @@ def tokens_in(characters: int) -> int:
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text is; 0 only for an empty one."""
     return tokens_in(len(text))
+
+
+def text_to_count(history: Sequence[Message]) -> str:
+    """The conversation as text, to count its tokens by."""
+    return msgspec.json.encode([message.body for message in history]).decode()
 
 
 def estimate_message_tokens(body: MessageBody) -> int:

@@ -1,6 +1,5 @@
 """Decisions that name their calls wrongly, twice, or not at all: they change nothing and say what was expected."""
 
-import re
 from typing import Any, cast
 
 import pytest
@@ -174,32 +173,6 @@ async def test_a_request_that_is_partly_decided_named_calls_that_no_longer_wait(
     product.models.say("Two stay here.")
     status, _ = await sent(asked, verdicts(*[(call_id, False) for call_id in left]))
     assert status == 200
-
-
-@pytest.mark.parametrize("in_conversation", [True, False])
-async def test_what_a_refusal_names_to_resolve_it_was_refused_too(product: Product, in_conversation: bool) -> None:
-    tool = await product.tool(LAUNCH, default_requires_approval=True)
-    agent = await product.agent(tools=[tool])
-    url = f"/v1/agents/{agent.id}/messages"
-    if in_conversation:
-        made = await product.http.post("/v1/conversations/", params={"agent_id": agent.id}, json={})
-        url = f"/v1/conversations/{made.json()['id']}/messages"
-
-    for way in range(3):
-        product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]))
-        assert (await product.http.post(url, json={"input": "Go."})).status_code == 200
-        detail = (await product.http.post(url, json={"input": "Well?"})).json()["detail"]
-        paths = re.findall(r"POST (/v1/\S+?)(?=[ ,]|$)", detail["resolve"])
-        assert len(paths) == 3
-        path = paths[way]
-        [call_id] = detail["tool_call_ids"]
-        bodies: list[dict[str, Any]] = [{"decision": "deny"}, {"messages": [verdicts((call_id, False))]}, {}]
-        product.models.say("Not today.")
-        resolved = await product.http.post(path, json=bodies[way])
-        assert resolved.status_code == 200, resolved.text
-        if way == 0:
-            await product.ended(resolved.json()["run"]["id"])
-        assert await waiting(product) == []
 
 
 NAMES = [("message_id", ("moon",)), ("message_id", ("moon", "mars")), ("tool_call_id", ("moon",)), ("id", ("moon",))]

@@ -4,18 +4,16 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
-import msgspec
 import structlog
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import Message
+from shared.domain.messages import Message, text_to_count
 from shared.domain.shown_step import BegunAnswer
 from shared.domain.tool_rules import NextCalls
 from worker.models.provider import ModelCall, ToolSpec
 from worker.run.answer_draft import Answer, AnswerDraft
 from worker.run.answer_text import ContinuedText
 from worker.run.context import RunContext
-from worker.run.progress import lost_usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -27,11 +25,9 @@ _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
 async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
     """Asks the model once; for the rest of its answer when readers have seen the beginning. Raises `ModelError`; the
     publisher's `shown` then has what was shown."""
-    asked = context.system + _as_text(history)
+    asked = context.system + text_to_count(history)
     shown = context.publisher.shown
-    lost = lost_usage(shown.lost_calls, asked, shown.lost_text)
-    context.progress.count_lost(context.services.budgets.priced(context.model, lost))
-    shown.forget_lost()
+    context.count_lost_calls(asked)
     beginning = _beginning(context)
     if beginning is not None:
         try:
@@ -103,8 +99,3 @@ def tool_specs(context: RunContext, may_call: NextCalls) -> list[ToolSpec]:
     clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in declared]
     names = {tool.name for tool in clients}
     return [*(tool for tool in own if tool.name not in names), *clients]
-
-
-def _as_text(history: Sequence[Message]) -> str:
-    """The conversation as text, to count its tokens by."""
-    return msgspec.json.encode([message.body for message in history]).decode()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shared.clock import unix_ms
 from shared.concurrency import retry_while_unavailable
-from shared.domain.agents import Agent, ModelOptions, render_system, requires_approval
+from shared.domain.agents import Agent, ModelOptions, requires_approval
 from shared.domain.approvals import Approval
 from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.compaction import Compaction
@@ -20,8 +20,7 @@ from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.model_catalog import continues_answers
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import RunEnd
-from shared.domain.shown_step import BegunAnswer
-from shared.domain.skills import with_skills
+from shared.domain.shown_step import BegunAnswer, lost_usage
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
 from shared.secret_keys import SecretKeys
@@ -138,10 +137,7 @@ class RunContext:
     @property
     def system(self) -> str:
         """The instructions for this run's model calls."""
-        options, conversation_id = self.run.options, self.run.conversation_id
-        if options.override_system:
-            return options.override_system
-        return with_skills(render_system(self.agent, self.progress.blocks, conversation_id), options.client_skills)
+        return self.run.instructions(self.agent, self.progress.blocks)
 
     def next_calls(self) -> NextCalls:
         """The agent's tools that the model may call now, by the agent's rules."""
@@ -263,6 +259,14 @@ class RunContext:
         priced = self.services.budgets.priced(handle, usage)
         self.progress.count(priced)
         return priced
+
+    def count_lost_calls(self, asked: str) -> None:
+        """Counts the calls whose workers died, once. `asked` is the text of the one that is about to be made, or that
+        would be."""
+        shown = self.publisher.shown
+        lost = lost_usage(shown.lost_calls, asked, shown.lost_text)
+        self.progress.count_lost(self.services.budgets.priced(self.model, lost))
+        shown.forget_lost()
 
     def check_budget(self) -> None:
         """To be called when tokens were used. Raises `BudgetExceeded`."""

@@ -18,6 +18,7 @@ from shared.domain.messages import (
     MessageBody,
     UserMessage,
     estimate_tokens,
+    text_to_count,
 )
 from shared.domain.model_catalog import context_window_of, window_of
 from shared.domain.runs import Step, Usage
@@ -183,14 +184,17 @@ class Draft:
 
 async def _ask(context: RunContext, call: ModelCall, *, is_step: bool) -> str:
     """The model's whole text."""
-    await context.pay_for(call)
     draft = Draft()
     if is_step:
         step = msgspec.structs.replace(context.new_step(), model=call.handle)
-        in_hand = context.progress.begin_step(step, asked=call.system)
+        asked = call.system + text_to_count(call.history)
+        context.count_lost_calls(asked)
+        await context.pay_for(call)
+        in_hand = context.progress.begin_step(step, asked)
         await draft.take_all(context, call, step)
         in_hand.finish(context.count(call.handle, draft.usage_of(call)))
     else:
+        await context.pay_for(call)
         try:
             await draft.take_all(context, call, None)
         finally:
