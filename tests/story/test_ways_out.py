@@ -1,4 +1,4 @@
-"""What an error names to `resolve` it can be sent as it stands, at every door that says so, and it helps."""
+"""What an error names to `resolve` it can be sent as it stands, wherever it is said, and it helps."""
 
 import json
 import re
@@ -110,7 +110,7 @@ ANYWHERE = (
     by_the_parked_run, by_the_hint,
 )  # fmt: skip
 OF_AGENTS = (by_the_route_for_streams, by_a_run, by_the_stream_of_a_run, by_the_default_conversation)
-Door = Callable[[Place], Awaitable[str]]
+Source = Callable[[Place], Awaitable[str]]
 
 
 def requests_in(resolve: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -145,33 +145,36 @@ async def waiting_place(product: Product, *calls: Call, in_conversation: bool) -
     return place
 
 
-DOORS = [*((door, place) for door in ANYWHERE for place in (False, True)), *((door, False) for door in OF_AGENTS)]
+SOURCES = [
+    *((source, place) for source in ANYWHERE for place in (False, True)),
+    *((source, False) for source in OF_AGENTS),
+]
 CALLS = ((PERSONS,), (CLIENTS,), (PERSONS, CLIENTS))
 # What asks something else by a chat completion lets go of calls that were its own to make.
 CASES = [
     pytest.param(
-        door,
+        source,
         in_conversation,
         calls,
-        id="-".join([door.__name__, "conversation" if in_conversation else "agent", *(call.name for call in calls)]),
-        marks=() if calls == CALLS[0] or door is by_a_message else pytest.mark.exhaustive,
+        id="-".join([source.__name__, "conversation" if in_conversation else "agent", *(call.name for call in calls)]),
+        marks=() if calls == CALLS[0] or source is by_a_message else pytest.mark.exhaustive,
     )
-    for door, in_conversation in DOORS
+    for source, in_conversation in SOURCES
     for calls in CALLS
-    if calls != (CLIENTS,) or "chat" not in door.__name__
+    if calls != (CLIENTS,) or "chat" not in source.__name__
 ]
 
 
-@pytest.mark.parametrize(("door", "in_conversation", "calls"), CASES)
+@pytest.mark.parametrize(("source", "in_conversation", "calls"), CASES)
 async def test_what_an_error_named_to_resolve_it_could_not_be_sent_so(
-    product: Product, door: Door, in_conversation: bool, calls: tuple[Call, ...]
+    product: Product, source: Source, in_conversation: bool, calls: tuple[Call, ...]
 ) -> None:
     """It named approvals of calls that only the client can answer, and an ellipsis in the place of each call's id."""
     number = 0
     while True:
         place = await waiting_place(product, *calls, in_conversation=in_conversation)
         before = await waiting(product, agent_id=place.agent_id)
-        ways = list(requests_in(await door(place)))
+        ways = list(requests_in(await source(place)))
         assert await waiting(product, agent_id=place.agent_id) == before, "to ask changes nothing"
         assert len(ways) == 2 * len(calls) + 2, ways
         path, body = ways[number]
