@@ -194,7 +194,7 @@ async def test_what_a_message_says_beside_its_verdict_was_passed_over(
     """The call ran although the message spoke of other arguments, another tool or another request, or said no too."""
     asked = await waiting_calls(product, "moon")
     beside = {**fields, **({"approve": approve is (fields["approve"] == "same")} if "approve" in fields else {})}
-    message = {**verdicts(("call_0", approve)), **beside}
+    message: dict[str, Any] = {**verdicts(("call_0", approve)), **beside}
     message["approvals"][0] |= item
 
     answered, body = await sent(asked, message)
@@ -206,7 +206,9 @@ async def test_what_a_message_says_beside_its_verdict_was_passed_over(
 async def test_a_message_that_names_what_it_decides_in_every_way_is_taken(product: Product) -> None:
     asked = await waiting_calls(product, "moon")
     [one] = asked.approvals
-    message = {**verdicts(("call_0", True)), "approve": True, "approval_request_id": one["message_id"]}
+    message: dict[str, Any] = {
+        **verdicts(("call_0", True)), "approve": True, "approval_request_id": one["message_id"],
+    }  # fmt: skip
     message["approvals"][0] |= {name: one[name] for name in ("arguments_hash", "tool_version")} | {"arguments": None}
     product.models.say("Launched.")
     assert (await sent(asked, message))[0] == 200
