@@ -28,6 +28,7 @@ from shared.runs.approvals import ApprovalService
 from shared.runs.unowned import UnownedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -195,6 +196,8 @@ def unowned_runs(process: ProcessContext, run_store: RunStore, event_log: EventL
     """Ends runs that no worker has."""
     return UnownedRuns(
         runs=run_store,
+        agents=AgentStore(process.database),
+        messages=MessageStore(process.database),
         checkpoints=CheckpointStore(process.database),
         settlements=SettlementStore(process.database, process.ids),
         events=EventStore(process.database),

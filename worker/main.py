@@ -274,6 +274,8 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
 def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
     return UnownedRuns(
         runs=services.runs,
+        agents=services.agents,
+        messages=services.messages,
         checkpoints=services.checkpoints,
         settlements=services.settlements,
         events=services.events,

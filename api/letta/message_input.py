@@ -1,16 +1,16 @@
 """What a client sends to an agent: the wire's request, and the messages and decisions in it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from api.letta.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts
 from api.letta.content import as_object, content_parts, tool_result
 from shared.domain.approvals import Approval
-from shared.domain.errors import InvalidRequest, WrongToolCalls
+from shared.domain.errors import Conflict, InvalidRequest, WrongToolCalls
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
     ApprovalResponse,
@@ -54,7 +54,7 @@ class MessageIn(BaseModel):
     otid: str | None = None
     sender_id: str | None = None
     approvals: Decisions | None = None
-    approve: bool | None = None
+    approve: StrictBool | None = None
     approval_request_id: str | None = None
     reason: str | None = None
     tool_returns: Decisions | None = None
@@ -222,7 +222,11 @@ def _decisions_of(message: MessageIn, waiting: Sequence[Approval]) -> list[Decis
     items = message.tool_returns if message.type == "tool_return" else message.approvals
     if items:
         default_kind = "tool" if message.type == "tool_return" else "approval"
-        return [_decision(item, default_kind) for item in items]
+        decisions = [_decision(item, default_kind) for item in items]
+        for item in items:
+            _refuse_other_call(item, waiting)
+        _refuse_contradiction(message, decisions, waiting)
+        return decisions
     if message.approve is None:
         if waiting and message.approvals is not None:
             raise WrongToolCalls(_calls_of(waiting), [])
@@ -246,6 +250,36 @@ def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) ->
     if len(waiting) == 1 and request_id in (calls[0], waiting[0].id):
         return calls
     raise WrongToolCalls(calls, [request_id] if request_id else [])
+
+
+def _refuse_contradiction(message: MessageIn, decisions: Sequence[Decision], waiting: Sequence[Approval]) -> None:
+    """Raises `InvalidRequest` or `WrongToolCalls` when a message has both forms, and they are not of one mind."""
+    if message.approve is not None and any(
+        decision.kind == "approval" and decision.approve is not message.approve for decision in decisions
+    ):
+        raise InvalidRequest("approve and approvals say different things: send one of the two", field="approve")
+    named = message.approval_request_id
+    if named and waiting and not any(named in (one.message_id, one.id, one.tool_call_id) for one in waiting):
+        raise WrongToolCalls(_calls_of(waiting), [named])
+
+
+def _refuse_other_call(item: Mapping[str, Any], waiting: Sequence[Approval]) -> None:
+    """Raises `Conflict` when a decision is for other arguments than those that wait, or another version of the tool;
+    and `InvalidRequest` when it brings new arguments, which a message cannot: the call would run with the old ones."""
+    changed = next((name for name, value in item.items() if "arg" in name and value and name != "arguments_hash"), None)
+    if changed is not None:
+        way = "POST /v1/approvals/{approval_id} with `arguments`"
+        raise InvalidRequest(f"a message cannot change arguments: {way} does", field=f"approvals[].{changed}")
+    for one in waiting:
+        if item.get("tool_call_id") not in (one.tool_call_id, one.id):
+            continue
+        for name, shown in (("arguments_hash", one.arguments_hash), ("tool_version", one.tool_version)):
+            given = item.get(name)
+            if given is not None and given != shown:
+                raise Conflict(
+                    f"{name} is {str(given)[:100]}, but call {one.tool_call_id} of {one.tool_name} waits with {shown}: "
+                    "look at it again before deciding"
+                )
 
 
 def _decision(item: dict[str, Any], default_kind: str) -> Decision:

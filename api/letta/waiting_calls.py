@@ -1,5 +1,7 @@
 """What waits for a decision, as every answer of the API names it: refusals, refused runs and parked runs."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from shared.domain.approvals import WaitingCalls
@@ -7,6 +9,11 @@ from shared.domain.ids import is_id
 
 CODE = "PENDING_APPROVAL"
 """The wire's code for a request that meets calls that wait."""
+
+
+BY_A_PERSON = '{"decision": "approve"} or {"decision": "deny"}'
+BY_THE_CLIENT = '{"decision": "tool_return", "tool_return": "…"} or {"decision": "deny"}'
+"""Bodies of a decision on one call, by who makes it: a tool of the client's cannot be approved."""
 
 
 def wire_waiting(waiting: WaitingCalls) -> dict[str, Any]:
@@ -21,14 +28,27 @@ def wire_waiting(waiting: WaitingCalls) -> dict[str, Any]:
 
 
 def _how_to_resolve(waiting: WaitingCalls) -> str:
-    one = " or ".join(f"POST /v1/approvals/{approval_id}" for approval_id in waiting.approval_ids)
+    """The requests in words, with bodies that can be sent as they are."""
+    of_people = [approval_id for approval_id in waiting.approval_ids if approval_id not in waiting.client_side]
+    one = [
+        f"{_paths(ids)} with {bodies}"
+        for ids, bodies in ((of_people, BY_A_PERSON), (waiting.client_side, BY_THE_CLIENT))
+        if ids
+    ]
     in_conversation = is_id(waiting.thread_id, "conv")
     history = f"conversations/{waiting.thread_id}" if in_conversation else f"agents/{waiting.agent_id}"
-    together = (
-        f'POST /v1/{history}/messages with {{"messages": [{{"type": "approval", "approvals": '
-        '[{"type": "approval", "tool_call_id": "…", "approve": true}]}]}'
-    )
+    items = [
+        {"type": "tool", "tool_call_id": call_id, "tool_return": "…", "status": "success"}
+        if approval_id in waiting.client_side
+        else {"type": "approval", "tool_call_id": call_id, "approve": True}
+        for call_id, approval_id in zip(waiting.tool_call_ids, waiting.approval_ids, strict=True)
+    ]
+    together = json.dumps({"messages": [{"type": "approval", "approvals": items}]}, ensure_ascii=False)
     return (
-        f'{one} with {{"decision": "approve"}} or {{"decision": "deny"}}, all of them at once by {together}, '
+        f"{'; '.join(one)}; all of them at once by POST /v1/{history}/messages with {together}; "
         f"or POST /v1/runs/{waiting.run_id}/cancel"
     )
+
+
+def _paths(approval_ids: Sequence[str]) -> str:
+    return " or ".join(f"POST /v1/approvals/{approval_id}" for approval_id in approval_ids)

@@ -59,6 +59,8 @@ class WaitingCalls(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_ids: list[str]
     """The calls that nobody has decided yet, in their order."""
     approval_ids: list[ApprovalId]
+    client_side: list[ApprovalId] = []
+    """Those among them whose tools the client runs: they are answered with a result, and cannot be approved."""
 
 
 def waiting_calls(asked: Sequence[Approval]) -> WaitingCalls | None:
@@ -75,6 +77,7 @@ def waiting_calls(asked: Sequence[Approval]) -> WaitingCalls | None:
         message_id=first.message_id,
         tool_call_ids=[approval.tool_call_id for approval in undecided],
         approval_ids=[approval.id for approval in undecided],
+        client_side=[approval.id for approval in undecided if approval.client_side],
     )
 
 

@@ -113,6 +113,23 @@ class Reservation(msgspec.Struct, frozen=True):
     day: str
     accounts: list[str]
     amount: Amount
+    prompt: Amount = NOTHING
+    """The part of the amount that is for what the call asks; nothing where an earlier release has set it aside."""
+
+
+def priced_as_set_aside(call: Usage, reservation: Reservation | None) -> Usage:
+    """An estimate of a run's call with the price of what was set aside for it: by the token, for what it asked and for
+    what it answered."""
+    if reservation is None:
+        return call
+    prompt, whole = reservation.prompt, reservation.amount
+    answer = Amount(whole.tokens - prompt.tokens, whole.nano_usd - prompt.nano_usd)
+    price = _share(prompt, call.prompt_tokens) + _share(answer, call.completion_tokens)
+    return msgspec.structs.replace(call, cost_nano_usd=price)
+
+
+def _share(amount: Amount, tokens: int) -> int:
+    return 0 if amount.tokens <= 0 else -(-amount.nano_usd * tokens // amount.tokens)
 
 
 def day_of(now: datetime) -> str:

@@ -5,7 +5,7 @@ One answer of the model is one `AssistantMessage`, whatever it holds: reasoning,
 that wait for a person.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -243,6 +243,11 @@ def tokens_in(characters: int) -> int:
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text is; 0 only for an empty one."""
     return tokens_in(len(text))
+
+
+def text_to_count(history: Sequence[Message]) -> str:
+    """The conversation as text, to count its tokens by."""
+    return msgspec.json.encode([message.body for message in history]).decode()
 
 
 CHARACTERS_OF_A_MESSAGE = 200

@@ -1,18 +1,19 @@
 """Runs and their steps, as stored."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from shared.domain.agents import ModelOptions
+from shared.domain.agents import Agent, Block, ModelOptions, render_system
 from shared.domain.approvals import WaitingCalls
 from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import CancelMode
-from shared.domain.generation import Generation
+from shared.domain.generation import DEFAULT_SYSTEM, Generation
 from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
-from shared.domain.skills import ClientSkill
+from shared.domain.skills import ClientSkill, with_skills
 from shared.domain.tools import ClientTool
 
 Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
@@ -196,6 +197,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def has_own_thread(self) -> bool:
         """Whether the run is in no history: nobody else has its thread, and it runs beside all that its agent does."""
         return self.options.tool_name is not None or self.options.generation is not None
+
+    def instructions(self, agent: Agent, blocks: Sequence[Block]) -> str:
+        """The instructions for the run's model calls."""
+        if self.options.override_system:
+            return self.options.override_system
+        if self.options.generation is not None:
+            return DEFAULT_SYSTEM
+        return with_skills(render_system(agent, blocks, self.conversation_id), self.options.client_skills)
 
     @property
     def keys_thread_id(self) -> ThreadId:

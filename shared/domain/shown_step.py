@@ -19,7 +19,8 @@ from shared.domain.events import (
     Unknown,
 )
 from shared.domain.ids import MessageId, StepId
-from shared.domain.messages import AssistantMessage, NewMessage, Reasoning
+from shared.domain.messages import AssistantMessage, NewMessage, Reasoning, estimate_tokens
+from shared.domain.runs import Usage
 
 
 class BegunAnswer(msgspec.Struct, frozen=True):
@@ -154,3 +155,18 @@ class ShownStep:
         if self.message_id is None:
             self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None
+
+
+def lost_usage(calls: int, asked: str, shown: str) -> Usage:
+    """About what calls have used whose worker died. They were paid for too: each had about the prompt `asked`, which is
+    that of the next call, or would be."""
+    if not calls:
+        return Usage()
+    prompt = estimate_tokens(asked)
+    completion = estimate_tokens(shown)
+    return Usage(
+        prompt_tokens=calls * prompt,
+        completion_tokens=completion,
+        context_tokens=prompt + completion,
+        estimated=True,
+    )

@@ -93,7 +93,8 @@ def _left_by(rule: Rule, available: frozenset[str], turn: TurnSoFar) -> frozense
         case "conditional":
             return _left_by_result(rule, available, turn.last_result) if _is_last(rule, turn) else available
         case "max_count_per_step":
-            used_up = turn.called.count(rule["tool_name"]) >= int(rule.get("max_count_limit") or 1)
+            most = rule.get("max_count_limit")
+            used_up = turn.called.count(rule["tool_name"]) >= (1 if most is None else int(most))
             return available - {rule["tool_name"]} if used_up else available
         case _:
             return available

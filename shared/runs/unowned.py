@@ -14,17 +14,20 @@ import structlog
 
 from shared.clock import Clock, unix_ms
 from shared.concurrency import PATIENCE_S, retry_while_unavailable
-from shared.domain.errors import CancelMode, LeaseLost, StaleFence, Unavailable
+from shared.domain.errors import CancelMode, LeaseLost, NotFound, StaleFence, Unavailable
 from shared.domain.events import LogContinued, decode, encode
 from shared.domain.ids import Fence, IdMaker, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
-from shared.domain.runs import Cause, Run
-from shared.domain.settling import RunEnd
-from shared.domain.shown_step import ShownStep
+from shared.domain.messages import text_to_count
+from shared.domain.runs import Cause, Run, Usage
+from shared.domain.settling import RunEnd, open_calls
+from shared.domain.shown_step import ShownStep, lost_usage
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.log_adoption import adopt_log
+from shared.sql.definitions.agents import AgentStore
+from shared.sql.history.messages import MessageStore
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore
@@ -42,6 +45,8 @@ class UnownedRuns:
     """Cancels runs that no worker has."""
 
     runs: RunStore
+    agents: AgentStore
+    messages: MessageStore
     checkpoints: CheckpointStore
     settlements: SettlementStore
     events: EventStore
@@ -69,6 +74,7 @@ class UnownedRuns:
             end=RunEnd(trigger=RunTrigger.CANCEL, stop_reason="cancelled", cause=cause),
             now=now,
             usage=msgspec.structs.replace(run.usage, estimated=run.usage.estimated or partial is not None),
+            lost=await self._lost_with_workers(run, shown),
             step_count=run.step_count,
             messages=[] if partial is None or mode is CancelMode.ROLLBACK else [partial],
             tail=tail,
@@ -81,6 +87,22 @@ class UnownedRuns:
         self._trace_end(settled.run, now)
         await self._announce(settled)
         return settled.run
+
+    async def _lost_with_workers(self, run: Run, shown: ShownStep) -> Usage:
+        """About what the calls have used of which nothing is counted: that of the worker that is gone, and those of
+        earlier ones. Where the conversation ends in calls of tools, the worker was gone in one of these."""
+        calls = shown.lost_calls + (run.follows_lost_owner or bool(shown.text))
+        if not calls or run.options.tool_name is not None:
+            return Usage()
+        try:
+            equipped = await self.agents.equipped(run.project_id, run.agent_id)
+        except NotFound:
+            return Usage()
+        history = (await self.messages.context_of_run(run)).messages
+        if open_calls(history) is not None:
+            return Usage()
+        asked = run.instructions(equipped.agent, equipped.blocks) + text_to_count(history)
+        return lost_usage(calls, asked, shown.lost_text + shown.text)
 
     def _trace_end(self, run: Run, began_at: datetime) -> None:
         about = {**of_run(run), "holdfast.outcome": run.status.value, "holdfast.run.cause": run.cause}

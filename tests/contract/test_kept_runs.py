@@ -53,6 +53,8 @@ async def test_a_run_that_was_left_to_its_worker_is_left_to_it_by_the_next_sweep
     queue, clock = RetakenQueue(redis, keys.job_id(run.id, run.dispatch)), SystemClock()
     unowned = UnownedRuns(
         runs=stores.runs,
+        agents=stores.agents,
+        messages=stores.messages,
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,

@@ -1,11 +1,23 @@
 """An answer that is whole is a success, however its connection ends. One table for all wires."""
 
+import json
+from typing import Any
+
 import pytest
 
 from shared.domain.errors import ModelError
 from tests.kit.model_server import Turn
 from tests.kit.model_server.bare_answers import answered, stream_of, up_to_reason
-from tests.kit.model_server.model_calls import ANTHROPIC, CHAT, GOOGLE, HANDLES, calls_made, ending, text_said
+from tests.kit.model_server.model_calls import (
+    ANTHROPIC,
+    CHAT,
+    GOOGLE,
+    HANDLES,
+    RESPONSES,
+    calls_made,
+    ending,
+    text_said,
+)
 from tests.kit.model_server.turn import Call
 
 ENDINGS = ("silence", "close", "reset", "no last chunk")
@@ -49,3 +61,36 @@ async def test_a_reason_in_a_word_of_another_server_is_an_end(handle: str, word:
         assert known in last
         said = await answered(handle, [*before, last.replace(known, word)], "close")
         assert (text_said(said), len(calls_made(said)), ending(said).reason) == (turn.text, len(turn.calls), reason)
+
+
+@pytest.mark.parametrize("reason", [None, "fertig", "context_window_exceeded", "stop"])
+async def test_a_call_of_a_response_that_is_incomplete_for_an_unknown_reason_was_made(reason: str | None) -> None:
+    *before, last = up_to_reason(RESPONSES, Turn(calls=[Call("add", {"a": 1, "b": 3})]))
+    end = json.loads(last.partition(b"data: ")[2])
+    end |= {"type": "response.incomplete"}
+    end["response"] |= {
+        "status": "incomplete", "incomplete_details": None if reason is None else {"reason": reason},
+    }  # fmt: skip
+    said = await answered(RESPONSES, [*before, b"data: %b\n\n" % json.dumps(end).encode()], "close")
+    assert (len(calls_made(said)), ending(said).reason) == (1, "length")
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (
+            {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT", "blockReasonMessage": "Not about this."}},
+            "PROHIBITED_CONTENT: Not about this.",
+        ),
+        ({"promptFeedback": {"blockReason": "BLOCKLIST"}}, "BLOCKLIST"),
+        (
+            {"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL", "finishMessage": "Malformed: add(a=1"}]},
+            "Malformed: add(a=1",
+        ),
+        ({"candidates": [{"finishReason": "SAFETY", "finishMessage": "Blocked half \ud83d."}]}, "Blocked half \ufffd."),
+    ],
+)
+async def test_what_gemini_says_of_an_answer_that_it_does_not_give_was_lost(end: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as failed:
+        await answered(GOOGLE, [b"data: %b\r\n\r\n" % json.dumps(end).encode()], "close")
+    assert f"The provider says: {words}" in failed.value.message

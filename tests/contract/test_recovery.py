@@ -43,6 +43,8 @@ class WatchedQueue(RunQueue):
 def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
     unowned = UnownedRuns(
         runs=stores.runs,
+        agents=stores.agents,
+        messages=stores.messages,
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,

@@ -234,6 +234,8 @@ async def test_an_event_of_a_newer_release_does_not_keep_a_run_from_being_cancel
     run = await claimed_and_shown(stores, event_log)
     unowned = UnownedRuns(
         runs=stores.runs,
+        agents=stores.agents,
+        messages=stores.messages,
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,

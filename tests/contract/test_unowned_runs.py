@@ -90,6 +90,8 @@ async def shown_by_a_worker_that_died(stores: Stores, event_log: EventLog) -> Ru
 def unowned_of(stores: Stores, redis: PrivateRedis) -> UnownedRuns:
     return UnownedRuns(
         runs=stores.runs,
+        agents=stores.agents,
+        messages=stores.messages,
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.faults.conftest import LONG_LEASE_S
 from tests.faults.test_worker_lost import submit, words_shown
 from tests.kit.model_server import Call, Failure, ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import FrameReader, read_whole, reading
 from tests.kit.product.processes import Processes
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.wait_until import wait_until
 
 CONTINUES = "anthropic/claude-3-5-haiku-20241022"
@@ -31,12 +33,13 @@ async def lost_in_the_middle(
     """A run whose worker is killed when it has shown `one two three `; the model then plays `turns`."""
     models.say("one two three four", silent_after=3)
     models.play(*turns)
-    first = await processes.worker(lease_s=2)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     agent_id, run_id = await submit(product, **{"model": CONTINUES, **fields})
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
-        await processes.worker()
         await first.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
     reader.assert_complete()
     assert (await read_whole(product.http, run_id)).raw == reader.raw
@@ -74,12 +77,13 @@ async def test_a_model_that_repeats_the_beginning_is_not_heard_twice(
     words = "seventy-one seventy-two seventy-three"
     models.say(f"{words} four", silent_after=3)
     models.say(f"{words} four five")
-    first = await processes.worker(lease_s=2)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
-        await processes.worker()
         await first.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
 
     assert joined(reader) == [f"{words} four five"]
@@ -105,13 +109,14 @@ async def test_an_answer_goes_on_when_two_workers_are_lost_with_it(
     models.say("one two three four", silent_after=3)
     models.say(" four five six", silent_after=2)
     models.say(" six seven")
-    worker = await processes.worker(lease_s=2)
+    worker = await processes.worker(lease_s=LONG_LEASE_S)
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         for shown in (3, 5):
             await words_shown(reader, shown)
-            lost, worker = worker, await processes.worker(lease_s=2)
-            await lost.kill()
+            await worker.kill()
+            await end_leases(product.context.redis)
+            worker = await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
 
     reader.assert_complete()
@@ -140,14 +145,15 @@ async def test_what_comes_in_meanwhile_is_no_part_of_the_answer(
     """The beginning answered the question alone. With another one behind it, it is no beginning of any answer."""
     models.say("one two three four", silent_after=3)
     models.say("Both.")
-    first = await processes.worker(lease_s=2)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         injected = await product.http.post(f"/v1/runs/{run_id}/inject", json={"input": "And five."})
         injected.raise_for_status()
-        await processes.worker()
         await first.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
 
     reader.assert_complete()
@@ -166,15 +172,16 @@ async def test_an_answer_does_not_reach_over_a_compaction(
     models.say("one two three four", silent_after=3)
     models.say("They have talked.")
     models.say("All of it.")
-    first = await processes.worker(lease_s=2)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     (await product.http.post(path, json={"input": "and " * 900})).raise_for_status()
     run_id = (await product.http.post(f"{path}/async", json={"input": "Hello", "stream_tokens": True})).json()["id"]
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         narrowed = await product.http.patch(f"/v1/agents/{agent.id}", json={"context_window_limit": 1_000})
         narrowed.raise_for_status()
-        await processes.worker()
         await first.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
 
     reader.assert_complete()
@@ -189,12 +196,13 @@ async def test_a_run_that_is_cancelled_while_its_answer_goes_on_keeps_all_that_w
 ) -> None:
     models.say("one two three four", silent_after=3)
     models.say(" four five", silent_after=1)
-    first = await processes.worker(lease_s=2)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
-        await processes.worker()
         await first.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await words_shown(reader, 4)
         await product.http.post(f"/v1/runs/{run_id}/cancel")
         await reader.end()

@@ -85,7 +85,7 @@ async def test_three_of_five_calls_had_returned_and_all_were_unknown(
     product: Product, processes: Processes, models: ModelServer, database: Database, tmp_path: Path
 ) -> None:
     waiting = {"two", "five"}
-    first = await processes.worker(**PLAIN_TOOLS)
+    first = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
     agent_id = await begin(product, models, tmp_path, waiting=waiting, together=True)
     await stored(database, 3)
     words = tmp_path / "words"
@@ -103,7 +103,7 @@ async def test_three_of_five_calls_had_returned_and_all_were_unknown(
 async def test_the_calls_before_the_one_that_runs_were_unknown(
     product: Product, processes: Processes, models: ModelServer, database: Database, tmp_path: Path
 ) -> None:
-    first = await processes.worker(**PLAIN_TOOLS)
+    first = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
     agent_id = await begin(product, models, tmp_path, waiting={"three"}, together=False)
     await stored(database, 2)
     await wait_until(lambda: "three" in (tmp_path / "words").read_text(), description="the third tool to start")

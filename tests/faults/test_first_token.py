@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import LEASE_S
+from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.behind_proxies import behind_proxies, unavailable
 from tests.kit.product.frame_reader import FrameReader, reading
 from tests.kit.product.processes import HoldfastProcess, Processes
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
@@ -70,12 +71,13 @@ async def test_the_first_token_stays_when_the_worker_changes(
 ) -> None:
     models.say("one two three four", silent_after=3)
     models.say("All of it.")
-    first = await processes.worker(lease_s=2 * LEASE_S)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     run_id = await submit(product)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
-        await processes.worker()
         await leave(first)
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
     await assert_first_token_is_the_first_shown(product, run_id, workers=2)
 
@@ -87,15 +89,17 @@ async def test_the_first_token_stays_when_two_workers_in_a_row_are_lost(
     models.say("one two three four", silent_after=3)
     models.say("five six seven eight", silent_after=3)
     models.say("All of it.")
-    first = await processes.worker(lease_s=LEASE_S)
+    first = await processes.worker(lease_s=LONG_LEASE_S)
     run_id = await submit(product)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
-        second = await processes.worker(lease_s=LEASE_S)
         await first.kill()
+        await end_leases(product.context.redis)
+        second = await processes.worker(lease_s=LONG_LEASE_S)
         await words_shown(reader, 6)
-        await processes.worker()
         await second.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(lease_s=LONG_LEASE_S)
         await reader.end()
     await assert_first_token_is_the_first_shown(product, run_id, workers=3)
 

@@ -10,6 +10,8 @@ from shared.concurrency import background
 from shared.domain.budgets import day_of
 from shared.sql.engine import Database
 from shared.sql.runs.budgets import BudgetStore
+from tests.faults.conftest import LONG_LEASE_S
+from tests.faults.test_cancel_lost import record_cancel
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.careful_client import ask_until_answered
@@ -35,7 +37,8 @@ def wait(folder: str) -> str:
         time.sleep(0.02)
     return "done"
 '''
-MANY = {"agent_daily_tokens": 1_000_000, **PLAIN_TOOLS}
+LONG = "You have a long instruction. " * 40
+MANY = {"lease_s": LONG_LEASE_S, "agent_daily_tokens": 1_000_000, **PLAIN_TOOLS}
 
 
 async def asked(product: Product, **fields: Any) -> str:
@@ -46,9 +49,9 @@ async def asked(product: Product, **fields: Any) -> str:
     return str(run["id"])
 
 
-async def used(product: Product, run_id: str) -> dict[str, Any]:
-    """What a run has used that has ended well."""
-    assert (await product.ended(run_id))["status"] == "completed"
+async def used(product: Product, run_id: str, *, status: str = "completed") -> dict[str, Any]:
+    """What a run has used that has ended so."""
+    assert (await product.ended(run_id))["status"] == status
     return (await product.http.get(f"/v1/runs/{run_id}/usage")).json()
 
 
@@ -66,7 +69,7 @@ async def test_a_call_that_had_shown_nothing_was_not_counted(
     silent: dict[str, Any] = {silence: 3600.0}
     models.play(*[Turn(text="Never.", **silent)] * deaths)
     models.answer_with(lambda _: Turn(text="All of it.", prompt_tokens=COUNTED))
-    run_id = await asked(product, system="You have a long instruction. " * 40)
+    run_id = await asked(product, system=LONG)
     for number in range(1, deaths + 1):
         worker = await processes.worker(**MANY)
         await wait_until(lambda number=number: len(models.requests) == number, description="the model to be asked")
@@ -146,8 +149,131 @@ async def test_a_worker_that_leaves_in_a_call_has_lost_it(
     models.play(Turn(text="Never.", silent_before_headers=3600.0))
     models.answer_with(lambda _: Turn(text="All of it.", prompt_tokens=COUNTED))
     worker = await processes.worker(drain_s=0.1, **MANY)
-    run_id = await asked(product, system="You have a long instruction. " * 40)
+    run_id = await asked(product, system=LONG)
     await wait_until(lambda: models.requests, description="the model to be asked")
     assert await worker.terminate() == 0
     await processes.worker(**MANY)
     assert (await used(product, run_id))["prompt_tokens"] >= COUNTED + 250
+
+
+@pytest.mark.parametrize(
+    ("silence", "mode"),
+    [
+        ("silent_before_headers", "interrupt"),
+        (None, "interrupt"),
+        pytest.param("silent_after_headers", "interrupt", marks=pytest.mark.exhaustive),
+        pytest.param("silent_before_headers", "rollback", marks=pytest.mark.exhaustive),
+        pytest.param(None, "rollback", marks=pytest.mark.exhaustive),
+    ],
+)
+async def test_a_lost_call_was_not_counted_when_the_api_cancelled_its_run(
+    product: Product, processes: Processes, models: ModelServer, database: Database, silence: str | None, mode: str
+) -> None:
+    silent: dict[str, Any] = {"silent_after": 2} if silence is None else {silence: 3600.0}
+    models.play(Turn(text="one two three", **silent))
+    worker = await processes.worker(**MANY)
+    run_id = await asked(product, system=LONG)
+    await wait_until(lambda: models.requests, description="the model to be asked")
+    if silence is None:
+        await wait_until(lambda: models.requests[0].pieces_sent >= 2, description="the first words")
+    await worker.kill()
+    await end_leases(product.context.redis)
+    cancelled = await product.http.post(f"/v1/runs/{run_id}/cancel", json={"mode": mode})
+    assert cancelled.json()["status"] == "cancelled"
+    usage = await used(product, run_id, status="cancelled")
+    assert 250 <= usage["prompt_tokens"] < 800, "the instructions were in its prompt, once"
+    assert await in_account(product, database) == usage["prompt_tokens"] + usage["completion_tokens"]
+    [total] = await BudgetStore(database).totals(day_of(product.context.clock.now()))
+    assert total.reserved.tokens == 0
+
+
+async def test_the_price_of_a_lost_call_was_not_counted_when_the_api_cancelled_its_run(
+    product: Product, processes: Processes, models: ModelServer, database: Database, tmp_path: Path
+) -> None:
+    """The API knows no prices: what it counts is what the worker has set aside for the prompt."""
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"openai/*": {"input": 1000, "output": 500000}}')
+    models.play(Turn(silent_before_headers=3600.0))
+    worker = await processes.worker(lease_s=LONG_LEASE_S, project_daily_cost=1e6, prices_file=str(prices))
+    run_id = await asked(product, system=LONG)
+    await wait_until(lambda: models.requests, description="the model to be asked")
+    await worker.kill()
+    await end_leases(product.context.redis)
+    await product.http.post(f"/v1/runs/{run_id}/cancel", json={})
+    prompt = (await used(product, run_id, status="cancelled"))["prompt_tokens"]
+    [total] = await BudgetStore(database).totals(day_of(product.context.clock.now()))
+    assert total.used.nano_usd == pytest.approx(prompt * 1_000_000, rel=0.01)
+    assert total.reserved.nano_usd == 0
+
+
+async def test_a_lost_call_was_not_counted_when_the_next_worker_was_only_to_cancel(
+    product: Product, processes: Processes, models: ModelServer, database: Database
+) -> None:
+    models.play(Turn(silent_before_headers=3600.0))
+    worker = await processes.worker(**MANY)
+    run_id = await asked(product, system=LONG)
+    await wait_until(lambda: models.requests, description="the model to be asked")
+    await worker.kill()
+    await record_cancel(product, run_id)
+    await end_leases(product.context.redis)
+    await processes.worker(**MANY)
+    usage = await used(product, run_id, status="cancelled")
+    assert 250 <= usage["prompt_tokens"] < 800
+    assert len(models.requests) == 1
+    assert await in_account(product, database) == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_calls_that_were_lost_were_not_counted_when_their_run_was_given_up(
+    product: Product, processes: Processes, models: ModelServer, database: Database
+) -> None:
+    models.answer_with(lambda _: Turn(silent_before_headers=3600.0))
+    run_id = await asked(product, system=LONG)
+    for deaths in (1, 2, 3):
+        worker = await processes.worker(**MANY)
+        await wait_until(lambda deaths=deaths: len(models.requests) == deaths, description="the model to be asked")
+        await worker.kill()
+        await end_leases(product.context.redis)
+    await processes.worker(**MANY)
+    usage = await used(product, run_id, status="failed")
+    assert (await product.run(run_id))["metadata"]["error"]["error_type"] == "worker_lost"
+    assert 3 * 250 <= usage["prompt_tokens"] < 3 * 800, "three calls had the instructions in their prompts"
+    assert len(models.requests) == 3
+    assert await in_account(product, database) == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_a_worker_that_died_in_a_tool_has_lost_no_call_when_the_run_is_cancelled(
+    product: Product, processes: Processes, models: ModelServer, tmp_path: Path
+) -> None:
+    models.call("wait", folder=str(tmp_path))
+    tool = await product.tool(SAYS_AND_WAITS)
+    worker = await processes.worker(**MANY)
+    run_id = await asked(product, tools=[tool])
+    await wait_until((tmp_path / "started").exists, description="the tool to start")
+    await worker.kill()
+    await end_leases(product.context.redis)
+    await product.http.post(f"/v1/runs/{run_id}/cancel", json={})
+    assert (await used(product, run_id, status="cancelled"))["prompt_tokens"] == 11
+
+
+async def test_a_summary_that_was_lost_with_its_worker_was_not_counted(
+    product: Product, processes: Processes, models: ModelServer
+) -> None:
+    models.say("A long answer. " * 100)
+    first = await processes.worker(**MANY)
+    run_id = await asked(product)
+    await product.ended(run_id)
+    agent_id = (await product.run(run_id))["agent_id"]
+    models.play(Turn(silent_before_headers=3600.0))
+    models.answer_with(lambda _: Turn(text="Summary.", prompt_tokens=COUNTED))
+
+    async def summarize() -> None:
+        await product.http.post(f"/v1/agents/{agent_id}/summarize", json={"compaction_settings": {"mode": "all"}})
+
+    async with background(summarize(), name="summarize"):
+        await wait_until(lambda: len(models.requests) == 2, description="the model to be asked for a summary")
+        await first.kill()
+        await end_leases(product.context.redis)
+        await processes.worker(**MANY)
+        runs = (await product.http.get("/v1/runs/", params={"agent_id": agent_id})).json()
+        [compaction] = [run["id"] for run in runs if run["id"] != run_id]
+        assert (await used(product, compaction))["prompt_tokens"] >= COUNTED + 300

@@ -68,16 +68,37 @@ async def test_a_run_that_was_cancelled_waits_for_nothing(product: Product) -> N
     assert not {"waiting", "continued_by_run_id", "decided_at"} & set(metadata)
 
 
-async def test_who_is_called_back_is_told_what_waits_and_then_of_the_run_that_goes_on(product: Product) -> None:
+@pytest.mark.parametrize("way", ["list", "message", "older message", "async", "stream", "with a message"])
+@pytest.mark.parametrize("names_another", [False, True])
+async def test_who_is_called_back_was_not_told_of_the_run_that_goes_on(
+    product: Product, way: str, names_another: bool
+) -> None:
+    """A decision by a message started a run that called nobody back, unless that message named the address again."""
+    if way == "list" and names_another:
+        pytest.skip("a decision on an approval names no address")
     agent = await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
     product.models.play(Turn(calls=[Call("launch", {"target": "moon"}, id="call_0")]), Turn(text="Done."))
-    url = f"/v1/agents/{agent.id}/messages/async"
-    async with CallbackReceiver() as receiver:
-        run = (await product.http.post(url, json={"input": "Go.", "callback_url": receiver.url})).json()
-        parked = (await receiver.called()).body
+    url = f"/v1/agents/{agent.id}/messages"
+    async with CallbackReceiver() as first, CallbackReceiver() as other:
+        sent = await product.http.post(f"{url}/async", json={"input": "Go.", "callback_url": first.url})
+        run = sent.json()
+        parked = (await first.called()).body
         [asked] = await waiting(product)
-        decided = await product.http.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
-        went_on = (await receiver.called(2)).body
+        verdict: dict[str, Any] = {
+            "type": "approval",
+            "approvals": [{"type": "approval", "tool_call_id": "call_0", "approve": True}],
+        }
+        if way == "older message":
+            verdict = {"type": "approval", "approve": True, "approval_request_id": "call_0"}
+        messages = [verdict, *([{"role": "user", "content": "And hurry."}] if way == "with a message" else [])]
+        body = {"messages": messages, **({"callback_url": other.url} if names_another else {})}
+        if way == "list":
+            await product.http.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+        else:
+            path = f"{url}/{way}" if way in ("async", "stream") else url
+            assert (await product.http.post(path, json=body)).status_code == 200
+        went_on = (await (other.called() if names_another else first.called(2))).body
+        [continuation] = await WaitingCalls(product, agent.id, run["id"], [asked]).continuations()
     told = parked["metadata"]["waiting"]
     assert (parked["run_id"], told["for"], told["approval_ids"]) == (run["id"], "approval", [asked["id"]])
-    assert (went_on["run_id"], went_on["metadata"]["continues_run_id"]) == (decided.json()["run"]["id"], run["id"])
+    assert (went_on["run_id"], went_on["metadata"]["continues_run_id"]) == (continuation["id"], run["id"])

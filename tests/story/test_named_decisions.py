@@ -1,6 +1,5 @@
 """Decisions that name their calls wrongly, twice, or not at all: they change nothing and say what was expected."""
 
-import re
 from typing import Any, cast
 
 import pytest
@@ -176,30 +175,52 @@ async def test_a_request_that_is_partly_decided_named_calls_that_no_longer_wait(
     assert status == 200
 
 
-@pytest.mark.parametrize("in_conversation", [True, False])
-async def test_what_a_refusal_names_to_resolve_it_was_refused_too(product: Product, in_conversation: bool) -> None:
-    tool = await product.tool(LAUNCH, default_requires_approval=True)
-    agent = await product.agent(tools=[tool])
-    url = f"/v1/agents/{agent.id}/messages"
-    if in_conversation:
-        made = await product.http.post("/v1/conversations/", params={"agent_id": agent.id}, json={})
-        url = f"/v1/conversations/{made.json()['id']}/messages"
+@pytest.mark.parametrize("approve", [True, False])
+@pytest.mark.parametrize(
+    ("status", "fields", "item", "said"),
+    [
+        (400, {"approve": "not"}, {}, "approve and approvals say different things"),
+        (400, {"approve": "same", "approval_request_id": "message-nobody"}, {}, "but received '['message-nobody']'"),
+        (400, {}, {"arguments": {"target": "mars"}}, "a message cannot change arguments"),
+        (400, {}, {"edited_arguments": {"target": "mars"}}, "a message cannot change arguments"),
+        (400, {}, {"args": {"target": "mars"}}, "a message cannot change arguments"),
+        (409, {}, {"arguments_hash": "0" * 64}, "arguments_hash is 000"),
+        (409, {}, {"tool_version": "another"}, "tool_version is another, but call call_0"),
+    ],
+)
+async def test_what_a_message_says_beside_its_verdict_was_passed_over(
+    product: Product, status: int, fields: dict[str, Any], item: dict[str, Any], said: str, approve: bool
+) -> None:
+    """The call ran although the message spoke of other arguments, another tool or another request, or said no too."""
+    asked = await waiting_calls(product, "moon")
+    beside = {**fields, **({"approve": approve is (fields["approve"] == "same")} if "approve" in fields else {})}
+    message: dict[str, Any] = {**verdicts(("call_0", approve)), **beside}
+    message["approvals"][0] |= item
 
-    for way in range(3):
-        product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]))
-        assert (await product.http.post(url, json={"input": "Go."})).status_code == 200
-        detail = (await product.http.post(url, json={"input": "Well?"})).json()["detail"]
-        paths = re.findall(r"POST (/v1/\S+?)(?=[ ,]|$)", detail["resolve"])
-        assert len(paths) == 3
-        path = paths[way]
-        [call_id] = detail["tool_call_ids"]
-        bodies: list[dict[str, Any]] = [{"decision": "deny"}, {"messages": [verdicts((call_id, False))]}, {}]
-        product.models.say("Not today.")
-        resolved = await product.http.post(path, json=bodies[way])
-        assert resolved.status_code == 200, resolved.text
-        if way == 0:
-            await product.ended(resolved.json()["run"]["id"])
-        assert await waiting(product) == []
+    answered, body = await sent(asked, message)
+
+    assert (answered, said in body["detail"]) == (status, True), body
+    assert await waiting(product) == asked.approvals
+
+
+async def test_a_message_that_names_what_it_decides_in_every_way_is_taken(product: Product) -> None:
+    asked = await waiting_calls(product, "moon")
+    [one] = asked.approvals
+    message: dict[str, Any] = {
+        **verdicts(("call_0", True)), "approve": True, "approval_request_id": one["message_id"],
+    }  # fmt: skip
+    message["approvals"][0] |= {name: one[name] for name in ("arguments_hash", "tool_version")} | {"arguments": None}
+    product.models.say("Launched.")
+    assert (await sent(asked, message))[0] == 200
+    assert await asked.results() == ["moon"]
+
+
+@pytest.mark.parametrize("word", ["yes", "true", 1, "no", 0])
+async def test_a_verdict_in_another_word_was_taken_for_one(product: Product, word: object) -> None:
+    asked = await waiting_calls(product, "moon")
+    status, _ = await sent(asked, {"type": "approval", "approve": word, "approval_request_id": "call_0"})
+    assert status == 422
+    assert await waiting(product) == asked.approvals
 
 
 NAMES = [("message_id", ("moon",)), ("message_id", ("moon", "mars")), ("tool_call_id", ("moon",)), ("id", ("moon",))]

@@ -100,6 +100,22 @@ TOO_LONG = {
     "Cerebras": "Please reduce the length of the messages or completion. Current length is 9100 while limit is 8192",
     "Fireworks": "The prompt is too long: 140000, model maximum context length: 131071",
     "Qwen": "Range of input length should be [1, 129024]",
+    "llama.cpp, on the way": "Context size has been exceeded.",
+    "llama.cpp, without shift": "context shift is disabled",
+    "TensorRT-LLM": "The sum of prompt length (5000.0), query length (0) should not exceed max_num_tokens (4096)",
+    "MLX": "Prompt has 1327246 tokens, but the configured context size is 256000 tokens",
+    "ChatGPT": ("The message you submitted was too long, please reload the conversation and submit something shorter."),
+    "GitHub Models": "tokens in request more than max tokens allowed",
+    "a proxy": "Payload too large",
+    "a code as a text": "model_max_prompt_tokens_exceeded",
+    "AI21": "prompt tokens limit exceeded: 5000 > 4000",
+    "characters": "The input characters limit is 90000",
+    "a limit": "The number of tokens (40000) is beyond the limit",
+    "a window": "The model's context window is full",
+    "OpenAI, Responses, one text": (
+        "Invalid 'input[3].output': string too long. Expected a string with maximum length 10485760, but got a "
+        "string with length 11000000 instead."
+    ),
     "Perplexity": "The request has 140000 tokens, and exceeds the model's maximum of 127072 tokens",
 }
 
@@ -111,6 +127,9 @@ CODES = (
 )
 
 SOMETHING_ELSE = {
+    "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64, but got 70 instead.",
+    "Invalid 'metadata.key': string too long. Expected a string with maximum length 512.",
+    "tools: too many tools, the limit is 128",
     "The model `gpt-9` does not exist or you do not have access to it.",
     "Invalid value for 'temperature': 3.0. Maximum is 2.0.",
     "max_tokens: 100000 > 8192, which is the maximum allowed number of output tokens for this model",

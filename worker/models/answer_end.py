@@ -48,6 +48,8 @@ class WholeAnswer(msgspec.Struct, frozen=True):
     provider_response: str | None
     details: object = None
     """What the provider says of an answer that ended with an error."""
+    words: str = ""
+    """Its own sentence about the end, where it has one."""
 
 
 def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
@@ -57,8 +59,9 @@ def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
         raise ModelError(
             ModelErrorType.ERROR, "The model's stream ended before its answer did (no finish reason).", retryable=True
         )
+    words = f" The provider says: {answer.words}" if answer.words else ""
     if reason == "error":
-        raise ModelError(ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.details}")
+        raise ModelError(ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.details}{words}")
     is_empty = not answer.text and not answer.arguments and not call.beginning
     if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
         raise ModelError(
@@ -66,7 +69,7 @@ def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
         )
     if is_empty:
         raise ModelError(
-            ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason})."
+            ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
         )
     usage = _usage(call, answer)
     if reason == "length" or reason == "content_filter":

@@ -15,6 +15,7 @@ from worker.models.answer_end import CountedTokens, WholeAnswer, judge
 from worker.models.call_ids import CallIds
 from worker.models.characters import JoinedPieces, revealed_halves, sound
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
+from worker.models.sdk_events import StreamEnd
 
 _BETWEEN_THOUGHTS = "\n\n"
 
@@ -55,9 +56,8 @@ class AnswerEvents:
                 # New kinds of event may appear in any release; what we do not know is not ours to show.
                 return
 
-    def finish(self, response: StreamedResponse, *, has_ended: bool) -> Iterator[ModelEvent]:
-        """The last events. Raises `ModelError` when the answer was cut short, refused or empty. `has_ended`: the server
-        has said why the answer ends, in whatever word."""
+    def finish(self, response: StreamedResponse, end: StreamEnd) -> Iterator[ModelEvent]:
+        """The last events. Raises `ModelError` when the answer was cut short, refused or empty."""
         answer = response.get()
         for index, part in enumerate(answer.parts):
             if isinstance(part, sdk.ToolCallPart):
@@ -65,11 +65,11 @@ class AnswerEvents:
             if isinstance(part, sdk.ToolCallPart) and self._told.get(index) != _arguments(part):
                 yield from self._start(index, part, arguments=False)
                 yield self._finished_call(index, part)
-        reason = answer.finish_reason if has_ended or answer.state != "incomplete" else None
+        reason = answer.finish_reason if end.has_reason or answer.state != "incomplete" else None
         yield judge(
             self._call,
             WholeAnswer(
-                reason=reason or ("stop" if has_ended else None),
+                reason=_reason(reason, end),
                 text="".join(
                     part.content for part in answer.parts if isinstance(part, sdk.TextPart | sdk.ThinkingPart)
                 ),
@@ -77,6 +77,7 @@ class AnswerEvents:
                 counted=_counted(answer),
                 provider_response=_kept(replace(answer, parts=[*map(self._with_own_id, count(), answer.parts)])),
                 details=answer.provider_details,
+                words=end.words,
             ),
         )
 
@@ -130,6 +131,13 @@ class AnswerEvents:
     def _finished_call(self, index: int, part: sdk.ToolCallPart) -> CallFinished:
         self._told[index] = _arguments(part)
         return CallFinished(self._numbers[index], self._own_ids[index], sound(part.tool_name), self._told[index])
+
+
+def _reason(known: str | None, end: StreamEnd) -> str | None:
+    """What is incomplete is cut off, whatever word a server has for it; of other words, each is an end."""
+    if end.is_cut and known in (None, "stop", "tool_call"):
+        return "length"
+    return known or ("stop" if end.has_reason else None)
 
 
 def _counted(answer: sdk.ModelResponse) -> CountedTokens:

@@ -17,7 +17,7 @@ import httpx2
 
 from shared.network.checked_http import CallersHttp, NetworkRules
 from worker.models.provider import COUNTS_WITHIN_S
-from worker.models.sdk_events import SdkEvents
+from worker.models.sdk_events import SdkEvents, StreamEnd
 from worker.models.server_transport import PoolLimits, ServerTransport
 
 CALL_HEADER = "x-holdfast-call"
@@ -42,9 +42,9 @@ class OpenCall:
         return self.events is not None and self.events.is_garbled
 
     @property
-    def has_ended(self) -> bool:
-        """The stream has said why the answer ends."""
-        return self.events is not None and self.events.has_ended
+    def end(self) -> StreamEnd:
+        """What the stream has said of the answer's end."""
+        return StreamEnd() if self.events is None else self.events.ended_as
 
     def watch(self, response: httpx2.Response) -> None:
         """Follow this response until the call ends."""
@@ -132,7 +132,7 @@ class _WatchedStream(httpx2.AsyncByteStream):
                     raise self._events.failure
         except (httpx2.HTTPError, httpx2.StreamError, OSError):
             rest = self._events.cut()
-            if not self._events.has_ended:
+            if not self._events.ended_as.has_reason:
                 raise
         else:
             rest = self._events.end()
@@ -143,7 +143,7 @@ class _WatchedStream(httpx2.AsyncByteStream):
 
     async def _next_of(self, chunks: AsyncIterator[bytes]) -> bytes | None:
         """The next chunk; None at the end. An answer that is whole is not lost with its connection."""
-        if not self._events.has_ended:
+        if not self._events.ended_as.has_reason:
             return await anext(chunks, None)
         if self._ends_by is None or self._events.said_behind_end != self._said:
             self._said = self._events.said_behind_end

@@ -23,19 +23,26 @@ _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{0,9})?")
 
 CONTEXT_OVERFLOW = re.compile(
     r"maximum context length|reduce the length of the messages"
-    r"|context[ _](length|size|window)[ _]?(is |was )?exceed|exceed\w*[ _](the )?[\w' ]*context"
+    r"|context[ _](length|size|window)[ _]?(is |was |has been )?exceed|exceed\w*[ _](the )?[\w' ]*context"
+    r"|context (size|window|length) is (full|(only )?\d+)|context shift is disabled"
     r"|prompt is too long|input is too long|input token count.*exceeds the maximum"
     r"|input length and .?max_tokens.? exceed"
-    r"|max(imum)? (prompt|input|sequence|model|total|allowed) ?(token|length|len)|max_(model_len|seq_len|total_tokens)"
-    r"|(prompt|input|request|messages?|conversation) (is|are|was|were)? ?(far )?too (long|large|many)"
+    r"|max(imum)? (prompt|input|sequence|model|total|allowed) ?(token|length|len)"
+    r"|max_(model_len|seq_len|total_tokens|num_tokens|(model_)?prompt_tokens_exceeded|prompt_tokens)"
+    r"|(prompt|input|request|payload|text|sequence|messages?|conversation)( you \w+)? ?(is|are|was|were)? ?(far )?too"
+    r" (long|large|many)"
     r"|too many (input )?tokens"
     r"|(token|tokens|token count|prompt|input|sequence)\b[^.]{0,80}\b(exceed\w*|longer than|larger than|greater than)"
     r"[^.]{0,60}\b(limit|maximum|max|context|window|length)"
     r"|(exceed\w*|longer than|over) [^.]{0,60}\b(token limit|context|max\w* (token|length|input)\w*)"
     r"|tokens? \+ .{0,30}must be <=|requested token count"
+    r"|(token|tokens|input|prompt|context) limit (is |was |has been )?exceeded|(input|prompt) characters limit is"
+    r"|(token|tokens|token count|prompt|input|sequence|request)\b[^.]{0,60}\b(beyond|more than|over) (the )?(max|limit)"
+    r"|(sequence length|tokens in (your|the) \w+) exceed|request exceed\w* (the )?max\w* (size|length)"
     r"|please (shorten|truncate|reduce) (your|the) (prompt|input|message)"
     r"|token count is \d+ but the model only supports|must have less than \d+ tokens|range of input length"
-    r"|context (the )?overflows|context length of only|\bstring too long\b",
+    r"|context (the )?overflows|context length of only"
+    r"|\b(messages|input|prompt|instructions|system)\b[^:]{0,80}: string too long",
     re.IGNORECASE | re.DOTALL,
 )
 

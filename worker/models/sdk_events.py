@@ -7,12 +7,12 @@ than once, answers that are no stream, and whatever comes behind an answer's end
 
 import json
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from shared.domain.errors import ModelError
-from worker.models.characters import with_hidden_halves
+from worker.models.characters import whole_characters, with_hidden_halves
 from worker.models.decoding import is_json, read_json
 from worker.models.model_errors import stream_error
 from worker.models.sse import EventStream
@@ -23,8 +23,9 @@ _DONE = b"[DONE]"
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 """Characters at which the HTTP client's reader of lines would cut an event, and how JSON writes them."""
 
-_ENDS = ("response.completed", "response.incomplete")
-_TELLING_WORDS = (b'"error"', b"finishReason", b"response.completed", b"response.incomplete")
+_INCOMPLETE = "response.incomplete"
+_ENDS = ("response.completed", _INCOMPLETE)
+_TELLING_WORDS = (b'"error"', b"finishReason", b"blockReason", b"response.completed", b"response.incomplete")
 """One of them is in an event that ends an answer, well or badly. Most events are not read for it."""
 
 _NO_REASONS = (None, "", "FINISH_REASON_UNSPECIFIED")
@@ -37,6 +38,14 @@ class _Content(msgspec.Struct):
 class _Candidate(msgspec.Struct, rename="camel"):
     content: _Content | None = None
     finish_reason: str | None = None
+    finish_message: str | None = None
+
+
+class _Feedback(msgspec.Struct, rename="camel"):
+    """Gemini's answer to a question that it does not take."""
+
+    block_reason: str | None = None
+    block_reason_message: str | None = None
 
 
 class _Event(msgspec.Struct, rename="camel"):
@@ -46,18 +55,39 @@ class _Event(msgspec.Struct, rename="camel"):
     """The Responses wire's."""
     candidates: list[_Candidate] | None = None
     """Gemini's."""
+    prompt_feedback: _Feedback | None = None
     usage_metadata: Any = None
     error: Any = None
 
     @property
     def is_end(self) -> bool:
         reasons = [candidate.finish_reason for candidate in self.candidates or ()]
-        return self.type in _ENDS or any(reason not in _NO_REASONS for reason in reasons)
+        is_refused = self.prompt_feedback is not None and bool(self.prompt_feedback.block_reason)
+        return self.type in _ENDS or is_refused or any(reason not in _NO_REASONS for reason in reasons)
+
+    @property
+    def words(self) -> str:
+        """What the server says of the end, beside a reason."""
+        feedback = self.prompt_feedback or _Feedback()
+        messages = [candidate.finish_message for candidate in self.candidates or ()]
+        said = (*messages, feedback.block_reason, feedback.block_reason_message)
+        return whole_characters(": ".join(one for one in said if one))
 
     @property
     def is_content(self) -> bool:
         contents = [candidate.content for candidate in self.candidates or ()]
         return any(part != {"text": ""} for content in contents if content for part in content.parts or ())
+
+
+class StreamEnd(NamedTuple):
+    """What a stream has said of its answer's end."""
+
+    has_reason: bool = False
+    """It has said why the answer ends, in whatever word."""
+    is_cut: bool = False
+    """The word says that the answer is incomplete."""
+    words: str = ""
+    """What the server has said beside the word."""
 
 
 class SdkEvents:
@@ -72,8 +102,7 @@ class SdkEvents:
         """The stream held an event that is not JSON. Nothing is read behind it."""
         self.failure: ModelError | None = None
         """The error that the server has sent. Nothing is read behind it."""
-        self.has_ended = False
-        """The stream has said why the answer ends."""
+        self.ended_as = StreamEnd()
         self.said_behind_end = 0
         """Events of the answer that came all the same: some servers give a reason with every event."""
 
@@ -105,9 +134,9 @@ class SdkEvents:
             return b"data: [DONE]\n\n"
         if not is_json(data):
             # Behind the end, it takes nothing from the answer.
-            self.is_garbled = not self.has_ended
+            self.is_garbled = not self.ended_as.has_reason
             return b""
-        if self.has_ended:
+        if self.ended_as.has_reason:
             event = _read(data)
             if event.error or not (event.candidates or event.usage_metadata):
                 return b""
@@ -118,7 +147,7 @@ class SdkEvents:
                 # As on the other wires: one of the SDKs cannot read every form of it.
                 self.failure = stream_error(event.error, provider="")
                 return b""
-            self.has_ended = event.is_end
+            self.ended_as = StreamEnd(event.is_end, event.type == _INCOMPLETE, event.words)
         data = with_hidden_halves(self._with_last_usage(data))
         for character, escape in _LINE_ENDS:
             data = data.replace(character, escape)

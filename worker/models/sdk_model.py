@@ -110,7 +110,7 @@ class SdkModel:
                     yield ours
             if connection.is_garbled:
                 raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.")
-            for ours in answer.finish(response, has_ended=connection.has_ended):
+            for ours in answer.finish(response, connection.end):
                 yield ours
 
     def _named(self, error: ModelError) -> ModelError:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
-import msgspec
 import structlog
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import Message, weight
+from shared.domain.messages import Message, text_to_count, weight
 from shared.domain.shown_step import BegunAnswer
 from shared.domain.tool_rules import NextCalls
 from worker.models.provider import ModelCall, ToolSpec
@@ -28,7 +27,7 @@ _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
 async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
     """Asks the model once; for the rest of its answer when readers have seen the beginning. Raises `ModelError`; the
     publisher's `shown` then has what was shown."""
-    asked = await beside(partial(_asked, context.system, history), weight(history))
+    asked = context.system + await beside(partial(text_to_count, history), weight(history))
     shown = context.publisher.shown
     context.count_lost(context.model, asked)
     beginning = _beginning(context)
@@ -103,8 +102,3 @@ def tool_specs(context: RunContext, may_call: NextCalls) -> list[ToolSpec]:
     clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in declared]
     names = {tool.name for tool in clients}
     return [*(tool for tool in own if tool.name not in names), *clients]
-
-
-def _asked(system: str, history: Sequence[Message]) -> str:
-    """Instructions and conversation as text, to count its tokens by."""
-    return system + b",".join([msgspec.json.encode(message.body) for message in history]).decode()

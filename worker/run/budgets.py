@@ -48,11 +48,12 @@ class BudgetService:
         if not budgets.run.is_set and not accounts:
             return
         prompt = call.estimated_tokens()
-        self._check_run(amount_of(used).plus(self._amount(call.handle, Usage(prompt_tokens=prompt))))
+        asked = self._amount(call.handle, Usage(prompt_tokens=prompt))
+        self._check_run(amount_of(used).plus(asked))
         if accounts:
             longest = call.options.max_output_tokens or UNCHOSEN_ANSWER
             amount = self._amount(call.handle, Usage(prompt_tokens=prompt, completion_tokens=longest))
-            await self.store.reserve(run, accounts, amount, self.clock.now())
+            await self.store.reserve(run, accounts, amount, self.clock.now(), prompt=asked)
 
     def _amount(self, handle: str, usage: Usage) -> Amount:
         price = self.prices.nano_usd(handle, usage) if self.budgets.count_money else 0

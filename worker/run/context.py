@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shared.clock import unix_ms
 from shared.concurrency import beside, retry_while_unavailable
-from shared.domain.agents import Agent, ModelOptions, characters_of_memory, render_system, requires_approval
+from shared.domain.agents import Agent, ModelOptions, characters_of_memory, requires_approval
 from shared.domain.approvals import Approval
 from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.compaction import Compaction
@@ -20,8 +20,7 @@ from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.model_catalog import continues_answers
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import RunEnd
-from shared.domain.shown_step import BegunAnswer
-from shared.domain.skills import with_skills
+from shared.domain.shown_step import BegunAnswer, lost_usage
 from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
 from shared.domain.tools import Tool
 from shared.secret_keys import SecretKeys
@@ -31,7 +30,7 @@ from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
 from worker.run.observation import RunObservation
-from worker.run.progress import Instructions, RunProgress, lost_usage
+from worker.run.progress import Instructions, RunProgress
 from worker.run.publisher import Publisher
 from worker.run.services import RunServices
 
@@ -139,13 +138,9 @@ class RunContext:
     def system(self) -> str:
         """The instructions for this run's model calls. Several ask for them in each step, and the memory may be
         long."""
-        options, conversation_id = self.run.options, self.run.conversation_id
-        if options.override_system:
-            return options.override_system
         agent, blocks, made = self.agent, self.progress.blocks, self.progress.instructions
         if made is None or made.agent is not agent or made.blocks is not blocks:
-            text = with_skills(render_system(agent, blocks, conversation_id), options.client_skills)
-            made = self.progress.instructions = Instructions(agent, blocks, text)
+            made = self.progress.instructions = Instructions(agent, blocks, self.run.instructions(agent, blocks))
         return made.text
 
     async def make_instructions(self) -> None:
@@ -275,7 +270,8 @@ class RunContext:
         return priced
 
     def count_lost(self, handle: str, asked: str) -> None:
-        """Counts the calls of workers that were lost with the step: they asked this model what it is asked anew."""
+        """Counts the calls of workers that were lost with the step: they asked this model what it is asked anew,
+        or would be."""
         shown = self.publisher.shown
         lost = lost_usage(shown.lost_calls, asked, shown.lost_text)
         self.progress.count_lost(self.services.budgets.priced(handle, lost))

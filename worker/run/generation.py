@@ -13,7 +13,7 @@ import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.events import TextChunk
-from shared.domain.generation import ANSWER_TOOL, DEFAULT_SYSTEM, Generation
+from shared.domain.generation import ANSWER_TOOL, Generation
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.settling import RunEnd
 from shared.tool_arguments import RefusedArguments, check_arguments
@@ -51,7 +51,7 @@ async def _call(context: RunContext, schema: dict[str, Any] | None) -> ModelCall
         options = msgspec.structs.replace(options, response_format=None, parallel_tool_calls=False)
     return ModelCall(
         handle=context.model,
-        system=context.run.options.override_system or DEFAULT_SYSTEM,
+        system=context.system,
         history=[question(context, message.body) for message in given],
         tools=() if schema is None else [ToolSpec(ANSWER_TOOL, DESCRIPTION, schema)],
         must_call=schema is not None,

@@ -4,10 +4,10 @@ caller's to decide. Summaries are such answers, and so is what a client asks a m
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
-import msgspec
-
-from shared.domain.messages import Message, MessageBody, estimate_tokens
+from shared.concurrency import beside
+from shared.domain.messages import Message, MessageBody, estimate_tokens, text_to_count
 from shared.domain.runs import Step, Usage
 from worker.models.provider import CallFinished, Finished, FinishReason, ModelCall, ModelEvent, Text
 from worker.run.context import RunContext
@@ -60,7 +60,7 @@ class PlainAnswer:
 async def ask_as_step(context: RunContext, call: ModelCall, step: Step) -> PlainAnswer:
     """The model's whole answer to a call that makes this step of the run. Raises `ModelError`, and what interrupts a
     run."""
-    asked = call.system + msgspec.json.encode([message.body for message in call.history]).decode()
+    asked = call.system + await beside(partial(text_to_count, call.history), call.weight())
     context.count_lost(call.handle, asked)
     await context.pay_for(call)
     # An interrupt arrives where the task waits. One that came before is not to find the model asked.

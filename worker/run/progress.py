@@ -8,7 +8,7 @@ import msgspec
 
 from shared.domain.agents import Agent, Block
 from shared.domain.ids import BlockId, StepId
-from shared.domain.messages import ToolReturn, estimate_tokens
+from shared.domain.messages import ToolReturn
 from shared.domain.runs import Step, Usage
 from shared.domain.settling import PARKED
 from shared.domain.tool_rules import NOTHING_YET, TurnSoFar
@@ -101,11 +101,3 @@ class RunProgress:
     def returns(self) -> dict[str, ToolReturn]:
         """Results of the answer in hand, by tool call id."""
         return self.open_returns if self.in_hand is None else self.in_hand.returns
-
-
-def lost_usage(calls: int, asked: str, shown: str) -> Usage:
-    """About what calls have used whose worker died. They were paid for too: each had the prompt that is about to be
-    sent again."""
-    if not calls:
-        return Usage()
-    return Usage(prompt_tokens=calls * estimate_tokens(asked), completion_tokens=estimate_tokens(shown), estimated=True)

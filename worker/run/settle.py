@@ -3,12 +3,13 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import msgspec
 import structlog
 
 from shared.clock import Clock
-from shared.concurrency import PAUSE_S, retry_while_unavailable
+from shared.concurrency import PAUSE_S, beside, retry_while_unavailable
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import (
@@ -24,9 +25,9 @@ from shared.domain.errors import (
     UnreadableSecret,
 )
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.messages import estimate_tokens
+from shared.domain.messages import estimate_tokens, text_to_count, weight
 from shared.domain.runs import Run, RunError, Step, Usage
-from shared.domain.settling import RunEnd
+from shared.domain.settling import RunEnd, open_calls
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.sql.history.thread_queue import Dispatch
@@ -63,6 +64,8 @@ class RunFinisher:
             log.info("run_parked")
             await self._finish_stream(publisher, has_flag=False)
             return
+        if outcome.end.trigger is not RunTrigger.COMPLETE:
+            await _count_lost_calls(context)
         try:
             await self._end(publisher, _settlement(context, outcome, self.clock))
         except MoreInput:
@@ -153,6 +156,17 @@ class RunFinisher:
             await self.queue.dispatch(dispatch)
         except Unavailable as error:
             log.warning("dispatch_left_to_sweeper", next_run=dispatch.run_id, reason=str(error))
+
+
+async def _count_lost_calls(context: RunContext) -> None:
+    """Counts calls that were lost with earlier workers, where the run ends before it makes another one. Where the
+    conversation ends in calls of tools, the last worker was lost in one of these."""
+    if not context.publisher.shown.lost_calls or context.run.options.tool_name is not None:
+        return
+    history = (await context.first_history()).messages
+    if open_calls(history) is None:
+        said = await beside(partial(text_to_count, history), weight(history))
+        context.count_lost(context.model, context.system + said)
 
 
 def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settlement:

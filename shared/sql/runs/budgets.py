@@ -41,9 +41,11 @@ class BudgetStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def reserve(self, run: Run, accounts: Sequence[Account], amount: Amount, now: datetime) -> None:
+    async def reserve(
+        self, run: Run, accounts: Sequence[Account], amount: Amount, now: datetime, *, prompt: Amount = NOTHING
+    ) -> None:
         """Sets the amount aside in each of the accounts, in place of what was set aside for the run's call before. A
-        repetition changes nothing.
+        repetition changes nothing. `prompt` is the part of it that is for what the call asks.
 
         Raises `BudgetExceeded` when one of the accounts has too little left, `StaleFence` when the run has a new owner.
         Nothing is changed then.
@@ -56,7 +58,7 @@ class BudgetStore:
             for account in accounts:
                 await _ensure_row(connection, account, day, run.project_id)
                 await _set_aside(connection, account, day, amount, now)
-            reservation = Reservation(day, [account.name for account in accounts], amount)
+            reservation = Reservation(day, [account.name for account in accounts], amount, prompt)
             update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
 
     async def totals(self, day: str, project_id: ProjectId | None = None) -> list[AccountTotal]:

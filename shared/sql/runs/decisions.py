@@ -101,7 +101,6 @@ class DecisionStore:
             thread_id=parked.thread_id,
             conversation_id=parked.conversation_id,
             options=msgspec.structs.replace(parked.options, background=True),
-            callback_url=parked.callback_url,
             created_at=now,
         )
 
@@ -152,6 +151,7 @@ async def _start_continuation(
         continues=parked.id,
         turn=parked.turn,
         priority=run.priority or parked.priority,
+        callback_url=run.callback_url or parked.callback_url,
         options=msgspec.structs.replace(
             run.options, traceparent=parked.options.traceparent, first_words=parked.options.first_words
         ),

@@ -171,12 +171,13 @@ class RunStore:
         async with self._database.write(CrashPoint.TAKE_OVER) as connection:
             current = await get_run(connection, run.id)
             if current.owner == owner:
-                return current
+                return msgspec.structs.replace(current, follows_lost_owner=True)
             locked = await lock_owned(connection, run.id, run.fence)
             fence = Fence(locked.fence + 1)
             values = {"fence": fence, "owner": owner, "reserved_seq": fence * NUMBERS_PER_FENCE}
             update_owned(connection, run.id, now, values)
-            return msgspec.structs.replace(current, fence=fence, owner=owner)
+            is_lost = current.owner is not None
+            return msgspec.structs.replace(current, fence=fence, owner=owner, follows_lost_owner=is_lost)
 
     async def request_cancel(self, run: Run, request: CancelRequest) -> Run:
         """Records that a cancel was asked for; the run as it is then. A stronger mode replaces `after_step`."""

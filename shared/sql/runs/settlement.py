@@ -16,6 +16,7 @@ from sqlalchemy import RowMapping
 from shared.clock import unix_ms
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import Approval
+from shared.domain.budgets import priced_as_set_aside
 from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelRequested, MoreInput
 from shared.domain.events import encode
@@ -73,6 +74,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     tail: LogTail = LogTail(Seq(2), ())
     """Events that SQL lacks; the end of the log follows on them."""
     usage: Usage = Usage()
+    lost: Usage = Usage()
+    """Of calls that were lost with their workers, and are not in `usage`: their price is what was set aside for them,
+    for a process that knows no prices."""
     step_count: int = 0
     messages: list[NewMessage] = []
     """The final answer, or what was shown of the one that was cut off."""
@@ -188,6 +192,9 @@ class SettlementStore:
         has_begun: bool = True,
     ) -> Settled:
         end, now = settlement.end, settlement.now
+        if settlement.lost.estimated:
+            usage = settlement.usage.plus(priced_as_set_aside(settlement.lost, locked.reservation))
+            settlement = msgspec.structs.replace(settlement, usage=usage)
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
         added = await self._close(connection, run, settlement, turn)
         if settlement.compaction is not None:

@@ -120,6 +120,8 @@ class ProtocolWorld:
         stores, far = self.around.stores, self.trips.to
         return UnownedRuns(
             runs=far(stores.runs, party),
+            agents=far(stores.agents, party),
+            messages=far(stores.messages, party),
             checkpoints=far(stores.checkpoints, party),
             settlements=far(stores.settlements, party),
             events=far(stores.events, party),

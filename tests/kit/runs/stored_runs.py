@@ -25,6 +25,7 @@ from shared.domain.runs import CancelRequest, Run, Usage
 from shared.domain.settling import RunEnd
 from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agents import AgentStore
 from shared.sql.engine import Database
 from shared.sql.history.message_lists import MessageFilter, MessageLists
 from shared.sql.history.messages import MessageStore
@@ -165,6 +166,10 @@ class Stores:
     @property
     def checkpoints(self) -> CheckpointStore:
         return CheckpointStore(self.database)
+
+    @property
+    def agents(self) -> AgentStore:
+        return AgentStore(self.database)
 
     @property
     def messages(self) -> MessageStore:
