@@ -9,6 +9,7 @@ import msgspec
 
 from cli.operator.processes import production_database, told_to_end
 from cli.operator.progress import shown_progress
+from cli.printable import printable, printable_json
 from shared.domain.errors import InvalidRequest
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
@@ -39,7 +40,7 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
         await database.aclose()
     if as_json:
         told = {"dry_run": dry_run, "current": keys.current, "agents_changed": changed, "secrets_by_key": in_use}
-        print(msgspec.json.encode(told).decode())
+        print(printable_json(msgspec.json.encode(told).decode()))
     else:
         _say(changed, in_use, keys, dry_run=dry_run)
     if unread or (in_use.keys() - {keys.current} and not dry_run):
@@ -85,7 +86,8 @@ async def _rotate_one(store: StoredSecretStore, keys: SecretKeys, found: StoredS
     looked at again; servers that run encrypt what they write."""
     after, unreadable = keys.sealed_anew(found.agent_id, found.secrets)
     for error in unreadable:
-        print(f"holdfast secrets rotate: agent {found.agent_id}: {error.message}", file=sys.stderr, flush=True)
+        said = printable(f"holdfast secrets rotate: agent {found.agent_id}: {error.message}")
+        print(said, file=sys.stderr, flush=True)
     if after == found.secrets:
         return False, not unreadable
     for _ in range(TRIES):
