@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from api.answers.operations import OPERATIONS
 from api.application import openapi_document
 from api.openapi_document import ENDS_RUNS, SOMETIMES_STREAMS
-from tests.kit.product.described_answers import flaws
+from tests.kit.product.described_answers import flaws, validator_of
 from tests.kit.product.in_process import api_app, asgi_client
 from tests.kit.project.documents import ROOT
 from tests.kit.services.databases import open_database
@@ -178,6 +178,22 @@ def _streams(operation: dict[str, Any]) -> bool:
 
 def _is_any_object(schema: dict[str, Any]) -> bool:
     return schema.get("type") == "object" and "properties" not in schema
+
+
+@pytest.mark.parametrize(
+    ("time", "is_whole"),
+    [
+        ("2026-11-25T03:39:16.562052Z", True),
+        ("2026-11-25T03:39:16+01:00", True),
+        ("2026-11-25T03:39:16.562052", False),
+        ("2026-11-25 03:39:16Z", False),
+    ],
+)
+def test_a_run_ended_at_a_time_without_its_zone(time: str, is_whole: bool) -> None:
+    """`completed_at` had none, so a page in New York showed a run of five hours. Every answer that a test gets is held
+    against this."""
+    schema = {"type": "object", "properties": {"completed_at": {"type": "string", "format": "date-time"}}}
+    assert validator_of(schema).is_valid({"completed_at": time}) is is_whole
 
 
 async def test_a_wrong_method_was_told_those_of_the_first_route_only(http: httpx.AsyncClient) -> None:
