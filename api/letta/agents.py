@@ -208,8 +208,15 @@ class AgentFields(BaseModel):
         return before | given
 
     def _noted(self, before: Mapping[str, Any]) -> list[str]:
-        said = {name: bool(getattr(self, name)) for name in SHAPES_NOTHING if name in self.model_fields_set}
-        return [name for name in SHAPES_NOTHING if said.get(name, name in before.get(NOTED, ()))]
+        said: dict[str, object] = {
+            "folder_ids": self.folder_ids,
+            "from_template": self.from_template,
+            "include_multi_agent_tools": self.include_multi_agent_tools,
+            "source_ids": self.source_ids,
+            "template": self.template,
+        }
+        earlier = before.get(NOTED, ())
+        return [name for name in SHAPES_NOTHING if (said[name] if name in self.model_fields_set else name in earlier)]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
         """The agent after what is said here. A field that is left out, or null where it cannot be, stays.
