@@ -19,13 +19,10 @@ from api.request_log import request_id
 from shared.domain import errors as domain
 from shared.domain.error_codes import ErrorCode, code_of
 from shared.domain.limits import LimitReached
+from shared.process.not_ready import RETRY_AFTER_S
 from shared.sql.causes import DATABASE_ERRORS, as_ours
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-RETRY_AFTER_S = 2
-"""What a client is told to wait when a service of ours is away."""
-
 
 LONGEST_PATH, LONGEST_METHOD = 200, 20
 """Characters that a sentence repeats of a request."""

@@ -66,7 +66,7 @@ REFUSALS: Mapping[str, str] = {
     "502": "The model's provider refuses the key that the server has for it.",
     "504": "The model's provider did not answer in time.",
 }
-WITH_BODY = ("408", "413")
+BODY_NOT_IN_TIME = "408"
 OF_THE_HEAD = ("414", "431")
 """What the server says before anybody knows whom the request is for."""
 OF_A_MODEL = ("502", "504")
@@ -104,7 +104,8 @@ SCHEMAS: Mapping[str, Json] = {
         "required": ["detail", *_ERROR_FIELDS],
         "properties": {
             **_ERROR_FIELDS,
-            "errors": {"description": "Each flaw of a 422.", "type": "array", "items": _FLAW},
+            "errors": {"description": "Flaws of a 422.", "type": "array", "items": _FLAW},
+            "more_errors": {"description": "How many further flaws are not shown.", "type": "integer"},
             "detail": {
                 "description": "A sentence; of a run that waits for a person, an object with what it waits for.",
                 "anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": True}],
@@ -258,7 +259,7 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
 def _may_be(status: str, method: str, path: str) -> bool:
     if not path.startswith("/v1/") or path == "/v1/health":
         return status in ("403", "422", "500", "503", *OF_THE_HEAD)
-    if status in WITH_BODY:
+    if status == BODY_NOT_IN_TIME:
         return method != "get"
     if status in OF_A_FORM:
         return (method, path) in READ_FORMS

@@ -31,12 +31,12 @@ COMMANDS: dict[str, Place] = {
     "openapi": Place("cli.operator.servers", "Print the OpenAPI document of this version.", SERVE),
     "worker": Place("cli.operator.servers", "Execute runs.", SERVE),
     "migrate": Place("cli.operator.upkeep", "Bring the database to the shape that this version needs.", SERVE),
-    "doctor": Place("cli.operator.doctor", "Say what is wrong with a machine and its settings.", KEEP),
-    "status": Place("cli.operator.status", "Say whether database, Redis and workers answer.", KEEP),
+    "doctor": Place("cli.operator.upkeep", "Say what is wrong with a machine and its settings.", KEEP),
+    "status": Place("cli.operator.upkeep", "Say whether database, Redis and workers answer.", KEEP),
     "keys": Place("cli.operator.keys", "Make, list, rotate and revoke keys of the API.", KEEP),
     "secrets": Place("cli.operator.secrets", "Make a key for agents' secrets, or encrypt them anew.", KEEP),
-    "budgets": Place("cli.operator.budgets", "Show what was used on a day.", KEEP),
-    "audit": Place("cli.operator.audit", "Show who did what.", KEEP),
+    "budgets": Place("cli.operator.upkeep", "Show what was used on a day.", KEEP),
+    "audit": Place("cli.operator.upkeep", "Show who did what.", KEEP),
     "prune": Place("cli.operator.upkeep", "Delete what runs that ended long ago have left.", KEEP),
 }
 

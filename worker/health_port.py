@@ -9,16 +9,19 @@ One request per connection, GET and HEAD alone: a connection costs a few kilobyt
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import structlog
 
 from shared.concurrency import background
+from shared.domain.error_codes import ErrorCode, error_fields
 from shared.process.context import ProcessContext
 from shared.process.listening import bound_sockets
+from shared.process.not_ready import ends, not_ready, what_is_missing
 from shared.process.service_answers import ServiceAnswers
 from shared.process.settings import Settings
 from shared.telemetry.metrics import CONTENT_TYPE
@@ -38,6 +41,8 @@ LOOK_S = 5.0
 """The worker looks at the queue once a second and oftener. One that has not for so long claims nothing."""
 
 NO_ROOM_S = 0.2
+
+READ_SECRETS = "See `secrets`, which says what this worker cannot read, and docs/operations/secrets.md."
 JSON = "application/json"
 
 
@@ -63,7 +68,16 @@ class Readiness:
             "runs": worker.run_count,
             "secrets": self._secrets.problem or "can be read",
         }
-        return is_ready, msgspec.json.encode(said)
+        why = {} if is_ready else self._why_not(services)
+        return is_ready, msgspec.json.encode(said | why)
+
+    def _why_not(self, services: Mapping[str, bool | None]) -> dict[str, Any]:
+        missing = what_is_missing(services)
+        if self._secrets.problem:
+            missing.append(f"the secrets of agents: {self._secrets.problem}")
+        if self._queue_worker.is_draining:
+            return ends(missing)
+        return not_ready(missing, hint=READ_SECRETS) if self._secrets.problem else not_ready(missing)
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,8 @@ class HealthPort:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
-            return HealthAnswer("405 Method Not Allowed", JSON, b'{"detail":"GET or HEAD"}', "allow: GET, HEAD\r\n")
+            said = _refusal(ErrorCode.METHOD_NOT_ALLOWED, "this port takes GET and HEAD")
+            return HealthAnswer("405 Method Not Allowed", JSON, said, "allow: GET, HEAD\r\n")
         match path:
             case b"/healthz":
                 return HealthAnswer("200 OK", JSON, b'{"status":"ok"}')
@@ -135,7 +150,13 @@ class HealthPort:
             case b"/metrics":
                 return HealthAnswer("200 OK", CONTENT_TYPE, self._exposition())
             case _:
-                return HealthAnswer("404 Not Found", JSON, b'{"detail":"there is /healthz, /readyz and /metrics"}')
+                hint = "Ask for one of these: the API has all other paths."
+                said = _refusal(ErrorCode.PATH_NOT_FOUND, "this port has /healthz, /readyz and /metrics", hint)
+                return HealthAnswer("404 Not Found", JSON, said)
+
+
+def _refusal(code: ErrorCode, sentence: str, hint: str = "") -> bytes:
+    return msgspec.json.encode({"detail": sentence, **error_fields(code, sentence, hint=hint)})
 
 
 @asynccontextmanager

@@ -6,13 +6,10 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from shared.clock import Clock
-from shared.domain.api_keys import SECRET_BYTES, ApiKey, Scopes, check_new_key, new_secret
+from shared.domain.api_keys import LONGEST_GRACE_S, SECRET_BYTES, ApiKey, Scopes, check_new_key, new_secret
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, KeyId, ProjectId
 from shared.sql.access.api_keys import ApiKeyStore
-
-DEFAULT_GRACE_S = 24 * 3600
-LONGEST_GRACE_S = 30 * 24 * 3600
 
 
 class Issued(NamedTuple):

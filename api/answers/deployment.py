@@ -34,12 +34,18 @@ class Liveness(TypedDict):
 
 
 class Readiness(TypedDict):
-    """Whether what the API needs is there, by name. The fields behind it: of the whole deployment (`?full`)."""
+    """Whether what the API needs is there, by name. `sandbox` and `javascript`: of the whole deployment (`?full`). The
+    fields of an error: while it is not ready."""
 
     status: Literal["ready", "not ready"]
     services: dict[str, bool | None]
     sandbox: NotRequired[str | None]
     javascript: NotRequired[bool | None]
+    detail: NotRequired[str]
+    code: NotRequired[str]
+    message: NotRequired[str]
+    field: NotRequired[str | None]
+    hint: NotRequired[str]
 
 
 class Deleted(TypedDict):

@@ -193,6 +193,7 @@ class FileImport:
         request = {
             **said,
             "name": name,
+            "source_ids": (agent.source_ids or [])[:1],  # that there were some is noted
             "metadata": metadata if metadata or agent.metadata is not None else None,
             "block_ids": [self._block_ids[block_id] for block_id in agent.block_ids or ()],
             "secrets": {key: options.secrets.get(key, "") for key in agent.secret_names},

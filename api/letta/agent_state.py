@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from api.letta.agents import NOTED, SHAPES_NOTHING
 from api.letta.blocks import wire_block
 from api.letta.compaction import wire_settings
 from api.letta.envelope import wire_time
@@ -142,6 +143,9 @@ def _notes_on(agent: Agent, environment: Mapping[str, str]) -> Iterator[str]:
     with one is answered with a `Warning` header, too, which clients drop."""
     if agent.extra.get("enable_sleeptime"):
         yield "enable_sleeptime: no agent works while this one sleeps"
+    for name in agent.extra.get(NOTED, ()):
+        if name in SHAPES_NOTHING:
+            yield f"{name}: {SHAPES_NOTHING[name]}"
     if agent.embedding is not None and not _can_be_asked(agent.embedding, environment):
         yield (
             f"embedding: this server cannot ask {agent.embedding!r}, so archival memory is searched by words; "

@@ -1,6 +1,6 @@
 """Agents on Letta's wire: the requests that make and change one. `KEPT` names what is kept and not acted on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -59,6 +59,18 @@ KEPT = (
     "template_id",
 )
 """Fields of the wire that live in `Agent.extra` under their own names."""
+
+NOTED = "not_acted_on"
+"""Key of `Agent.extra`: names of `SHAPES_NOTHING` that the agent was asked to have."""
+
+SHAPES_NOTHING: Mapping[str, str] = {
+    "folder_ids": "there are no folders and files here; archival memory keeps texts",
+    "from_template": "there are no templates here, so the agent has only what the request says",
+    "include_multi_agent_tools": "no tool writes to other agents here",
+    "source_ids": "there are no folders and files here; archival memory keeps texts",
+    "template": "there are no templates here",
+}
+"""Fields that Letta's server makes something of, and this one does not: why not."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
 _MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
@@ -145,11 +157,16 @@ class AgentFields(BaseModel):
     base_template_id: str | None = None
     compaction_settings: CompactionSettings | None = None
     enable_sleeptime: bool | None = None
+    folder_ids: Names | None = None
+    from_template: str | None = None
     hidden: bool | None = None
     identity_ids: Names | None = None
+    include_multi_agent_tools: bool | None = None
     max_files_open: int | None = None
     message_buffer_autoclear: bool | None = None
     per_file_view_window_char_limit: int | None = None
+    source_ids: Names | None = None
+    template: bool | None = None
     template_id: str | None = None
 
     @model_validator(mode="after")
@@ -184,7 +201,22 @@ class AgentFields(BaseModel):
             given[COMPACTION] = changed_settings(before.get(COMPACTION), self.compaction_settings)
         if self.model_settings is not None and self.model_settings.model_extra:
             given[KEPT_SETTINGS] = before.get(KEPT_SETTINGS, {}) | self.model_settings.model_extra
+        if noted := self._noted(before):
+            given[NOTED] = noted
+        elif NOTED in before:
+            before = {name: value for name, value in before.items() if name != NOTED}
         return before | given
+
+    def _noted(self, before: Mapping[str, Any]) -> list[str]:
+        said: dict[str, object] = {
+            "folder_ids": self.folder_ids,
+            "from_template": self.from_template,
+            "include_multi_agent_tools": self.include_multi_agent_tools,
+            "source_ids": self.source_ids,
+            "template": self.template,
+        }
+        earlier = before.get(NOTED, ())
+        return [name for name in SHAPES_NOTHING if (said[name] if name in self.model_fields_set else name in earlier)]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
         """The agent after what is said here. A field that is left out, or null where it cannot be, stays.

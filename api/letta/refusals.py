@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
 
-from shared.domain.error_codes import ErrorCode, code_of
+from shared.domain.error_codes import ErrorCode, code_of, error_fields
 
 NO_MESSAGES = "Messages must not be empty"
 
@@ -41,7 +41,7 @@ def refusal(
     """The body of an error: the wire's own `detail`, and beside it what is the same for every error. `message` is the
     sentence, where `detail` is none; `more` are further fields of the wire."""
     sentence = message or _PREFIX.sub("", str(detail), count=1)
-    return {"detail": detail, **_said(code, sentence, field, hint), **more}
+    return {"detail": detail, **error_fields(code, sentence, field=field, hint=hint), **more}
 
 
 def validation_refusal(
@@ -89,11 +89,7 @@ def place_of(keys: Sequence[Any], whole: str) -> str:
 def model_error_body(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
     """The body of an answer to a run whose model failed."""
     error = {"type": error_type, "message": message, "detail": detail}
-    return {"error": error, **_said(code_of(error_type), message, None)}
-
-
-def _said(code: ErrorCode, sentence: str, field: str | None, hint: str = "") -> dict[str, Any]:
-    return {"code": code, "message": sentence, "field": field, "hint": hint or code.hint}
+    return {"error": error, **error_fields(code_of(error_type), message)}
 
 
 def _text_of(flaw: Mapping[str, Any]) -> str:

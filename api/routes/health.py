@@ -8,6 +8,7 @@ from pydantic import BeforeValidator
 
 from api.dependencies import ServicesDep
 from api.late_route import LateRoute
+from shared.process.not_ready import RETRY_AFTER_S, not_ready, what_is_missing
 from shared.process.version import VERSION
 from shared.telemetry.metrics import CONTENT_TYPE
 
@@ -77,4 +78,6 @@ async def ready(services: ServicesDep, full: FullQuery = False) -> JSONResponse:
             "sandbox": await shown.weakest_sandbox() if answers["redis"] else None,
             "javascript": await shown.runs_javascript() if answers["redis"] else None,
         }
-    return JSONResponse(body, 200 if is_ready else 503)
+    if is_ready:
+        return JSONResponse(body)
+    return JSONResponse(body | not_ready(what_is_missing(answers)), 503, {"Retry-After": str(RETRY_AFTER_S)})

@@ -1,10 +1,11 @@
 """`holdfast agents`: list, show, make and delete agents; and who is meant by a name."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
 
-from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, server_at
+from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, segment, server_at
 from cli.client.terminal import hint, is_interactive, print_all, print_fields, print_json
 from cli.options import JsonOption, positive
 from cli.printable import printable
@@ -15,6 +16,9 @@ commands = typer.Typer(help="List, show, make and delete agents.")
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id, or its name if one has it.")]
 LimitOption = Annotated[int, typer.Option(parser=positive, metavar="N", help="The newest N.")]
+MOST_NAMES = 100
+"""Agents that a list asks the server for. Further ones are shown by their ids."""
+
 SHOWN = (
     *("id", "name", "model", "description", "tags", "created_at"),
     *("last_run_completion", "last_stop_reason", "system", "tools", "memory"),
@@ -31,6 +35,23 @@ def agent_of(server: Server, name: str) -> Record:
     if len(found) > 1:
         raise InvalidRequest(f"several agents are called {name[:100]!r}: give the id of one, agent-…")
     return found[0]
+
+
+def with_agents(server: Server, records: Iterable[Record]) -> Iterator[Record]:
+    """The records with the names of their agents as `agent`: for people, who know an agent by its name."""
+    names: dict[str, str] = {}
+    for record in records:
+        agent_id = str(record["agent_id"])
+        if agent_id not in names:
+            names[agent_id] = _name_of(server, agent_id) if len(names) < MOST_NAMES else agent_id
+        yield {**record, "agent": names[agent_id]}
+
+
+def _name_of(server: Server, agent_id: str) -> str:
+    try:
+        return str(server.get(f"/v1/agents/{segment(agent_id)}")["name"])
+    except NotFound:
+        return agent_id  # it was deleted
 
 
 @commands.command("list", epilog="Example: holdfast agents list --limit 10")

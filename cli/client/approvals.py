@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.client.agents import LimitOption, agent_of
+from cli.client.agents import LimitOption, agent_of, with_agents
 from cli.client.decisions import arguments_of, decide
 from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
 from cli.client.terminal import hint, print_all, print_fields, print_json
@@ -26,8 +26,9 @@ def list_approvals(
     """List the tool calls that wait, oldest first."""
     with server_at(url) as server:
         agent_id = None if agent is None else agent_of(server, agent)["id"]
-        columns = ("id", "agent_id", "tool_name", "arguments", "asked_at", "expires_at")
+        columns = ("id", "agent", "tool_name", "arguments", "asked_at", "expires_at")
         found = server.pages("/v1/approvals", limit, agent_id=agent_id)
+        found = found if as_json else with_agents(server, found)
         print_all(found, columns, as_json=as_json, nothing="nothing waits for a decision")
 
 

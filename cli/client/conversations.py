@@ -10,6 +10,7 @@ import typer
 
 from cli.client.server import ConnectionLost, Record, Server, segment
 from cli.client.terminal import hint
+from cli.exit_statuses import INTERRUPTED
 from shared.domain.errors import InvalidRequest, Unavailable
 
 ConversationOption = Annotated[
@@ -29,19 +30,25 @@ class Conversation:
     id: str | None = None
 
     def submit(self, text: str, *, if_busy: str | None = None) -> str:
-        """The id of the run that a message has made. It goes on whatever becomes of this process."""
+        """The id of the run that a message has made. It goes on whatever becomes of this process. Raises `typer.Exit`
+        when the person interrupts the sending."""
         body: Record = {"input": text, "background": True, "stream_tokens": True, "if_busy": if_busy}
         path = f"/v1/agents/{self.agent_id}/messages/stream"
         if self.id:
             # Where nothing else is said, a conversation refuses what an agent's own history would let wait.
             path, body = f"{self._path}/messages", {**body, "if_busy": if_busy or "enqueue"}
         key = str(uuid4())  # with which a message that is sent again is the same one
-        for pause in PAUSES_S:
-            try:
-                return self._run_of(path, body, key)
-            except ConnectionLost:
-                time.sleep(pause)
-        return self._run_of(path, body, key)
+        try:
+            for pause in PAUSES_S:
+                try:
+                    return self._run_of(path, body, key)
+                except ConnectionLost:
+                    time.sleep(pause)
+            return self._run_of(path, body, key)
+        except KeyboardInterrupt:
+            look = f"holdfast runs list --agent {self.agent_id}"
+            hint(f"[interrupted before the server answered: it may have the message, and then {look} shows the run]")
+            raise typer.Exit(INTERRUPTED) from None
 
     def _run_of(self, path: str, body: Record, key: str) -> str:
         with closing(self.server.frames(path, body, idempotency_key=key)) as frames:

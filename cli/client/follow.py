@@ -94,7 +94,8 @@ class Follower:
             case 5:
                 hint(f"[{run_id} waits for a decision: holdfast approvals list; holdfast approvals decide ID approve]")
             case _:
-                hint(f"[{run_id}: {run['status']}, {run.get('stop_reason')}]")
+                how = dict.fromkeys((run["status"], str(run.get("stop_reason"))))
+                hint(f"[{run_id}: {', '.join(how)}]")
 
 
 def waits(run: Record) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.client.agents import LimitOption, agent_of
+from cli.client.agents import LimitOption, agent_of, with_agents
 from cli.client.follow import CANCEL_REASON, Follower, status_of
 from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
 from cli.client.terminal import print_all, print_fields, print_json
@@ -17,9 +17,19 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: r
 AfterOption = Annotated[
     int, typer.Option("--starting-after", min=0, metavar="N", help="Only what comes behind frame N of the stream.")
 ]
-COLUMNS = ("id", "agent_id", "status", "stop_reason", "created_at", "duration_s")
+COLUMNS = ("id", "agent", "status", "stop_reason", "created_at", "duration_s")
 FIELDS = (
-    *("id", "agent_id", "conversation_id", "status", "stop_reason", "created_at", "completed_at", "duration_s"),
+    *(
+        "id",
+        "agent",
+        "agent_id",
+        "conversation_id",
+        "status",
+        "stop_reason",
+        "created_at",
+        "completed_at",
+        "duration_s",
+    ),
     *("prompt_tokens", "completion_tokens", "error", "metadata", "callback_url", "callback_status_code"),
 )
 
@@ -49,8 +59,9 @@ def list_runs(
         agent_id = None if agent is None else agent_of(server, agent)["id"]
         wanted = {"agent_id": agent_id, "statuses": [one.value for one in status or []] or None}
         found = server.pages("/v1/runs", limit, stop_reason=stop_reason, conversation_id=conversation, **wanted)
-        shown = (one if as_json else {**one, "duration_s": _seconds(one)} for one in found)
-        print_all(shown, COLUMNS, as_json=as_json, nothing='no runs; make one: holdfast run AGENT "text"')
+        if not as_json:
+            found = ({**one, "duration_s": _seconds(one)} for one in with_agents(server, found))
+        print_all(found, COLUMNS, as_json=as_json, nothing='no runs; make one: holdfast run AGENT "text"')
 
 
 @commands.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
@@ -59,9 +70,10 @@ def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
     with server_at(url) as server:
         found: Record = server.get(f"/v1/runs/{segment(run)}")
         usage: Record = server.get(f"/v1/runs/{segment(run)}/usage")
-    if as_json:
-        print_json({**found, "usage": usage})
-        return
+        if as_json:
+            print_json({**found, "usage": usage})
+            return
+        [found] = with_agents(server, [found])
     metadata: Record = dict(found.get("metadata") or {})
     error: Record = metadata.pop("error", None) or {}
     shown: Record = {"metadata": metadata, "error": error.get("message"), "duration_s": _seconds(found)}

@@ -84,10 +84,9 @@ def _services(found: Record) -> Text:
 def _counts(found: Record) -> Table:
     queue, redis = found["queue"], found["redis"]
     table = Table(box=None, show_header=False, pad_edge=False)
-    oldest = _number(queue["oldest_wait_s"], " s")
-    table.add_row(
-        "queue", f"{_number(queue['waiting'])} wait, the oldest {oldest}; {_number(queue['in_flight'])} at work"
-    )
+    # Where nothing waits, nothing is the oldest.
+    oldest = f", the oldest {_number(queue['oldest_wait_s'], ' s')}" if queue["waiting"] else ""
+    table.add_row("queue", f"{_number(queue['waiting'])} wait{oldest}; {_number(queue['in_flight'])} at work")
     table.add_row(
         "runs", _told("{created} wait, {running} run, {awaiting_approval} wait for an approval", found["runs"])
     )
@@ -113,7 +112,12 @@ def _told(text: str, of: Record | None) -> str:
 def _apis(processes: Sequence[Record] | None) -> str:
     if processes is None:
         return UNKNOWN
-    return f"{len(processes)} processes, {sum(int(process['readers'] or 0) for process in processes)} readers"
+    readers = sum(int(process["readers"] or 0) for process in processes)
+    return f"{_counted(len(processes), 'process', 'es')}, {_counted(readers, 'reader', 's')}"
+
+
+def _counted(count: int, noun: str, plural: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def _workers(workers: Sequence[Record] | None) -> RenderableType:

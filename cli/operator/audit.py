@@ -1,50 +1,22 @@
-"""`holdfast audit`: who did what, read where the database is; it needs no key, and no API that runs."""
+"""What `holdfast audit` shows: who did what, read where the database is; it needs no key, and no API that runs."""
 
 import sys
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Annotated
+from datetime import UTC, datetime
 
 import msgspec
-import typer
 
 from api.letta.admin import wire_audit_event
 from cli.operator.processes import production_database
-from cli.operator.start import operate
-from cli.options import JsonOption, days_at_most, positive
 from cli.printable import printable, printable_json
-from shared.clock import SystemClock
 from shared.domain.ids import ProjectId
 from shared.process.settings import Settings
 from shared.sql.access.audit import AuditEvent, AuditFilter, AuditLog
 
-SHOWN = 50
 
-
-commands = typer.Typer()
-
-
-@commands.command(epilog="Example: holdfast audit --action key.revoked --days 30")
-def audit(
-    project: Annotated[str | None, typer.Option(help="Of this project (default: all).")] = None,
-    action: Annotated[str | None, typer.Option(help="Such as key.revoked (default: all).")] = None,
-    key: Annotated[str | None, typer.Option(help="The id of the key that was used (default: all).")] = None,
-    object_id: Annotated[
-        str | None, typer.Option("--object", help="The id of what it was done to (default: all).")
-    ] = None,
-    days: Annotated[
-        int | None, typer.Option(parser=days_at_most, metavar="N", help="Of the last N days (default: all).")
-    ] = None,
-    limit: Annotated[int, typer.Option(parser=positive, metavar="N", help="The newest N.")] = SHOWN,
-    as_json: JsonOption = False,
+async def show_audit(
+    settings: Settings, *, project: str | None, wanted: AuditFilter, limit: int, as_json: bool
 ) -> None:
-    """Show who did what: keys, decisions, deletions. Needs HOLDFAST_DATABASE_URL."""
-    since = None if days is None else SystemClock().now() - timedelta(days=days)
-    wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
-    operate(partial(_show, project=project, wanted=wanted, limit=limit, as_json=as_json))
-
-
-async def _show(settings: Settings, *, project: str | None, wanted: AuditFilter, limit: int, as_json: bool) -> None:
+    """Prints the newest entries that fit."""
     database = await production_database(settings)
     try:
         events = await AuditLog(database).newest(None if project is None else ProjectId(project), wanted, limit)

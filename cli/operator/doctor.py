@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is wrong with this machine, its settings and the services that they name, and the fix.
+"""What `holdfast doctor` finds: what is wrong with a machine, its settings and its services, and the fix.
 
 It changes nothing, and asks a model only when it is told to, because that costs money.
 """
@@ -6,8 +6,6 @@ It changes nothing, and asks a model only when it is told to, because that costs
 import os
 import resource
 from collections.abc import AsyncGenerator
-from functools import partial
-from typing import Annotated
 
 import typer
 
@@ -16,8 +14,6 @@ from cli.operator.findings import Finding, Verdict, doubtful, good, lines, skew,
 from cli.operator.model_findings import model_findings
 from cli.operator.safety_findings import api_key_findings, disk_findings, opened_findings, role_findings
 from cli.operator.secret_findings import key_findings, shared_key_findings, stored_secret_findings
-from cli.operator.start import operate
-from cli.options import JsonOption
 from shared.clock import SystemClock
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
 from shared.domain.operations import ServerMemory
@@ -31,8 +27,6 @@ from shared.sql.engine import Database
 from shared.sql.migrate import require_current
 from worker.tools.sandbox_choice import SandboxChoice
 
-commands = typer.Typer()
-
 FILES_BESIDE_CONNECTIONS = 500
 """Files that a process has open beside its clients' connections: its own to Postgres, Redis, models and tools."""
 
@@ -44,18 +38,8 @@ LOGS_FIX = "HOLDFAST_EVENT_LOG_URL says where they are"
 NOT_SET = "not set; `holdfast dev` needs none, `holdfast api` and `holdfast worker` do"
 
 
-@commands.command(epilog="Example: holdfast doctor --call && holdfast worker")
-def doctor(
-    call: Annotated[bool, typer.Option("--call", help="Ask a model of each provider for a word.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Look at the settings, at the services that they name, and at this machine: what is wrong, and the fix.
-
-    Exits with 1 when something is wrong."""
-    operate(partial(_run_doctor, call=call, as_json=as_json))
-
-
-async def _run_doctor(settings: Settings, *, call: bool, as_json: bool) -> None:
+async def run_doctor(settings: Settings, *, call: bool, as_json: bool) -> None:
+    """Prints what is found. Raises `typer.Exit` when something is wrong."""
     findings = [good("version", f"Holdfast {VERSION}"), good("settings", "every one of them is known and can be")]
     findings += [*key_findings(settings), *api_key_findings(settings), *opened_findings(settings)]
     findings += [finding async for finding in _database(settings)]

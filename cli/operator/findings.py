@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from cli.printable import printable, printable_json
+
 
 class Verdict(StrEnum):
     """How something is."""
@@ -55,9 +57,9 @@ LARGEST_SKEW_S = 2.0
 def lines(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
     """The findings as text, or as JSON objects."""
     if as_json:
-        return [msgspec.json.encode(finding._asdict()).decode() for finding in findings]
+        return [printable_json(msgspec.json.encode(finding._asdict()).decode()) for finding in findings]
     width = max(len(finding.subject) for finding in findings)
     return [
-        f"{one.verdict:<5}  {one.subject:<{width}}  {one.said}" + (f"; {one.fix}" if one.fix else "")
+        printable(f"{one.verdict:<5}  {one.subject:<{width}}  {one.said}" + (f"; {one.fix}" if one.fix else ""))
         for one in findings
     ]

@@ -15,6 +15,8 @@ from shared.sql.engine import Database
 
 BATCH = 500
 
+PLAIN_TEXT = "an API and its workers store the secrets of agents as plain text; `holdfast dev` makes a key of its own"
+
 HERE = "this command"
 """Stands for the settings that `doctor` was started with."""
 
@@ -31,7 +33,7 @@ def key_findings(settings: Settings) -> list[Finding]:
         return [wrong(subject, error.message, MAKE)]
     if keys:
         return [good(subject, f"secrets are encrypted with {keys.current!r}")]
-    return [doubtful(subject, "the secrets of agents are stored as plain text", f"set HOLDFAST_ENCRYPTION_KEY; {MAKE}")]
+    return [doubtful(subject, PLAIN_TEXT, f"set HOLDFAST_ENCRYPTION_KEY; {MAKE}")]
 
 
 async def stored_secret_findings(settings: Settings, database: Database) -> list[Finding]:

@@ -1,15 +1,12 @@
-"""`holdfast status`: whether the deployment that the settings name works, and which walls its workers give to tools."""
+"""What `holdfast status` shows: whether the settings' deployment works, and which walls its workers give to tools."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import typer
 
 from cli.exit_statuses import FAILURE
 from cli.operator.processes import production_database, production_redis
-from cli.operator.start import operate
-from cli.options import JsonOption
 from shared.domain.tools import SandboxTier
 from shared.process.settings import Settings
 from shared.process.version import VERSION
@@ -23,15 +20,6 @@ _NODE = {
     False: "not there: tools in TypeScript are refused",
     None: "unknown: no worker has said",
 }
-
-
-commands = typer.Typer()
-
-
-@commands.command(epilog="Example: holdfast status && echo well")
-def status(as_json: JsonOption = False) -> None:
-    """Say whether database, Redis and workers answer, and which walls tools have."""
-    operate(partial(_run_status, as_json=as_json))
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,8 @@ class _Status:
     node: bool | None
 
 
-async def _run_status(settings: Settings, *, as_json: bool) -> None:
+async def run_status(settings: Settings, *, as_json: bool) -> None:
+    """Prints what answers. Raises `typer.Exit` when no worker lives."""
     redis = await production_redis(settings)
     try:
         database = await production_database(settings)

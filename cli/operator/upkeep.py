@@ -1,31 +1,25 @@
-"""`holdfast migrate` and `holdfast prune`: what an operator does to the database."""
+"""`holdfast migrate`, `prune`, `doctor`, `status`, `budgets` and `audit`: what the command line says, and nothing of
+what they do.
 
-import asyncio
-import sys
-from collections import Counter
-from collections.abc import Callable
-from contextlib import aclosing
-from datetime import datetime, timedelta
-from functools import partial
-from typing import Annotated
+What a command does is imported once its settings are read, so that a wrong one is said at once.
+"""
 
-import msgspec
+from collections.abc import Coroutine
+from datetime import date, timedelta
+from typing import Annotated, Any
+
 import typer
 
-from cli.operator.processes import named_database, production_database, told_to_end
-from cli.operator.progress import shown_progress
-from cli.operator.start import operate
-from cli.options import JsonOption, days_at_most
+from cli.operator.start import operate, require_database, require_redis
+from cli.options import JsonOption, days_at_most, positive
 from shared.clock import SystemClock
+from shared.domain.budgets import day_of
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
-from shared.runs.record_retention import RecordRetention
-from shared.runs.retention import Retention
-from shared.sql.access.audit import AuditLog
-from shared.sql.engine import ANSWER_S, Database
-from shared.sql.migrate import migrate
-from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.retention import RetentionStore
+
+AUDIT_SHOWN = 50
+
+Running = Coroutine[Any, Any, None]
 
 commands = typer.Typer()
 
@@ -33,7 +27,14 @@ commands = typer.Typer()
 @commands.command("migrate", epilog="Example: holdfast migrate && holdfast api")
 def migrate_database(as_json: JsonOption = False) -> None:
     """Bring the database to the shape that this version needs. Needs HOLDFAST_DATABASE_URL."""
-    operate(partial(_run_migrate, as_json=as_json))
+
+    def begin(settings: Settings) -> Running:
+        require_database(settings)
+        from cli.operator.database_upkeep import run_migrate
+
+        return run_migrate(settings, as_json=as_json)
+
+    operate(begin)
 
 
 @commands.command(epilog="Example: holdfast prune --older-than-days 90 --dry-run")
@@ -45,113 +46,95 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete logs, steps and keys of runs that ended long ago, and old records."""
-    operate(partial(_run_prune, report=_Report(dry_run=dry_run, as_json=as_json)), retain_days=older_than_days)
+
+    def begin(settings: Settings) -> Running:
+        if not (settings.retain_days or settings.retain_audit_days or settings.retain_budget_days):
+            raise InvalidRequest("runs are kept for ever: say --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
+        require_database(settings)
+        from cli.operator.database_upkeep import run_prune
+
+        return run_prune(settings, dry_run=dry_run, as_json=as_json)
+
+    operate(begin, retain_days=older_than_days)
 
 
-class _Report:
-    """How many rows of what kind were deleted, or would be: lines as they are known, or one object at the end."""
-
-    def __init__(self, *, dry_run: bool, as_json: bool) -> None:
-        self.dry_run = dry_run
-        self._as_json = as_json
-        self._before: datetime | None = None
-        self._counted: dict[str, int] = {}
-
-    def begin(self, before: datetime) -> None:
-        """Says which runs are meant."""
-        self._before = before
-        if not self._as_json:
-            print(f"holdfast prune: runs that ended before {before:%Y-%m-%d %H:%M} UTC", flush=True)
-
-    def add(self, name: str, count: int) -> None:
-        """One kind of rows."""
-        self._counted[name] = count
-        if not self._as_json:
-            done = "pruned" if name == "runs" else "deleted"
-            print(f"{count:>12,} {name} {'would be ' if self.dry_run else ''}{done}", flush=True)
-
-    def end(self) -> None:
-        """All that was added, as an object; lines have said it already."""
-        if self._as_json:
-            told = {"dry_run": self.dry_run, "runs_ended_before": self._before, "counted": self._counted}
-            print(msgspec.json.encode(told).decode(), flush=True)
-
-
-async def _run_migrate(settings: Settings, *, as_json: bool) -> None:
-    async with named_database(settings) as url:
-        database = Database(url, answer_s=None)
-        try:
-            with shown_progress("holdfast migrate: the database gets its new shape"):
-                revision = await migrate(database)
-        finally:
-            await database.aclose()
-    if as_json:
-        print(msgspec.json.encode({"revision": revision}).decode())
-    else:
-        print(f"holdfast migrate: the database is at revision {revision}")
-
-
-async def _run_prune(settings: Settings, *, report: _Report) -> None:
-    if not (settings.retain_days or settings.retain_audit_days or settings.retain_budget_days):
-        raise InvalidRequest("runs are kept for ever: say --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
-    database = await production_database(settings, answer_s=None if report.dry_run else ANSWER_S)
-    stop = told_to_end()
-    try:
-        if settings.retain_days:
-            await _prune_runs(settings, database, report, stop)
-        await _prune_records(settings, database, report, stop)
-        if stop.is_set():
-            print("holdfast prune: told to end; what is left is pruned another time", file=sys.stderr, flush=True)
-    finally:
-        report.end()
-        await database.aclose()
-
-
-async def _prune_records(settings: Settings, database: Database, report: _Report, stop: asyncio.Event) -> None:
-    """The audit log and the accounts of budgets, whose days are settings of their own."""
-    records = RecordRetention(
-        audit=AuditLog(database),
-        budgets=BudgetStore(database),
-        clock=SystemClock(),
-        audit_days=settings.retain_audit_days,
-        budget_days=settings.retain_budget_days,
-    )
-    counted = await (records.count() if report.dry_run else records.prune(stop=stop.is_set))
-    for name, count in counted.items():
-        report.add(name, count)
-
-
-async def _prune_runs(settings: Settings, database: Database, report: _Report, stop: asyncio.Event) -> None:
-    keep = timedelta(days=settings.retain_days)
-    retention = Retention(store=RetentionStore(database), clock=SystemClock(), keep=keep)
-    before = retention.before
-    report.begin(before)
-    if not report.dry_run:
-        await _prune(retention, report, stop)
-        return
-    async for name, count in retention.store.count(before):
-        report.add(name, count)
-        if stop.is_set():
-            return
-
-
-async def _prune(retention: Retention, report: _Report, stop: asyncio.Event) -> None:
-    """Prunes until nothing is left, or until the process is asked to end."""
-    total = Counter(runs=0)
-    try:
-        with shown_progress("holdfast prune: {:,} runs so far") as progress:
-            await _count_pruned(retention, total, stop, progress)
-    finally:
-        for name, count in total.items():
-            report.add(name, count)
-
-
-async def _count_pruned(
-    retention: Retention, total: Counter[str], stop: asyncio.Event, progress: Callable[[int], None]
+@commands.command(epilog="Example: holdfast doctor --call && holdfast worker")
+def doctor(
+    call: Annotated[bool, typer.Option("--call", help="Ask a model of each provider for a word.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    async with aclosing(retention.prune()) as pruning:
-        async for pruned in pruning:
-            total.update(pruned)
-            progress(total["runs"])
-            if stop.is_set():
-                return
+    """Look at the settings, at the services that they name, and at this machine: what is wrong, and the fix.
+
+    Exits with 1 when something is wrong."""
+
+    def begin(settings: Settings) -> Running:
+        from cli.operator.doctor import run_doctor
+
+        return run_doctor(settings, call=call, as_json=as_json)
+
+    operate(begin)
+
+
+@commands.command(epilog="Example: holdfast status && echo well")
+def status(as_json: JsonOption = False) -> None:
+    """Say whether database, Redis and workers answer, and which walls tools have."""
+
+    def begin(settings: Settings) -> Running:
+        require_database(settings)
+        require_redis(settings)
+        from cli.operator.status import run_status
+
+        return run_status(settings, as_json=as_json)
+
+    operate(begin)
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise typer.BadParameter("write the day as 2026-01-31") from error
+
+
+@commands.command(epilog="Example: holdfast budgets --day 2026-01-31")
+def budgets(
+    project: Annotated[str | None, typer.Option(help="Of this project (default: all).")] = None,
+    day: Annotated[str | None, typer.Option(parser=_day, metavar="YYYY-MM-DD", help="By UTC (default: today).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what agents, keys and projects have used on a day, of what they may."""
+
+    def begin(settings: Settings) -> Running:
+        require_database(settings)
+        from cli.operator.budgets import show_budgets
+
+        return show_budgets(settings, project=project, day=day or day_of(SystemClock().now()), as_json=as_json)
+
+    operate(begin)
+
+
+@commands.command(epilog="Example: holdfast audit --action key.revoked --days 30")
+def audit(
+    project: Annotated[str | None, typer.Option(help="Of this project (default: all).")] = None,
+    action: Annotated[str | None, typer.Option(help="Such as key.revoked (default: all).")] = None,
+    key: Annotated[str | None, typer.Option(help="The id of the key that was used (default: all).")] = None,
+    object_id: Annotated[
+        str | None, typer.Option("--object", help="The id of what it was done to (default: all).")
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option(parser=days_at_most, metavar="N", help="Of the last N days (default: all).")
+    ] = None,
+    limit: Annotated[int, typer.Option(parser=positive, metavar="N", help="The newest N.")] = AUDIT_SHOWN,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who did what: keys, decisions, deletions. Needs HOLDFAST_DATABASE_URL."""
+    since = None if days is None else SystemClock().now() - timedelta(days=days)
+
+    def begin(settings: Settings) -> Running:
+        require_database(settings)
+        from cli.operator.audit import AuditFilter, show_audit
+
+        wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
+        return show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json)
+
+    operate(begin)

@@ -23,6 +23,10 @@ SECRET_BYTES = 32
 SHOWN = len(PREFIX) + 4
 """Characters of a secret by which people recognise it. They are 24 bits of 256."""
 
+DEFAULT_GRACE_S = 24 * 3600
+LONGEST_GRACE_S = 30 * 24 * 3600
+"""Seconds for which a rotated key's old secret goes on."""
+
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _BODY = 43
 """Digits that 256 bits need."""

@@ -5,7 +5,7 @@ the two.
 """
 
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 
 class ErrorCode(StrEnum):
@@ -80,6 +80,11 @@ class ErrorCode(StrEnum):
         "context_window_overflow_in_system_prompt",
         "Shorten the agent's system prompt, blocks and tools, or take a model with a larger window.",
     )
+
+
+def error_fields(code: ErrorCode, message: str, *, field: str | None = None, hint: str = "") -> dict[str, Any]:
+    """What every error says, on every port, beside what the wire has."""
+    return {"code": code, "message": message, "field": field, "hint": hint or code.hint}
 
 
 def code_of(error_type: str) -> ErrorCode:

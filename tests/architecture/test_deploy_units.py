@@ -1,6 +1,7 @@
 """deploy/systemd and deploy/kubernetes: names that fit, probes of paths that are served, time enough to drain."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -205,6 +206,47 @@ def test_units_start_a_command_as_a_plain_user(name: str) -> None:
     set_here = {text.partition("=")[0] for text in lines.get("Environment", [])}
     assert set_here <= SETTINGS - SECRETS
     assert lines["EnvironmentFile"][0] == "/etc/holdfast/common.env"
+
+
+@pytest.mark.parametrize(
+    ("instance", "given", "port"),
+    [("1", {}, "9101"), ("9", {}, "9109"), ("10", {}, "9110"), ("10", {"HOLDFAST_WORKER_PORT": "7000"}, "7000")],
+)
+def test_a_tenth_worker_had_port_91010(instance: str, given: dict[str, str], port: str) -> None:
+    """The line as systemd reads it: `%i` is the instance, `$$` one `$`."""
+    (start,) = unit("holdfast-worker@.service")["ExecStart"]
+    arguments = [part.replace("%i", instance).replace("$$", "$") for part in shlex.split(start)]
+    arguments[-1] = arguments[-1].replace("/opt/holdfast/bin/holdfast worker", "printenv HOLDFAST_WORKER_PORT")
+    environment = {"PATH": "/usr/bin:/bin", **given}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == port
+
+
+SECTIONS = {
+    "Unit": {"Description", "Documentation", "After", "Wants"},
+    "Service": {
+        *("Type", "User", "Group", "EnvironmentFile", "Environment", "ExecStart", "CacheDirectory", "RemainAfterExit"),
+        *("Restart", "RestartSec", "RestartPreventExitStatus", "TimeoutStartSec", "TimeoutStopSec", "KillMode"),
+        *("LimitNOFILE", "MemoryMax", "TasksMax", "NoNewPrivileges", "CapabilityBoundingSet", "ProtectSystem"),
+        *("ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables", "ProtectKernelModules"),
+        *("ProtectKernelLogs", "ProtectControlGroups", "ProtectClock", "ProtectHostname", "RestrictNamespaces"),
+        *("RestrictRealtime", "RestrictSUIDSGID", "RestrictAddressFamilies", "LockPersonality"),
+        *("SystemCallArchitectures", "SystemCallFilter", "UMask"),
+    },
+    "Install": {"WantedBy"},
+}
+"""What `systemd-analyze verify` has taken. systemd passes over a name that it does not know, or finds in another
+section, so a misspelt wall would be none."""
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SYSTEMD.iterdir()))
+def test_every_line_of_a_unit_is_one_that_systemd_reads(name: str) -> None:
+    known: set[str] = set()
+    for line in (SYSTEMD / name).read_text(encoding="utf-8").splitlines():
+        if section := re.fullmatch(r"\[(\w+)\]", line):
+            known = SECTIONS[section[1]]
+        elif line and not line.startswith("#"):
+            assert line.partition("=")[0] in known, line
 
 
 def test_a_worker_unit_leaves_room_for_the_walls_of_tools_and_for_its_end() -> None:

@@ -35,6 +35,13 @@ LATE_MODULES = {
     "shared/process/traces.py": ("shared.telemetry.otlp",),
     # A wrong setting is said before a server is imported, and each server is imported without the others.
     "cli/operator/servers.py": ("cli.operator.dev_server", "cli.operator.api_server", "cli.operator.worker_server"),
+    # A wrong setting is said before anything that opens a database.
+    "cli/operator/upkeep.py": (
+        *("cli.operator.audit", "cli.operator.budgets", "cli.operator.database_upkeep", "cli.operator.doctor"),
+        "cli.operator.status",
+    ),
+    "cli/operator/keys.py": ("cli.operator.issued_keys",),
+    "cli/operator/secrets.py": ("cli.operator.encrypted_secrets",),
     # Alembic: for a database that lacks a migration.
     "shared/sql/migrate.py": ("shared.sql.schema_upgrade",),
     # jsonschema: for the first arguments of a tool, in the thread that checks them.

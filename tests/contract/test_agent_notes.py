@@ -37,6 +37,31 @@ async def test_what_is_kept_and_not_acted_on_was_said_in_a_header_that_no_client
     assert changed.json()["not_acted_on"] == []
 
 
+@pytest.mark.parametrize(
+    ("field", "asked", "nothing"),
+    [
+        ("include_multi_agent_tools", True, False),
+        ("folder_ids", ["folder-1"], []),
+        ("source_ids", ["source-1"], None),
+        ("from_template", "shop:latest", None),
+        ("template", True, False),
+    ],
+)
+async def test_an_agent_that_was_asked_for_more_said_so_in_a_header_alone(
+    http: httpx.AsyncClient, field: str, asked: Any, nothing: Any
+) -> None:
+    agent = await made(http, **{field: asked, "enable_sleeptime": True})
+    assert [note.partition(":")[0] for note in agent["not_acted_on"]] == ["enable_sleeptime", field]
+    path = f"/v1/agents/{agent['id']}"
+    renamed = (await http.patch(path, json={"name": "renamed"})).json()
+    assert renamed["not_acted_on"] == (await http.get(path)).json()["not_acted_on"] == agent["not_acted_on"]
+    assert len((await http.patch(path, json={field: nothing})).json()["not_acted_on"]) == 1
+    assert (await made(http, **{field: nothing}))["not_acted_on"] == []
+    later = await made(http)
+    changed = (await http.patch(f"/v1/agents/{later['id']}", json={field: asked})).json()
+    assert [note.partition(":")[0] for note in changed["not_acted_on"]] == [field]
+
+
 @pytest.mark.parametrize("handle", ["letta/letta-free", "openai/text-embedding-3-small", "anthropic/x", "nonsense"])
 async def test_an_embedding_model_that_cannot_be_asked_was_taken_without_a_word(
     http: httpx.AsyncClient, handle: str

@@ -150,6 +150,7 @@ async def test_a_list_of_tools_knows_their_types(client: AsyncLetta) -> None:
     assert await types(tool_types=["letta_core,letta_memory_core"]) == {"letta_core", "letta_memory_core"}
     assert "custom" not in await types(exclude_tool_types=["custom"])
     assert "custom" not in await types(return_only_letta_tools=True)
+    assert await types(extra_query={"exclude_letta_tools": True}) == {"custom"}
     with pytest.raises(BadRequestError, match="Invalid tool_type 'costum'"):
         await client.tools.list(tool_types=["costum"])
 
@@ -168,6 +169,7 @@ async def test_a_list_of_blocks_knows_their_tags_and_agents(client: AsyncLetta) 
     assert await found(connected_to_agents_count_eq=[0]) == [free.id]
     assert await found(connected_to_agents_count_gt=0, connected_to_agents_count_lt=2) == [mine.id]
     assert await found(templates_only=True) == await found(identity_id="identity-1") == []
+    assert await found(identifier_keys=["ada"]) == []
 
 
 @pytest.mark.parametrize("name", ["requires_approval", "body_requires_approval"])

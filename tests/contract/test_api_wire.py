@@ -230,7 +230,8 @@ async def test_a_database_that_is_away_is_a_503() -> None:
         await database.aclose()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert answer.json()["detail"] == "SERVICE_UNAVAILABLE: the database does not answer; try again"
-    assert (ready.status_code, ready.json()) == (503, {"status": "not ready", "services": {"database": False}})
+    said = {"status": "not ready", "services": {"database": False}, "code": "service_unavailable"}
+    assert (ready.status_code, ready.json() | said) == (503, ready.json())
     assert (full.status_code, full.json()["services"]) == (
         503,
         {"database": False, "migrations": None, "redis": True, "worker": False},

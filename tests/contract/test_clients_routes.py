@@ -35,11 +35,20 @@ OF_OTHERS = (
     ("GET", "/v1/ready"),
     ("GET", "/v1/steps/{step_id}/transaction/{transaction_id}"),
     ("POST", "/v1/tools/generate-schema"),
+    ("POST", "/v1/auth"),
+    ("GET", "/v1/admin/users"),
+    ("POST", "/v1/admin/orgs"),
+    ("GET", "/v1/git/{agent_id}/state.git/info/refs"),
     # What Letta Code asks for.
     ("GET", "/v1/models/catalog"),
     ("GET", "/v1/repositories"),
     ("GET", "/v1/metadata/balance"),
     ("GET", "/v1/metadata/user"),
+    ("POST", "/v1/conversations/ephemeral"),
+    ("POST", "/v1/conversations/search"),
+    ("POST", "/v1/conversations/{conversation_id}/summarize"),
+    ("POST", "/v1/agents/{agent_id}/sandboxes"),
+    ("GET", "/v1/sandboxes/{sandbox_id}/files"),
 )
 
 NOUNS = {"agent_id": "agent", "block_id": "block", "message_id": "message", "run_id": "run", "tool_id": "tool"}

@@ -93,6 +93,14 @@ async def test_a_refusal_had_no_code(
     checked(await http.request(method, path, **given), status, code, field)
 
 
+async def test_a_server_that_is_not_ready_had_no_code(http: httpx.AsyncClient) -> None:
+    body = checked(await http.get("/readyz?full"), 503, ErrorCode.SERVICE_UNAVAILABLE)
+    assert (body["status"], body["services"]["worker"]) == ("not ready", False)
+    assert "no worker lives" in body["message"]
+    ready = (await http.get("/readyz")).json()
+    assert ready == {"status": "ready", "services": {"database": True}}
+
+
 async def test_a_refused_key_had_no_code(closed: httpx.AsyncClient) -> None:
     header = "header.Authorization"
     checked(await closed.get("/v1/agents"), 401, ErrorCode.MISSING_API_KEY, header)

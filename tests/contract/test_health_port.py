@@ -41,6 +41,13 @@ def answered(port: int, said: bytes) -> bytes:
     return answer
 
 
+def error_of(answer: httpx.Response) -> tuple[str, str, str]:
+    """The code, the sentence and the hint of a body that has the fields of every error."""
+    body = answer.json()
+    assert body["detail"] == body["message"] and body["field"] is None, body
+    return body["code"], body["message"], body["hint"]
+
+
 async def is_said(http: httpx.AsyncClient, **expected: Any) -> None:
     """Returns when `/readyz` says so."""
 
@@ -73,7 +80,11 @@ async def test_a_worker_says_what_it_lacks_and_one_that_stands_still_says_nothin
 
         async with private_redis.hanging():
             await is_said(http, status="not ready", services=WITHOUT_REDIS)
-            assert (await http.get("/readyz")).status_code == 503
+            not_ready = await http.get("/readyz")
+            assert not_ready.status_code == 503
+            code, sentence, hint = error_of(not_ready)
+            assert code == "service_unavailable" and "Redis does not answer" in sentence
+            assert "`services`" in hint, "the 503 had neither code nor sentence nor hint"
             assert (await http.get("/healthz")).status_code == 200, "a restart would not mend Redis"
         await is_said(http, **READY)
 
@@ -120,6 +131,8 @@ async def test_a_worker_without_the_key_of_stored_secrets_is_not_ready_and_says_
         assert answer.status_code == 503
         assert "encrypted with the key 'k1', which is not configured" in answer.json()["secrets"]
         assert "CRM_KEY" not in answer.text
+        code, sentence, hint = error_of(answer)
+        assert code == "service_unavailable" and "encrypted with the key 'k1'" in sentence and "secrets.md" in hint
         assert (await http.get("/healthz")).status_code == 200, "a restart would not bring the key"
     await processes.worker(worker_port=other_port, encryption_key=key)
     async with asked(other_port) as http:
@@ -139,7 +152,9 @@ async def test_a_draining_worker_lives_and_is_not_ready(tmp_path: Path) -> None:
             await is_said(http, runs=1)
         dev.ask_to_end()
         await is_said(http, status="not ready", draining=True)
-        assert (await http.get("/readyz")).status_code == 503
+        ends = await http.get("/readyz")
+        assert ends.status_code == 503
+        assert error_of(ends)[:2] == ("server_ending", "Not ready: the worker ends")
         assert (await http.get("/healthz")).status_code == 200
 
 
@@ -147,8 +162,9 @@ async def test_what_is_no_question_of_a_probe_is_refused(tmp_path: Path) -> None
     port = free_port()
     async with processes_in(tmp_path, {}) as processes, asked(port) as http:
         await processes.dev(free_port(), worker_port=port)
-        assert (await http.post("/healthz")).status_code == 405
-        assert (await http.get("/v1/agents")).status_code == 404
+        posted, elsewhere = await http.post("/healthz"), await http.get("/v1/agents")
+        assert (posted.status_code, elsewhere.status_code) == (405, 404)
+        assert (error_of(posted)[0], error_of(elsewhere)[0]) == ("method_not_allowed", "path_not_found")
         head = await http.head("/readyz?verbose")
         assert (head.status_code, head.content) == (200, b"")
         assert int(head.headers["content-length"]) > 0

@@ -8,15 +8,17 @@ import functools
 import inspect
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import httpx
+import letta_client
 import pytest
 from fastapi import FastAPI
 from letta_client import APIConnectionError, AsyncLetta
 
 from api.application import ROUTES
-from tests.kit.project.documents import table_rows
+from tests.kit.project.documents import ROOT, documents, table_rows
 
 NOT_OURS = frozenset(
     {
@@ -27,6 +29,10 @@ NOT_OURS = frozenset(
 """Answered with 501."""
 
 ABOUT_THE_CALL = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
+
+
+_FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
+_WORD = re.compile(r"\b\w+\b")
 
 
 class Sent(NamedTuple):
@@ -86,6 +92,19 @@ def route_of(sent: Sent, routes: dict[tuple[str, str], frozenset[str]]) -> str |
         if method == sent.method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), sent.path.rstrip("/"))
     ]
     return min(fitting, key=lambda path: path.count("{"), default=None)
+
+
+def test_a_new_parameter_of_a_route_asked_for_no_test_and_no_word_in_the_documents() -> None:
+    """What Letta's client sends is Letta's to explain; everything else is ours. A test names every parameter."""
+    sources = Path(letta_client.__file__).parent.rglob("types/**/*_params.py")
+    theirs = {name for source in sources for name in _FIELD.findall(source.read_text(encoding="utf-8"))}
+    written = {word for document in documents() for word in _WORD.findall(document.read_text(encoding="utf-8"))}
+    tests = (path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    tested = {word for test in tests for word in _WORD.findall(test.read_text(encoding="utf-8"))}
+    declared = {name for names in operations().values() for name in names}
+    assert declared - theirs >= {"created_after", "decided"}
+    assert declared - theirs - written == set()
+    assert declared - tested == set()
 
 
 async def test_parameters_of_lists_were_passed_over_and_no_document_said_so(

@@ -206,3 +206,14 @@ async def test_a_dead_gateway_leaves_the_names_that_are_known_and_says_so(databa
         assert "the models of openai are not listed: http://127.0.0.1:1 cannot be reached" in warning
 
     await _listed(database, {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://user:secret@127.0.0.1:1/v1"}, check)
+
+
+async def test_models_are_filtered_by_provider_and_category(database: Database) -> None:
+    async with api_client(database, environment={"OPENAI_API_KEY": "key"}) as http:
+
+        async def providers(**wanted: str) -> set[str]:
+            return {model["provider_name"] for model in (await http.get("/v1/models", params=wanted)).json()}
+
+        assert {"builtin", "openai"} <= await providers(provider_category="base")
+        assert await providers(provider_category="byok") == set()
+        assert await providers(provider_name="builtin") == {"builtin"}

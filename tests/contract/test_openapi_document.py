@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from api.answers.operations import OPERATIONS
 from api.application import openapi_document
 from api.openapi_document import ENDS_RUNS, SOMETIMES_STREAMS
-from tests.kit.product.described_answers import flaws
+from tests.kit.product.described_answers import flaws, validator_of
 from tests.kit.product.in_process import api_app, asgi_client
 from tests.kit.project.documents import ROOT
 from tests.kit.services.databases import open_database
@@ -180,6 +180,22 @@ def _is_any_object(schema: dict[str, Any]) -> bool:
     return schema.get("type") == "object" and "properties" not in schema
 
 
+@pytest.mark.parametrize(
+    ("time", "is_whole"),
+    [
+        ("2026-11-25T03:39:16.562052Z", True),
+        ("2026-11-25T03:39:16+01:00", True),
+        ("2026-11-25T03:39:16.562052", False),
+        ("2026-11-25 03:39:16Z", False),
+    ],
+)
+def test_a_run_ended_at_a_time_without_its_zone(time: str, is_whole: bool) -> None:
+    """`completed_at` had none, so a page in New York showed a run of five hours. Every answer that a test gets is held
+    against this."""
+    schema = {"type": "object", "properties": {"completed_at": {"type": "string", "format": "date-time"}}}
+    assert validator_of(schema).is_valid({"completed_at": time}) is is_whole
+
+
 async def test_a_wrong_method_was_told_those_of_the_first_route_only(http: httpx.AsyncClient) -> None:
     answer = await http.request("OPTIONS", "/v1/tools")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST, PUT")
@@ -197,3 +213,42 @@ def test_every_operation_has_a_name_and_types_of_its_own(app: FastAPI) -> None:
     routed = {(method, path) for path, methods in document.items() for method in methods}
     assert set(OPERATIONS) == routed
     assert all(document[path][method]["operationId"] == one.name for (method, path), one in OPERATIONS.items())
+
+
+WRONG: dict[str, str] = {"boolean": "2", "integer": "many", "number": "many", "string": "\x00"}
+
+
+def _wrong_questions(document: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, str], dict[str, str]]]:
+    """Requests that get one parameter wrong: the method, the path, the address, its query and its header."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            address = re.sub(r"{(\w+)_id}", lambda found: f"{found[1].removesuffix('_message')}-{ID}", path)
+            address = re.sub(r"{\w+}", "name", address)
+            yield method, path, address, {}, {"X-Holdfast-Strict": "maybe"}
+            for parameter in operation.get("parameters", ()):
+                wrong = WRONG[_type_of(parameter["schema"])]
+                if parameter["in"] == "query":
+                    yield method, path, address, {parameter["name"]: wrong}, {}
+                elif parameter["in"] == "header":
+                    yield method, path, address, {}, {parameter["name"]: "?"}
+
+
+def _type_of(schema: dict[str, Any]) -> str:
+    kinds = [schema, *schema.get("anyOf", ())]
+    return next((kind["type"] for kind in kinds if kind.get("type") in WRONG), "string")
+
+
+async def test_openapi_did_not_say_what_a_wrong_parameter_is_answered(app: FastAPI, http: httpx.AsyncClient) -> None:
+    """`/readyz?full=2` was a 422 of which the document knew nothing."""
+    document = app.openapi()
+    refused: set[str] = set()
+    for method, path, address, query, header in _wrong_questions(document):
+        body: dict[str, Any] | None = {} if method in ("post", "put", "patch") else None
+        answer = await http.request(method, address, params=query, headers=header, json=body)
+        described = document["paths"][path][method]["responses"]
+        assert str(answer.status_code) in described, (method, address, query, header, answer.text)
+        if answer.is_error:
+            schema = described[str(answer.status_code)]["content"]["application/json"]["schema"]
+            jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
+            refused.add(path)
+    assert {"/", "/healthz", "/readyz", "/v1/health", "/v1/runs"} <= refused

@@ -131,6 +131,7 @@ async def test_a_run_is_followed_to_its_end(holdfast: Holdfast, agent: str) -> N
     listed = await holdfast("runs", "list", "--agent", agent, "--status", "completed", "--json")
     assert rows(listed)[0]["id"] == run["id"]
     assert run["id"] in (await holdfast("runs", "list", "--agent", agent)).output
+    assert "agent" not in rows(listed)[0], "JSON is what the API says"
 
     assert rows(await holdfast("logs", run["id"], "--json")) == frames
     assert rows(await holdfast("logs", run["id"], "--json", "--follow", "--starting-after", "3")) == frames[3:]
@@ -202,6 +203,19 @@ async def test_approvals_are_listed_and_decided(holdfast: Holdfast, agent: str) 
     denied = await holdfast("approvals", "decide", approval["id"], "deny", "--reason", "too much")
     assert "denied" in denied.output
     assert "too much" in (await holdfast("runs", "watch", denied.errors.split()[-1].rstrip("]"))).output
+
+
+async def test_lists_showed_ids_of_agents_where_people_know_names(holdfast: Holdfast, agent: str) -> None:
+    await holdfast("agents", "create", "the teller", "--model", "builtin/scripted")
+    for text in (QUICK, QUICK):
+        await holdfast("run", "the teller", text)
+    listed = (await holdfast("runs", "list", "--agent", "the teller")).output
+    assert listed.count("the teller") == 2 and "agent-" not in listed
+    run_id = listed.splitlines()[1].split()[0]
+    assert "the teller" in (await holdfast("runs", "show", run_id)).output
+    await holdfast("run", agent, ASKS)
+    waiting = (await holdfast("approvals", "list", "--agent", agent)).output
+    assert "send_money" in waiting and agent not in waiting
 
 
 async def test_top_shows_the_deployment(holdfast: Holdfast) -> None:

@@ -7,11 +7,13 @@ are exact. Those of servers are taken when they end, with a run behind them: no 
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cli.command_table import COMMANDS
 from tests.kit.commands import HOLDFAST, Command, execute
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
@@ -52,12 +54,15 @@ def _imported(directory: Path, command: str) -> frozenset[str]:
     return frozenset(name for name in packages - sys.stdlib_module_names if not name.startswith("_"))
 
 
-async def _imported_by(directory: Path, command: str, environment: dict[str, str], status: int) -> frozenset[str]:
+async def _imported_by(
+    directory: Path, command: str | Sequence[str], environment: dict[str, str], status: int
+) -> frozenset[str]:
     files = directory / "output", directory / "log"
-    process = execute(Command([command], {"IMPORTED": str(directory), **environment}, *files), PROGRAM)
+    arguments = [command] if isinstance(command, str) else command
+    process = execute(Command(arguments, {"IMPORTED": str(directory), **environment}, *files), PROGRAM)
     await wait_until(lambda: process.exit_status() is not None, description=f"{command} to end")
     assert process.exit_status() == status, files[1].read_text()
-    return _imported(directory, command)
+    return _imported(directory, arguments[0])
 
 
 async def _run(port: int) -> None:
@@ -79,6 +84,33 @@ async def test_help_imports_nothing_of_the_product(tmp_path: Path) -> None:
 async def test_a_wrong_setting_was_said_after_all_imports(tmp_path: Path, command: str, wrong: dict[str, str]) -> None:
     """The last one is wrong for `dev`; the servers lack what they need."""
     assert await _imported_by(tmp_path, command, wrong, 2) == SETTINGS
+
+
+OPERATORS_COMMANDS = {
+    **{name: [name] for name, place in COMMANDS.items() if place.module == "cli.operator.upkeep"},
+    "keys-create": ["keys", "create", "--name", "backend"],
+    "keys-list": ["keys", "list"],
+    "keys-revoke": ["keys", "revoke", "key-1"],
+    "keys-rotate": ["keys", "rotate", "key-1"],
+    "keys-callback-secret": ["keys", "callback-secret"],
+    "secrets-generate-key": ["secrets", "generate-key"],
+    "secrets-rotate": ["secrets", "rotate"],
+}
+NEEDS_NOTHING = ("doctor", "secrets-generate-key")
+"""These do something without any setting."""
+
+
+@pytest.mark.parametrize("wrong", [{"HOLDFAST_RUN_TIMEOUT": "abc"}, {"HOLDFAST_TIMEOUT": "1"}])
+@pytest.mark.parametrize("command", OPERATORS_COMMANDS)
+async def test_an_operators_wrong_setting_was_said_after_all_imports(
+    tmp_path: Path, command: str, wrong: dict[str, str]
+) -> None:
+    assert await _imported_by(tmp_path, OPERATORS_COMMANDS[command], wrong, 2) == SETTINGS
+
+
+@pytest.mark.parametrize("command", [name for name in OPERATORS_COMMANDS if name not in NEEDS_NOTHING])
+async def test_a_missing_setting_was_said_after_all_imports(tmp_path: Path, command: str) -> None:
+    assert await _imported_by(tmp_path, OPERATORS_COMMANDS[command], {}, 2) == SETTINGS
 
 
 async def test_doctor_imports_no_server(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ async def services(http: httpx.AsyncClient, expected: Mapping[str, bool | None])
 
     async def are_so() -> bool:
         answer = await http.get("/readyz?full")
-        assert (answer.status_code == 200) == (answer.json()["status"] == "ready")
+        assert (answer.status_code == 200) == (answer.json()["status"] == "ready") == ("code" not in answer.json())
         return answer.json()["services"] == expected and answer.is_success == all(expected.values())
 
     await wait_until(are_so, description=f"services {expected}", timeout=60)
@@ -101,6 +101,11 @@ async def test_an_api_without_its_database_is_not_ready_and_says_so_in_time(
                 return (answer.status_code, answer.json()["services"]) == (503, {"database": False})
 
             await wait_until(is_away, description="the API to miss its database", timeout=60)
+            refused = await http.get("/readyz")
+            assert refused.headers["Retry-After"] and refused.json()["hint"], "it was the one error without a code"
+            assert refused.json()["code"] == "service_unavailable"
+            assert refused.json()["message"] == "Not ready: the database does not answer"
             full = (await http.get("/readyz?full")).json()
+            assert full["message"].endswith("; whether the database has all migrations cannot be known")
             assert full["services"] == {"database": False, "redis": True, "migrations": None, "worker": False}
             assert (await http.get("/healthz")).status_code == 200, "a restart would not mend the database"

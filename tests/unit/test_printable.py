@@ -90,3 +90,12 @@ def test_what_people_write_stays_as_it_is(capsys: pytest.CaptureFixture[str]) ->
     said = "größe 漢字 👩\u200d👩 שלום"
     print_json({"said": said})
     assert said in capsys.readouterr().out
+
+
+def test_top_called_the_oldest_unknown_where_nothing_waits() -> None:
+    out = io.StringIO()
+    idle = {**operations("x"), "queue": {"waiting": 0, "in_flight": 0, "oldest_wait_s": None}}
+    plain_console(out).print(screen({**idle, "api_processes": [{"readers": 1}]}))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert [line for line in lines if line.endswith("0 wait; 0 at work")]
+    assert [line for line in lines if line.endswith("1 process, 1 reader")]

@@ -108,4 +108,9 @@ def _types() -> tuple[AnswerTypes, dict[str, Any]]:
 def _validator(place: tuple[str, str], media_type: str) -> Any:
     types, closed = _types()
     schema = (types.answers if media_type == "application/json" else types.frames).get(place)
-    return None if schema is None else jsonschema_rs.validator_for({**schema, "components": {"schemas": closed}})
+    return None if schema is None else validator_of({**schema, "components": {"schemas": closed}})
+
+
+def validator_of(schema: dict[str, Any]) -> Any:
+    """Looks at formats, too: a time has its zone."""
+    return jsonschema_rs.validator_for(schema, validate_formats=True)
