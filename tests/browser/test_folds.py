@@ -15,6 +15,16 @@ def text(seq: int, content: str, *, message: str = "message-1", **data: Any) -> 
     return frame(seq, "assistant_message", id=message, otid=message, content=content, **data)
 
 
+def piece(seq: int, **delta: Any) -> dict[str, Any]:
+    call = {"tool_call_id": "call_0", **delta}
+    return frame(seq, "tool_call_message", id="message-1", otid="x", tool_call=call, tool_calls=call)
+
+
+def result(seq: int, value: str) -> dict[str, Any]:
+    returns = [{"tool_call_id": "call_0", "tool_return": value, "status": "success"}]
+    return frame(seq, "tool_return_message", id="message-2", name="look", tool_returns=returns)
+
+
 async def transcript_of(viewer: Viewer, *frames: dict[str, Any]) -> dict[str, Any]:
     """What the page's own module makes of the frames."""
     await viewer.open("/runs")
@@ -116,14 +126,6 @@ async def test_a_text_that_is_cut_twice_is_cut_by_its_numbers(viewer: Viewer) ->
 
 
 async def test_the_result_of_a_call_that_was_not_stored_comes_again_to_its_call(viewer: Viewer) -> None:
-    def piece(seq: int, **delta: Any) -> dict[str, Any]:
-        call = {"tool_call_id": "call_0", **delta}
-        return frame(seq, "tool_call_message", id="message-1", otid="x", tool_call=call, tool_calls=call)
-
-    def result(seq: int, value: str) -> dict[str, Any]:
-        returns = [{"tool_call_id": "call_0", "tool_return": value, "status": "success"}]
-        return frame(seq, "tool_return_message", id="message-2", name="look", tool_returns=returns)
-
     found = await transcript_of(
         viewer,
         piece(2, name="look"),
@@ -155,14 +157,6 @@ async def test_a_gap_and_an_error_are_shown_where_they_are(viewer: Viewer) -> No
 
 
 async def test_calls_come_in_pieces_and_their_ids_may_come_twice(viewer: Viewer) -> None:
-    def piece(seq: int, **delta: Any) -> dict[str, Any]:
-        call = {"tool_call_id": "call_0", **delta}
-        return frame(seq, "tool_call_message", id="message-1", otid="x", tool_call=call, tool_calls=call)
-
-    def result(seq: int, value: str) -> dict[str, Any]:
-        returns = [{"tool_call_id": "call_0", "tool_return": value, "status": "success"}]
-        return frame(seq, "tool_return_message", id="message-2", name="look", tool_returns=returns)
-
     found = await transcript_of(
         viewer,
         piece(2, name="look"),
