@@ -55,6 +55,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
         "shared/domain",
         "shared/redis",
         "shared/sql/access",
+        "shared/sql/definitions",
+        "shared/sql/history",
         "shared/sql/runs",
         "shared/telemetry",
     ),

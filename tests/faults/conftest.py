@@ -16,7 +16,7 @@ from tests.kit.services.redis_servers import PrivateRedis
 
 LEASE_S = 1.5
 USUAL_LEASE_S = 6.0
-LONG_LEASE_S = 600.0
+LONG_LEASE_S = 120.0
 """Longer than any standstill of the machine: such leases end when a test ends them."""
 PATIENCE_S = 1.5
 SWEEP_S = 0.3
