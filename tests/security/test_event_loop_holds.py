@@ -234,11 +234,12 @@ async def test_no_answer_of_a_model_and_no_result_of_a_tool_holds_the_loop_of_th
     tool = {"source_code": MUCH, "return_char_limit": 1_000_000, "enable_parallel_execution": True}
     tool_id = (await world.client.post("/v1/tools", json=tool)).json()["id"]
     answers = [*largest_model_answers(), ("long results", Turn(calls=[Call("much", {"of": "a"})] * 20))]
+    rules = [{"type": "max_count_per_step", "tool_name": "much", "max_count_limit": 1000}] * 1000
     for name, turn in answers:
         for by_tokens in (True, False):
 
             async def run(turn: Turn = turn, by_tokens: bool = by_tokens) -> None:
-                agent_id = await agent_of(world, tool_ids=[tool_id])
+                agent_id = await agent_of(world, tool_ids=[tool_id], tool_rules=rules)
                 world.models.play(turn)
                 run_id = await run_of(world, agent_id, stream_tokens=by_tokens)
                 assert (await world.client.get(f"/v1/runs/{run_id}")).json()["status"] == "completed"

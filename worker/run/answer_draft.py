@@ -77,6 +77,9 @@ class AnswerDraft:
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
         self._taken = 0
+        self._waiting: dict[str, bool] = {}
+        """Whether calls of a tool wait, as far as it was asked: an agent may have a thousand rules, and an answer
+        thousands of pieces."""
 
     def take(self, event: ModelEvent) -> None:
         """Takes the next piece; shows it at once when the run was made for tokens."""
@@ -130,7 +133,7 @@ class AnswerDraft:
             self._show_call(call_id, tool=name, arguments=event.text)
 
     def _whole_call(self, event: CallFinished) -> ToolCall:
-        if waits(self._context, event.name):
+        if self._waits(event.name):
             if self._is_filled_in(event.name):
                 self._withheld.add(event.call_id)
             return self._waiting_call(event.call_id, event.name, event.arguments)
@@ -148,21 +151,28 @@ class AnswerDraft:
 
     def _obey_gates(self) -> set[str]:
         """Lets calls wait whose gate was switched on while the model spoke; the ids of those calls."""
+        self._waiting.clear()
         late = {
             index: self._waiting_call(call.id, call.name, call.arguments)
             for index, call in self._finished_calls.items()
-            if not call.needs_approval and waits(self._context, call.name)
+            if not call.needs_approval and self._waits(call.name)
         }
         self._finished_calls |= late
         return {call.id for call in late.values()}
 
+    def _waits(self, name: str) -> bool:
+        known = self._waiting.get(name)
+        if known is None:
+            known = self._waiting[name] = waits(self._context, name)
+        return known
+
     def _is_filled_in(self, name: str) -> bool:
         """Whether a person is asked about arguments that a rule completes: they are shown when they are whole."""
         context = self._context
-        return waits(context, name) and bool(filled_in(context.agent.tool_rules, name, context.progress.turn))
+        return self._waits(name) and bool(filled_in(context.agent.tool_rules, name, context.progress.turn))
 
     def _speaks(self, name: str) -> bool:
-        return self._context.speaks_by(name) and not waits(self._context, name)
+        return self._context.speaks_by(name) and not self._waits(name)
 
     def finish(self) -> Answer:
         """The whole answer; shows it now when the run was made for steps."""
@@ -216,7 +226,7 @@ class AnswerDraft:
         )
 
     def _show_call(self, call_id: str, *, tool: str, name: str | None = None, arguments: str | None = None) -> None:
-        needs_approval = waits(self._context, tool)
+        needs_approval = self._waits(tool)
         self._context.emit(
             ToolCallChunk(
                 self._context.at,

@@ -30,7 +30,7 @@ from shared.sql.runs.checkpoints import Checkpoint
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
 from worker.run.observation import RunObservation
-from worker.run.progress import Instructions, RunProgress
+from worker.run.progress import Instructions, KnownCalls, RunProgress
 from worker.run.publisher import Publisher
 from worker.run.services import RunServices
 
@@ -148,8 +148,13 @@ class RunContext:
         await beside(lambda: self.system, characters_of_memory(self.progress.blocks))
 
     def next_calls(self) -> NextCalls:
-        """The agent's tools that the model may call now, by the agent's rules."""
-        return next_calls(self.agent.tool_rules, self.tools, self.progress.turn)
+        """The agent's tools that the model may call now, by the agent's rules. Each piece of a call may ask, and there
+        may be a thousand of both."""
+        agent, tools, turn, known = self.agent, self.tools, self.progress.turn, self.progress.next_calls
+        if known is None or known.agent is not agent or known.tools is not tools or known.turn is not turn:
+            may_call = next_calls(agent.tool_rules, tools, turn)
+            known = self.progress.next_calls = KnownCalls(agent, tools, turn, may_call)
+        return known.may_call
 
     def speaks_by(self, name: str) -> bool:
         """Whether a call of this tool is shown as something that the agent says."""

@@ -1,6 +1,6 @@
 """How far a run is: what it has used and called, and the step in hand. Only the step loop changes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ from shared.domain.ids import BlockId, StepId
 from shared.domain.messages import ToolReturn
 from shared.domain.runs import Step, Usage
 from shared.domain.settling import PARKED
-from shared.domain.tool_rules import NOTHING_YET, TurnSoFar
+from shared.domain.tool_rules import NOTHING_YET, NextCalls, TurnSoFar
+from shared.domain.tools import Tool
 
 
 @dataclass(kw_only=True)
@@ -41,6 +42,15 @@ class Instructions(NamedTuple):
     text: str
 
 
+class KnownCalls(NamedTuple):
+    """The calls that may come next, and what they were worked out of."""
+
+    agent: Agent
+    tools: Mapping[str, Tool]
+    turn: TurnSoFar
+    may_call: NextCalls
+
+
 @dataclass(kw_only=True)
 class RunProgress:
     """The progress of a run."""
@@ -53,6 +63,8 @@ class RunProgress:
     """Versions of the blocks that the model was shown when it gave the answer in hand."""
     instructions: Instructions | None = None
     """As they were made last."""
+    next_calls: KnownCalls | None = None
+    """As they were worked out last."""
     in_hand: StepInHand | None = None
     turn: TurnSoFar = NOTHING_YET
     """What the tool rules look at."""
