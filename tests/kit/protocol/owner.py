@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from arq.connections import ArqRedis
 
 from shared.concurrency import PATIENCE_S
+from shared.domain.budgets import Budgets
 from shared.domain.errors import CancelRequested, LogClosed, ShutdownRequested
 from shared.domain.events import TextChunk
 from shared.domain.ids import MessageId, RunId, StepId
@@ -19,11 +20,14 @@ from shared.redis.queue import RunQueue
 from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.memory import MemoryStore
+from shared.sql.runs.budgets import BudgetStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
 from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
+from worker.models.prices import Prices
 from worker.run.active_runs import ActiveRuns
+from worker.run.budgets import BudgetService
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.execute_run import RunExecutor
 from worker.run.services import RunServices
@@ -128,7 +132,9 @@ class Owner:
             stores_first=around.stores_first,
             tool_timeout_s=1,
             patience_s=PATIENCE_S,
-            budgets=cast("Any", None),
+            budgets=BudgetService(
+                budgets=Budgets(), prices=Prices({}), store=far(BudgetStore(stores.database)), clock=around.clock
+            ),
         )
         queue = far(RunQueue(around.redis))
         executor = _OrderedExecutor(
