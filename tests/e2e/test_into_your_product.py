@@ -1,5 +1,6 @@
 """The program of docs/into-your-product.md, beside `holdfast dev`: its server by HTTP, and its page in a browser."""
 
+import asyncio
 import json
 import os
 import re
@@ -112,6 +113,13 @@ async def test_a_message_is_a_run_that_a_person_approves_and_a_webhook_reports(p
     goes_on = (await product.get(f"/runs/{decided.json()['run_id']}/events")).text
     assert "sent 20 to Ada" in goes_on
     assert (await product.get("/approvals")).json() == []
+
+
+async def test_a_new_users_first_requests_at_once_were_of_two_agents(product: httpx.AsyncClient) -> None:
+    """The page asked for the approvals of one, and the message had gone to the other."""
+    run_id, *_ = await asyncio.gather(say(product, str(uuid4())), *(product.get("/approvals") for _ in range(5)))
+    await outcome(product, run_id)
+    assert len((await product.get("/approvals")).json()) == 1
 
 
 async def test_what_is_not_a_users_own_is_not_shown(product: httpx.AsyncClient) -> None:

@@ -86,7 +86,7 @@ def test_a_deployment_without_redis_and_database_was_no_screen() -> None:
     shown.print(screen(found))
     assert isinstance(shown.file, StringIO)
     text = shown.file.getvalue()
-    assert text.count("unknown") == 8
+    assert text.count("unknown") == 7
     assert "no worker has shown itself" not in text
 
 

@@ -100,7 +100,7 @@ ID_FIELDS = frozenset(
     }
 )  # fmt: skip
 """Fields of bodies that `BODIES` puts ids into."""
-KEPT_AS_TEXT = frozenset({"base_template_id", "identity_ids", "sender_id", "template_id"})
+KEPT_AS_TEXT = frozenset({"base_template_id", "folder_ids", "identity_ids", "sender_id", "source_ids", "template_id"})
 """Ids of nouns that are not ours; they are kept, and lead nowhere."""
 
 
