@@ -117,8 +117,11 @@ async def test_a_message_is_a_run_that_a_person_approves_and_a_webhook_reports(p
 
 async def test_a_new_users_first_requests_at_once_were_of_two_agents(product: httpx.AsyncClient) -> None:
     """The page asked for the approvals of one, and the message had gone to the other."""
-    run_id, *_ = await asyncio.gather(say(product, str(uuid4())), *(product.get("/approvals") for _ in range(5)))
-    await outcome(product, run_id)
+    async with asyncio.TaskGroup() as group:
+        run_id = group.create_task(say(product, str(uuid4())))
+        for _ in range(5):
+            group.create_task(product.get("/approvals"))
+    await outcome(product, run_id.result())
     assert len((await product.get("/approvals")).json()) == 1
 
 
