@@ -130,6 +130,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._request_is_there()
         if self._reader_watch is not None:
             self._reader_watch.cancel()
+        if self._stream_watch is not None and isinstance(exc, TimeoutError):
+            self._say_cut_off()  # the kernel has the same limit, and may come to it first
         self._forget_stream()
         super().connection_lost(exc)
 
@@ -244,8 +246,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _drop_reader(self) -> None:
         """Ends a stream whose client has not taken one buffer in all this time."""
         self._stream_watch = None
-        log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
+        self._say_cut_off()
         self.transport.abort()
+
+    def _say_cut_off(self) -> None:
+        log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
 
     def _look_at_reader(self) -> None:
         self._reader_watch = None
