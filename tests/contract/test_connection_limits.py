@@ -15,9 +15,9 @@ from api.connection_rules import ConnectionRules
 from api.http_server import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, server_config
 from shared.concurrency import background
 from tests.kit.log_events import LogEvents, log_events
-from tests.kit.product.in_process import api_app
+from tests.kit.product.in_process import loopback_listener
+from tests.kit.project.documents import written_openapi
 from tests.kit.raw_http import RawConnection, head, raw_connection
-from tests.kit.services.databases import open_database
 from tests.kit.wait_until import wait_until
 
 PATIENCE_S = 1.0
@@ -57,7 +57,7 @@ class Served(NamedTuple):
 async def serving(*, most: int = 1000, patience_s: float = 60, reader_timeout_s: float = 300) -> AsyncGenerator[Served]:
     rules = ConnectionRules(patience_s, reader_timeout_s, most)
     config = server_config(application(), rules, timeout_graceful_shutdown=1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with loopback_listener() as listener:
         server = uvicorn.Server(config)
         async with background(_serve(server, listener), name="test server"):
             await wait_until(lambda: server.started, description="the server to listen")
@@ -99,15 +99,12 @@ async def test_many_small_headers_are_refused(raw: RawConnection) -> None:
         (431, head("GET", "/small", X_A="x" * MAX_HEAD_BYTES)),
     ],
 )
-async def test_a_refused_head_was_not_in_the_document(
-    raw: RawConnection, sqlite_url: str, status: int, refused: bytes
-) -> None:
+async def test_a_refused_head_was_not_in_the_document(raw: RawConnection, status: int, refused: bytes) -> None:
     """414 was missing, and 431 was said to be JSON."""
     await raw.send(refused)
     answer = await raw.answer()
     assert answer.status == status
-    async with open_database(sqlite_url) as database, api_app(database) as app:
-        operations = [one for methods in app.openapi()["paths"].values() for one in methods.values()]
+    operations = [one for methods in written_openapi()["paths"].values() for one in methods.values()]
     for operation in operations:
         assert list(operation["responses"][str(status)]["content"]) == [answer.headers["content-type"].split(";")[0]]
 

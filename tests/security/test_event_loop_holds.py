@@ -37,7 +37,7 @@ from tests.kit.largest.values import Schemas, an_object, encoded
 from tests.kit.largest.walk import LoopWalk
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import running_product
-from tests.kit.product.in_process import api_app
+from tests.kit.project.documents import written_openapi
 from tests.kit.services.redis_fixtures import shared_server_url
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import after
@@ -80,16 +80,17 @@ class World:
 async def world(postgres_url: str) -> AsyncIterator[World]:
     database, redis = Database(postgres_url, connections=10), RedisService(shared_server_url())
     await redis.empty()
-    async with ModelServer() as models, running_product(database, redis.client(), models, settings=SETTINGS) as product:
-        async with api_app(database, api_keys=SETTINGS["api_keys"]) as app:
-            document = app.openapi()
-        async with client_of(product.base_url, PROJECT) as client:
-            belongings = await one_of_everything(client, PROJECT, "zanzibar")
-            gc.collect()
-            gc.freeze()  # as a server does at its start: a full collection would look through all of this
-            with measured_loop() as holds:
-                yield World(LoopWalk(client, KEY, holds), client, document, belongings, models, database)
-            gc.unfreeze()
+    async with (
+        ModelServer() as models,
+        running_product(database, redis.client(), models, settings=SETTINGS) as product,
+        client_of(product.base_url, PROJECT) as client,
+    ):
+        belongings = await one_of_everything(client, PROJECT, "zanzibar")
+        gc.collect()
+        gc.freeze()  # as a server does at its start: a full collection would look through all of this
+        with measured_loop() as holds:
+            yield World(LoopWalk(client, KEY, holds), client, written_openapi(), belongings, models, database)
+        gc.unfreeze()
     await redis.close()
     await database.aclose()
 

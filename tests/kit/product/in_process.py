@@ -167,7 +167,7 @@ async def listening(
     app: FastAPI, *, timeout_s: float = 30, reader_timeout_s: float = 300, idle_s: int = IDLE_S
 ) -> AsyncGenerator[str]:
     """Serves an application on a free port of loopback; gives its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with loopback_listener() as listener:
         rules = ConnectionRules(timeout_s, reader_timeout_s)
         server = uvicorn.Server(server_config(app, rules, idle_s=idle_s, timeout_graceful_shutdown=1))
         async with background(_serve(server, listener), name="test API"):
@@ -178,6 +178,14 @@ async def listening(
                 for listening in server.servers:
                     # The loop must forget the socket before it is closed: the next one may get its number.
                     listening.close()
+
+
+def loopback_listener() -> socket.socket:
+    """A socket on a free port of loopback. It says its protocol, as do those that it accepts then: else asyncio leaves
+    Nagle's algorithm on for them, and each answer in two writes waits 40 ms for an acknowledgement."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    return listener
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:

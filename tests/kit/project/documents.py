@@ -1,8 +1,11 @@
 """The project's documents as text: their code blocks, links and headings."""
 
 import itertools
+import json
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -15,6 +18,13 @@ _HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 def documents() -> list[Path]:
     """Every document of the project."""
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@cache
+def written_openapi() -> dict[str, Any]:
+    """docs/openapi.json. A test of its own holds it against the routes and types, so that others need not take seconds
+    to make it again. Nobody may change it."""
+    return json.loads((ROOT / "docs/openapi.json").read_text(encoding="utf-8"))
 
 
 def blocks(document: Path, language: str) -> list[str]:
