@@ -24,6 +24,9 @@ SERVICES = {
 ON_BOTH = frozenset({"test_submit.py", "test_streams.py", "test_wire.py", "test_approvals.py", "test_recall.py"})
 """Stories that `make test` shows on both set-ups: one of each thing that a set-up could do differently."""
 
+API_OF_THE_KIT = frozenset({"api_app", "api_client"})
+"""Who imports one of them speaks to the whole API."""
+
 
 def halved(count: int) -> list[Any]:
     """The numbers below `count`, to be parameters: `make test-all` alone runs the second half."""
@@ -75,10 +78,15 @@ def _in_all_alone(items: Iterable[pytest.Function]) -> dict[str, bool]:
 
 
 def _is_told_twice(item: pytest.Function) -> bool:
-    """A story on embedded parts is told again on the services: with these there, `make test` runs the latter."""
+    """A story on embedded parts is told again on the services, and a request to the API over SQLite is sent again over
+    Postgres: with the services there, `make test` runs the latter. The stores' tests always run on both."""
     callspec = getattr(item, "callspec", None)
-    is_story = item.path.parent.name == "story" and item.path.name not in ON_BOTH
-    if not is_story or callspec is None:
+    if callspec is None:
+        return False
+    if item.path.parent.name == "contract":
+        asks_the_api = not API_OF_THE_KIT.isdisjoint(vars(item.module))
+        return asks_the_api and callspec.params.get("database_url") == "sqlite"
+    if item.path.parent.name != "story" or item.path.name in ON_BOTH:
         return False
     return callspec.params.get("backends") == "embedded" or callspec.params.get("database") == "sqlite_url"
 
