@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, BlockId, ConversationId, ProjectId, ToolId
 from shared.domain.local_time import zone_of
 from shared.domain.tools import Tool
@@ -76,6 +77,32 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     last_stop_reason: str | None = None
     created_at: datetime
     updated_at: datetime
+
+
+LARGEST_PART = 500_000
+"""Bytes of a part of an agent as JSON. Each request for the agent reads all of them in one go, and a change adds to what
+earlier ones left."""
+
+_NAMES_ON_THE_WIRE = {"options": "model_settings", "tool_environment": "secrets"}
+_BOUNDED_ALONE = frozenset({"system", "description", "metadata", "tags", "tool_ids", "block_ids"})
+
+
+def refuse_large_parts(agent: Agent) -> None:
+    """Raises `InvalidRequest` for a part of the agent that is too large to be read again and again."""
+    for field in agent.__struct_fields__:
+        size = 0 if field in _BOUNDED_ALONE else _size(getattr(agent, field))
+        if size > LARGEST_PART:
+            named = max(agent.extra, key=lambda key: _size(agent.extra[key])) if field == "extra" else field
+            named = _NAMES_ON_THE_WIRE.get(named, named)
+            raise InvalidRequest(
+                f"{named} would make the agent too large: {size} bytes of JSON are more than the {LARGEST_PART} that "
+                "are allowed. Leave out what no run needs",
+                field=named,
+            )
+
+
+def _size(value: object) -> int:
+    return len(msgspec.json.encode(value))
 
 
 def requires_approval(agent: Agent, tool_name: str, default: bool | None) -> bool:

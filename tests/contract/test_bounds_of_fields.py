@@ -1,5 +1,6 @@
 """Fields that hold much have a bound, and what a refusal repeats of a request has one, too."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from api.errors import LONGEST_DETAIL
 from api.letta.bounded_fields import LONGEST_METADATA, LONGEST_SETTINGS, MOST_ENTRIES
 from api.letta.refusals import MOST_FLAWS
+from shared.domain.agents import LARGEST_PART
 from shared.domain.local_time import zone_of
 from tests.kit.product.in_process import api_client
 from tests.kit.services.databases import open_database
@@ -18,6 +20,18 @@ BLOCK = "/v1/blocks", {"label": "human", "value": ""}
 TOOL = "/v1/tools", {"source_code": 'def f(x: str) -> str:\n    """Says."""\n    return x\n'}
 RULE = {"type": "continue_loop", "tool_name": "a"}
 MANY = {str(number): "" for number in range(MOST_ENTRIES + 1)}
+LONG = "a" * LARGEST_PART
+"""Of parts of an agent that are bounded as a whole, not entry by entry."""
+LARGE: dict[str, Any] = {
+    "tool_rules": [RULE | {"prompt_template": LONG}],
+    "secrets": {"KEY": LONG},
+    "identity_ids": [LONG],
+    "template_id": LONG,
+    "embedding": LONG,
+    "agent_type": LONG,
+    "model_settings": {"unknown": LONG},
+    "compaction_settings": {"prompt": LONG},
+}
 BOUNDS: list[tuple[tuple[str, dict[str, Any]], str, Any]] = [
     (AGENT, "timezone", "Europe/" * 20),
     (AGENT, "name", "a" * 1001),
@@ -30,6 +44,7 @@ BOUNDS: list[tuple[tuple[str, dict[str, Any]], str, Any]] = [
     (AGENT, "tool_exec_environment_variables", MANY),
     (AGENT, "memory_variables", MANY),
     (AGENT, "identity_ids", list(MANY)),
+    *((AGENT, field, value) for field, value in LARGE.items()),
     (BLOCK, "tags", list(MANY)),
     (BLOCK, "label", "a" * 1001),
     (BLOCK, "metadata", {"a": "a" * LONGEST_METADATA}),
@@ -55,6 +70,38 @@ async def test_a_field_without_a_bound_held_the_loop_with_sixteen_megabytes(
     assert str(refused.json()["field"]).startswith(field)
     assert len(refused.content) < 5000
     assert (await http.post(path, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("field", sorted(LARGE.keys() - {"agent_type"}))
+async def test_a_part_of_an_agent_without_a_bound_was_read_again_for_each_of_its_requests(
+    http: httpx.AsyncClient, field: str
+) -> None:
+    agent = (await http.post("/v1/agents", json=AGENT[1])).json()
+    path = f"/v1/agents/{agent['id']}"
+    refused = await http.patch(path, json={field: LARGE[field]})
+    assert (refused.status_code, refused.json()["field"]) == (422, field)
+    assert (await http.get(path)).json() == agent
+
+
+async def test_an_imported_agent_had_no_bound(http: httpx.AsyncClient) -> None:
+    agent = (await http.post("/v1/agents", json=AGENT[1])).json()
+    file = (await http.get(f"/v1/agents/{agent['id']}/export")).json()
+    file["agents"][0]["tool_rules"] = LARGE["tool_rules"]
+    sent = {"file": ("agent.af", json.dumps(file), "application/json")}
+    refused = await http.post("/v1/agents/import", files=sent)
+    assert (refused.status_code, refused.json()["field"]) == (422, "tool_rules")
+    assert len((await http.get("/v1/agents")).json()) == 1
+
+
+async def test_settings_that_are_kept_added_up_over_many_changes(http: httpx.AsyncClient) -> None:
+    """Each of them is small, and what an earlier one left stays."""
+    agent_id = (await http.post("/v1/agents", json=AGENT[1])).json()["id"]
+    answers = [
+        await http.patch(f"/v1/agents/{agent_id}", json={"model_settings": {f"mine_{number}": "a" * 90_000}})
+        for number in range(7)
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 5 + [422] * 2
+    assert answers[-1].json()["field"] == "model_settings"
 
 
 async def test_each_of_ninety_thousand_errors_was_shown(http: httpx.AsyncClient) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.agents import OVERRIDES, Agent, Block, render_system, with_approval_override, with_default_approvals
+from shared.domain.agents import (
+    OVERRIDES,
+    Agent,
+    Block,
+    refuse_large_parts,
+    render_system,
+    with_approval_override,
+    with_default_approvals,
+)
 from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
@@ -195,9 +203,11 @@ def _approvals_of(agent: Agent) -> tuple[object, ...]:
 def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:
     """The columns of an agent's row. Links have tables of their own, and runs write `last_stop_reason`.
 
-    Raises `InvalidRequest` for a text that cannot be stored, the tags' and the secrets' included.
+    Raises `InvalidRequest` for a text that cannot be stored, the tags' and the secrets' included, and for a part that is
+    too large.
     """
     document_of(agent)
+    refuse_large_parts(agent)
     sealed = secret_keys.seal_all(agent.id, agent.tool_environment)
     document = replace(agent, tool_ids=[], block_ids=[], tags=[], last_stop_reason=None, tool_environment=sealed)
     return {
