@@ -27,6 +27,8 @@ def changed_secrets(
     """
     for name, value in given.items():
         if value and is_sealed(value):
-            raise InvalidRequest(f"secrets: the value of {name!r} begins with {SEALED!r}, which marks encrypted values")
+            raise InvalidRequest(
+                f"secrets: the value of {name!r} begins with {SEALED!r}, which marks encrypted values", field="secrets"
+            )
     after = {name: value or before.get(name, "") for name, value in given.items()}
     return after if sees_values else {**before, **after}

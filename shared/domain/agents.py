@@ -80,8 +80,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LARGEST_PART = 500_000
-"""Bytes of a part of an agent as JSON. Each request for the agent reads all of them in one go, and a change adds to what
-earlier ones left."""
+"""Bytes of a part of an agent as JSON. Each request for the agent reads all of them in one go, and a change adds to
+what earlier ones left."""
 
 _NAMES_ON_THE_WIRE = {"options": "model_settings", "tool_environment": "secrets"}
 _BOUNDED_ALONE = frozenset({"system", "description", "metadata", "tags", "tool_ids", "block_ids"})

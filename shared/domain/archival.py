@@ -104,20 +104,24 @@ def refuse_oversized(passages: Sequence[NewPassage]) -> None:
     """Raises `InvalidRequest` for what a passage cannot be."""
     for passage in passages:
         if not passage.text.strip():
-            raise InvalidRequest("text is empty: give what is to be remembered")
+            raise InvalidRequest("text is empty: give what is to be remembered", field="text")
         if len(passage.text) > LONGEST_TEXT:
             raise InvalidRequest(
                 f"text has {len(passage.text)} characters, and a passage may have {LONGEST_TEXT}: "
-                "split it into several passages"
+                "split it into several passages",
+                field="text",
             )
         _refuse_tags(passage.tags)
 
 
 def _refuse_tags(tags: Sequence[str]) -> None:
     if len(tags) > MOST_TAGS:
-        raise InvalidRequest(f"tags: {len(tags)} are more than the {MOST_TAGS} that a passage may have: leave some out")
+        raise InvalidRequest(
+            f"tags: {len(tags)} are more than the {MOST_TAGS} that a passage may have: leave some out", field="tags"
+        )
     for tag in tags:
         if not tag or len(tag) > LONGEST_TAG:
             raise InvalidRequest(
-                f"tags: {tag[:50]!r} has {len(tag)} characters, a tag has 1 to {LONGEST_TAG}: change or leave it out"
+                f"tags: {tag[:50]!r} has {len(tag)} characters, a tag has 1 to {LONGEST_TAG}: change or leave it out",
+                field="tags",
             )

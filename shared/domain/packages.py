@@ -61,13 +61,15 @@ def requirement_lines(given: Sequence[Mapping[str, Any]]) -> list[str]:
     option, a path or a URL. Raises `InvalidRequest`, which names the entry.
     """
     if len(given) > MOST_REQUIREMENTS:
-        raise InvalidRequest(f"pip_requirements: {len(given)} packages; a tool may ask for {MOST_REQUIREMENTS}")
+        raise InvalidRequest(
+            f"pip_requirements: {len(given)} packages; a tool may ask for {MOST_REQUIREMENTS}", field="pip_requirements"
+        )
     lines: dict[str, str] = {}
     for number, entry in enumerate(given):
         place = f"pip_requirements[{number}]"
         name, extras = _name(entry.get("name"), f"{place}.name")
         if name in lines:
-            raise InvalidRequest(f"{place}.name: {name} is asked for twice")
+            raise InvalidRequest(f"{place}.name: {name} is asked for twice", field=f"{place}.name")
         lines[name] = f"{name}{extras}{_version(entry.get('version'), f'{place}.version')}"
     return sorted(lines.values())
 
@@ -75,15 +77,18 @@ def requirement_lines(given: Sequence[Mapping[str, Any]]) -> list[str]:
 def _name(given: object, place: str) -> tuple[str, str]:
     """The package's name as indexes write it, and its extras in brackets."""
     if not isinstance(given, str) or not 0 < len(given) <= LONGEST_NAME:
-        raise InvalidRequest(f"{place}: it must be a package's name, of up to {LONGEST_NAME} characters")
+        raise InvalidRequest(f"{place}: it must be a package's name, of up to {LONGEST_NAME} characters", field=place)
     try:
         asked = Requirement(given)
     except InvalidRequirement as error:
-        raise InvalidRequest(f"{place}: {given!r} is no package's name; use one like 'requests'") from error
+        raise InvalidRequest(
+            f"{place}: {given!r} is no package's name; use one like 'requests'", field=place
+        ) from error
     if asked.url or asked.marker or asked.specifier or len(asked.extras) > MOST_EXTRAS:
         raise InvalidRequest(
             f"{place}: {given!r} is more than a name; use one like 'requests' or 'requests[socks]', and `version` for "
-            "its version. Packages come from the server's index alone"
+            "its version. Packages come from the server's index alone",
+            field=place,
         )
     extras = ",".join(sorted(map(canonicalize_name, asked.extras)))
     return canonicalize_name(asked.name), f"[{extras}]" if extras else ""
@@ -95,7 +100,7 @@ def _version(given: object, place: str) -> str:
         return ""
     fix = "use one like '2.31.0', or a range like '>=2,<3'"
     if not isinstance(given, str) or len(given) > LONGEST_VERSION:
-        raise InvalidRequest(f"{place}: it must be a text of up to {LONGEST_VERSION} characters; {fix}")
+        raise InvalidRequest(f"{place}: it must be a text of up to {LONGEST_VERSION} characters; {fix}", field=place)
     try:
         return f"=={Version(given)}"
     except InvalidVersion:
@@ -103,7 +108,7 @@ def _version(given: object, place: str) -> str:
     try:
         versions = SpecifierSet(given)
     except InvalidSpecifier as error:
-        raise InvalidRequest(f"{place}: {given!r} is no version; {fix}") from error
+        raise InvalidRequest(f"{place}: {given!r} is no version; {fix}", field=place) from error
     if not versions or any(one.operator == "===" for one in versions):
-        raise InvalidRequest(f"{place}: {given!r} names no versions; {fix}")
+        raise InvalidRequest(f"{place}: {given!r} names no versions; {fix}", field=place)
     return str(versions)

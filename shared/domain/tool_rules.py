@@ -185,5 +185,6 @@ def refuse_foreign_rules(rules: Iterable[Rule], names: Iterable[str]) -> None:
             if name not in known:
                 raise InvalidRequest(
                     f"tool_rules: a rule of type {rule.get('type')!r} names the tool {name!r}, which the agent does "
-                    f"not have. It has: {', '.join(sorted(known)) or 'none'}. Attach the tool, or leave the rule out"
+                    f"not have. It has: {', '.join(sorted(known)) or 'none'}. Attach the tool, or leave the rule out",
+                    field="tool_rules",
                 )

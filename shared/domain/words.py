@@ -38,7 +38,8 @@ def refuse_long_query(query: str) -> None:
     """Raises `InvalidRequest` for a search that is too long."""
     if len(query) > LONGEST_QUERY:
         raise InvalidRequest(
-            f"query has {len(query)} characters, and a search may have {LONGEST_QUERY}: search for fewer words"
+            f"query has {len(query)} characters, and a search may have {LONGEST_QUERY}: search for fewer words",
+            field="query",
         )
 
 

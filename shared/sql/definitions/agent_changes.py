@@ -203,8 +203,8 @@ def _approvals_of(agent: Agent) -> tuple[object, ...]:
 def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:
     """The columns of an agent's row. Links have tables of their own, and runs write `last_stop_reason`.
 
-    Raises `InvalidRequest` for a text that cannot be stored, the tags' and the secrets' included, and for a part that is
-    too large.
+    Raises `InvalidRequest` for a text that cannot be stored, the tags' and the secrets' included, and for a part that
+    is too large.
     """
     document_of(agent)
     refuse_large_parts(agent)
