@@ -15,7 +15,7 @@ from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
 from api.event_stream import WayOut
 from api.incoming_traces import IncomingTraces
-from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers
+from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers, UnsentBodies
 from api.openapi_document import describe_truly
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestLog
@@ -134,5 +134,6 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
         routes=app.router.routes,
         is_on=settings.access_log,
     )
+    app.add_middleware(UnsentBodies)
     app.add_middleware(WayOut)
     return app

@@ -25,6 +25,8 @@ HEADERS = {
 FRAME_END = b"\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 
+KEEP_ALIVE_BYTES = "keep_alive_bytes"
+"""The key in the state of a request of what may be sent between any two pieces of its answer, and means nothing."""
 
 _WAY_OUT = "way_out"
 """The key in the state of a request of the server's own `send`."""
@@ -72,6 +74,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
         figures = state[StreamFigures.KEY] = StreamFigures()
+        state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
         async with self._entrance(scope):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await self._show(receive, state.get(_WAY_OUT, send), figures)

@@ -50,6 +50,35 @@ class ShutdownAnswers:
             raise
 
 
+class UnsentBodies:
+    """Ends the connection behind an answer that was given before the client was asked for the body that it holds back
+    (`Expect: 100-continue`).
+
+    It may send the body then, or leave it out (RFC 9110, 10.1.1). A server that reads on takes the next request for the
+    body if it is left out.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        is_held_back = scope["type"] == "http" and any(name == b"expect" for name, _ in scope["headers"])
+        if not is_held_back:
+            return self._app(scope, receive, send)
+
+        def asked() -> Awaitable[Message]:
+            nonlocal is_held_back
+            is_held_back = False
+            return receive()
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and is_held_back:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        return self._app(scope, asked, closing)
+
+
 class OpenAIErrors:
     """Answers OpenAI's clients with errors in their shape, whoever refuses their request."""
 

@@ -83,7 +83,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("api/",),
     # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
     "httpx2": ("cli/client/", "worker/models/", "shared/network/", "shared/archival/embedding_client.py"),
-    "httptools": ("worker/models/",),
+    "httptools": ("worker/models/", "api/http_connection.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "google": ("worker/models/",),

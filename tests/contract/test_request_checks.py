@@ -14,7 +14,8 @@ import pytest
 from fastapi import FastAPI
 
 from api.connection_rules import ConnectionRules
-from api.http_server import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, server_config
+from api.http_connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES
+from api.http_server import server_config
 from shared.json_limits import MAX_DEPTH, MAX_VALUES
 from shared.sql.engine import Database
 from tests.kit.product.in_process import api_app, api_client, listening
@@ -77,6 +78,30 @@ async def test_a_body_that_says_that_it_is_too_long_is_refused_unread(raw: RawCo
     assert answer.status == 413
     assert "HOLDFAST_MAX_BODY_BYTES" in answer.json()["detail"]
     assert str(MAX_BODY) in answer.json()["detail"]
+
+
+HELD_BACK = {"Expect": "100-continue", "Content_Length": "2"}
+
+
+@pytest.mark.parametrize("held_back", [HELD_BACK, {**HELD_BACK, "Content_Length": str(MAX_BODY + 1), **KEY}])
+async def test_the_next_request_was_taken_for_a_body_that_nobody_had_asked_for(
+    raw: RawConnection, held_back: dict[str, str]
+) -> None:
+    """Who is refused before the body is asked for may leave it out."""
+    await raw.send(head("POST", "/v1/blocks", **held_back))
+    answer = await raw.answer()
+    assert (answer.status in (401, 413), answer.headers["connection"]) == (True, "close")
+    await raw.is_closed()
+
+
+async def test_a_body_that_is_held_back_is_asked_for(raw: RawConnection) -> None:
+    await raw.send(head("POST", "/v1/blocks", **HELD_BACK, **KEY))
+    assert await raw.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await raw.send(b"{}")
+    answer = await raw.answer()
+    assert (answer.status, "connection" in answer.headers) == (422, False)
+    await raw.send(head("GET", "/v1/blocks/count", **KEY))
+    assert (await raw.answer()).body == b"0"
 
 
 @falls_silent
