@@ -16,7 +16,7 @@ from worker.models.characters import whole_characters, with_hidden_halves
 from worker.models.decoding import is_json, read_json
 from worker.models.model_errors import stream_error
 from worker.models.sse import EventStream
-from worker.models.unstreamed import unstreamed_answers
+from worker.models.unstreamed import is_whole, unstreamed_answers
 
 _DONE = b"[DONE]"
 
@@ -111,7 +111,10 @@ class SdkEvents:
         return self._readable(self._stream.feed(chunk))
 
     def cut(self) -> bytes:
-        """The connection has broken. What came last may be whole, and the end of the answer."""
+        """The connection has broken. What came last may be whole: the end of the answer, or all that was sent in place
+        of a stream. Raises as `end`."""
+        if is_whole(self._stream.before_events):
+            return self.end()
         return self._readable(self._stream.end())
 
     def end(self) -> bytes:
