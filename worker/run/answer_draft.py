@@ -165,7 +165,7 @@ class AnswerDraft:
         self._finished_calls |= late
         return {call.id for call in late.values()}
 
-    def _let_go_of_gates(self) -> None:
+    def _ask_nobody(self) -> None:
         """Lets the calls of an answer that was cut off ask nobody: they are not made. Pieces that readers have seen
         before the answer's end was known cannot be taken back; what is stored does not ask."""
         self._finished_calls = {
@@ -193,7 +193,7 @@ class AnswerDraft:
             raise AssertionError("a model's stream ended without Finished")
         late = self._obey_gates()
         if finished.reason in CUT_OFF:
-            self._let_go_of_gates()
+            self._ask_nobody()
         if self._by_tokens:
             self._show_rest(late)
         else:
