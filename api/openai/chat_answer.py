@@ -114,7 +114,10 @@ class ChatOutcome:
         }
 
     def _waiting(self) -> dict[str, ToolCall]:
-        """The calls that wait, by id. A call that comes in pieces has its name in the first."""
+        """The calls that wait, by id. A call that comes in pieces has its name in the first. An answer that was cut off
+        after it was shown, or cancelled, has none."""
+        if self._stop_reason != "requires_approval":
+            return {}
         waiting: dict[str, ToolCall] = {}
         for _, event in self._asked:
             if isinstance(event, events.ToolCalls):

@@ -154,3 +154,43 @@ async def test_tool_choice_none_offers_no_tools(product: Product, openai: AsyncO
     await whole(openai, agent.id, user("Hi"), tools=[WEATHER], tool_choice="auto")
 
     assert ["weather" in str(request.body.get("tools")) for request in product.models.requests] == [False, True]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+async def test_a_program_was_told_to_make_a_call_of_an_answer_that_was_cut_off(
+    product: Product, openai: AsyncOpenAI, is_streamed: bool, finish: Any
+) -> None:
+    """It made the call and brought its result, which nobody waited for: a 400."""
+    product.models.play(Turn(text="I look.", calls=[Call("weather", ASKED)], finish=finish), Turn(text="Here."))
+    agent = await product.agent()
+
+    if is_streamed:
+        chunks = await streamed(openai, agent.id, user("Weather?"), tools=[WEATHER])
+        made = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        reason = finish_of(chunks)[0][0]
+    else:
+        [choice] = (await whole(openai, agent.id, user("Weather?"), tools=[WEATHER])).choices
+        made, reason = choice.message.tool_calls or [], choice.finish_reason
+
+    assert (made, reason) == ([], "length" if finish == "length" else "stop")
+    assert text_of(await streamed(openai, agent.id, user("And now?"), tools=[WEATHER])) == "Here."
+
+
+async def test_one_of_two_results_is_refused_as_it_is_at_openai(product: Product, openai: AsyncOpenAI) -> None:
+    """With a question beside it or not, it says which results are expected, changes nothing, and all of them are
+    taken afterwards; the question by itself drops the calls."""
+    asks = Turn(calls=[Call("weather", ASKED), Call("weather", {"place": "Bonn"})])
+    product.models.play(asks, Turn(text="Sunny in both."))
+    agent = await product.agent()
+    first, second = await calls_of(openai, agent.id, user("Weather?"), is_streamed=False)
+
+    for more in ([], [user("And tomorrow?")]):
+        with pytest.raises(BadRequestError, match="Invalid tool call IDs") as refused:
+            await whole(openai, agent.id, result(first.id, "Sunny"), *more, tools=[WEATHER])
+        assert second.id in str(refused.value)
+
+    both = [result(one.id, "Sunny") for one in (first, second)]
+    answer = await whole(openai, agent.id, *both, user("And tomorrow?"), tools=[WEATHER])
+    assert answer.choices[0].message.content == "Sunny in both."
+    assert "And tomorrow?" in str(product.models.requests[-1].body)

@@ -58,3 +58,25 @@ async def test_calls_of_an_answer_that_was_cut_off_were_run(
         after = await product.client.agents.messages.create(agent_id=agent.id, input="Go on.")
         assert after.stop_reason.stop_reason == "end_turn"
         assert "sent abc" not in str(product.models.requests[-1].body)
+
+
+@pytest.mark.parametrize("by_tokens", [True, False])
+async def test_a_call_that_was_cut_off_was_listed_as_one_that_a_person_is_asked_about(
+    product: Product, by_tokens: bool
+) -> None:
+    free = await product.tool(SEND.replace("send", "post"))
+    agent = await product.agent(tools=[free, await product.tool(SEND, default_requires_approval=True)])
+    calls = [Call("post", {"text": "a"}), Call("send", {"text": "b"})]
+    product.models.play(Turn(text="I do.", calls=calls, finish="length"))
+
+    sent = {"input": "Send it.", "streaming": True, "stream_tokens": by_tokens}
+    shown = (await product.http.post(f"/v1/agents/{agent.id}/messages", json=sent)).text
+
+    assert "max_tokens_exceeded" in shown
+    # What was shown before the end was known cannot be taken back.
+    assert by_tokens or "approval_request_message" not in shown
+    listed = (await product.http.get(f"/v1/agents/{agent.id}/messages")).json()
+    [asked] = [one for one in listed if one["message_type"] in ("tool_call_message", "approval_request_message")]
+    assert asked["message_type"] == "tool_call_message"
+    assert [call["name"] for call in asked["tool_calls"]] == ["post", "send"]
+    assert (await product.http.get("/v1/approvals", params={"agent_id": agent.id})).json() == []

@@ -25,6 +25,10 @@ def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReas
     return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
 
 
+MOST_TOKENS = 1_000_000_000
+"""Of one answer. A larger count is a mistake of the server's: it would use up budgets, and may not be kept."""
+
+
 class CountedTokens(msgspec.Struct, frozen=True):
     """Tokens as the provider counted them. Some servers report -1 for what they have not counted."""
 
@@ -80,7 +84,7 @@ def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
 def _usage(call: ModelCall, answer: WholeAnswer) -> Usage:
     counted = answer.counted
     prompt, completion = counted.prompt, counted.completion
-    if min(prompt, completion) < 0 or not prompt + completion:
+    if not prompt + completion or not _is_possible(counted):
         return _estimated_usage(call, answer)
     return Usage(
         prompt_tokens=prompt,
@@ -91,6 +95,11 @@ def _usage(call: ModelCall, answer: WholeAnswer) -> Usage:
         reasoning_tokens=max(counted.reasoning, 0),
         context_tokens=prompt + completion,
     )
+
+
+def _is_possible(counted: CountedTokens) -> bool:
+    every = (counted.prompt, counted.completion, counted.cached, counted.cache_written, counted.reasoning)
+    return min(counted.prompt, counted.completion) >= 0 and max(every) <= MOST_TOKENS
 
 
 def _estimated_usage(call: ModelCall, answer: WholeAnswer) -> Usage:

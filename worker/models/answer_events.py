@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 from worker.models.answer_end import CountedTokens, WholeAnswer, judge
 from worker.models.call_ids import CallIds
 from worker.models.characters import JoinedPieces, revealed_halves, sound
+from worker.models.decoding import whole_number
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
 from worker.models.sdk_events import StreamEnd
 
@@ -143,11 +144,12 @@ def _reason(known: str | None, end: StreamEnd) -> str | None:
 def _counted(answer: sdk.ModelResponse) -> CountedTokens:
     usage = answer.usage
     return CountedTokens(
-        prompt=usage.input_tokens,
-        completion=usage.output_tokens,
-        cached=usage.cache_read_tokens,
-        cache_written=usage.cache_write_tokens,
-        reasoning=usage.output_reasoning_tokens,
+        # The SDK keeps whatever the server has sent.
+        prompt=whole_number(usage.input_tokens) or 0,
+        completion=whole_number(usage.output_tokens) or 0,
+        cached=whole_number(usage.cache_read_tokens) or 0,
+        cache_written=whole_number(usage.cache_write_tokens) or 0,
+        reasoning=whole_number(usage.output_reasoning_tokens) or 0,
     )
 
 

@@ -12,6 +12,7 @@ import itertools
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import cast
 
 import httpx2
 
@@ -50,9 +51,9 @@ class OpenCall:
         """Follow this response until the call ends."""
         if not isinstance(response.stream, httpx2.AsyncByteStream):
             return
-        if _can_be_read(response):
+        if response.is_success:
             self.events = SdkEvents(str(response.headers.get("content-type", "")))
-            response.stream = _WatchedStream(response.stream, self, self.events)
+            response.stream = _WatchedStream(_unpacked(response), self, self.events)
         self._streams.append(response.stream)
 
     async def close(self) -> None:
@@ -72,7 +73,7 @@ class Connections:
         self.client = httpx2.AsyncClient(
             timeout=_TIMEOUT,
             transport=_WatchingTransport(self._calls, network.tls()),
-            # Events come one by one; compressing each is slower, and a compressed stream could not be checked.
+            # Events come one by one, and compressing each is slower.
             headers={"accept-encoding": "identity"},
         )
 
@@ -157,9 +158,29 @@ class _WatchedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _can_be_read(response: httpx2.Response) -> bool:
-    """Whether its bytes are an answer as the server wrote it: no error, and not compressed unasked."""
-    return response.is_success and "content-encoding" not in response.headers
+class _UnpackedStream(httpx2.AsyncByteStream):
+    """The bytes of a response that its server compressed."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._response.aiter_bytes()
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _unpacked(response: httpx2.Response) -> httpx2.AsyncByteStream:
+    """The bytes of the answer as the server wrote it. The response is from now on one that was never compressed: some
+    servers compress unasked, and what is mended in an answer has to be read before the SDK does."""
+    stream = cast("httpx2.AsyncByteStream", response.stream)
+    if "content-encoding" not in response.headers:
+        return stream
+    packed = httpx2.Response(response.status_code, headers=response.headers, stream=stream)
+    for name in ("content-encoding", "content-length"):
+        response.headers.pop(name, None)
+    return _UnpackedStream(packed)
 
 
 async def _close(stream: httpx2.AsyncByteStream) -> None:

@@ -20,7 +20,7 @@ from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
 from worker.models.server_transport import body_of
 from worker.models.sse import EventStream, EventTooLong
-from worker.models.unstreamed import unstreamed_answers
+from worker.models.unstreamed import is_whole, unstreamed_answers
 
 _HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
 
@@ -141,11 +141,12 @@ class DirectModel:
             while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
                 yield events.feed(piece)
         except (httpx2.HTTPError, httpx2.StreamError, OSError):
-            # What came last may be whole, and the end of the answer.
-            yield events.end()
-            if not answer.has_reason:
-                raise
-            return
+            # What came last may be whole: the end of the answer, or all that was sent in place of a stream.
+            if not is_whole(events.before_events):
+                yield events.end()
+                if not answer.has_reason:
+                    raise
+                return
         rest, said = events.end(), events.before_events
         if said is not None:
             kind = str(response.headers.get("content-type", ""))

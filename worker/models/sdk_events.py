@@ -13,10 +13,10 @@ import msgspec
 
 from shared.domain.errors import ModelError
 from worker.models.characters import whole_characters, with_hidden_halves
-from worker.models.decoding import is_json, read_json
+from worker.models.decoding import is_json, read_json, whole_number
 from worker.models.model_errors import stream_error
 from worker.models.sse import EventStream
-from worker.models.unstreamed import unstreamed_answers
+from worker.models.unstreamed import is_whole, unstreamed_answers
 
 _DONE = b"[DONE]"
 
@@ -27,6 +27,9 @@ _INCOMPLETE = "response.incomplete"
 _ENDS = ("response.completed", _INCOMPLETE)
 _TELLING_WORDS = (b'"error"', b"finishReason", b"blockReason", b"response.completed", b"response.incomplete")
 """One of them is in an event that ends an answer, well or badly. Most events are not read for it."""
+
+_COMPLETED = (b"response.output_item.", b"response.completed", b"part.added", b'"parts"', b"responseId")
+"""Words of events in which something may have been left out. Elsewhere, it would be null."""
 
 _NO_REASONS = (None, "", "FINISH_REASON_UNSPECIFIED")
 
@@ -96,6 +99,8 @@ class SdkEvents:
     def __init__(self, content_type: str) -> None:
         self._content_type = content_type
         self._stream = EventStream()
+        self._response_id: Any = None
+        """Gemini's, of the first event: the SDK takes an answer for interrupted whose id changes."""
         self._usage: Any = None
         """The last counts that a response had on its way."""
         self.is_garbled = False
@@ -111,7 +116,10 @@ class SdkEvents:
         return self._readable(self._stream.feed(chunk))
 
     def cut(self) -> bytes:
-        """The connection has broken. What came last may be whole, and the end of the answer."""
+        """The connection has broken. What came last may be whole: the end of the answer, or all that was sent in place
+        of a stream. Raises as `end`."""
+        if is_whole(self._stream.before_events):
+            return self.end()
         return self._readable(self._stream.end())
 
     def end(self) -> bytes:
@@ -148,10 +156,25 @@ class SdkEvents:
                 self.failure = stream_error(event.error, provider="")
                 return b""
             self.ended_as = StreamEnd(event.is_end, event.type == _INCOMPLETE, event.words)
-        data = with_hidden_halves(self._with_last_usage(data))
+        data = with_hidden_halves(self._with_last_usage(self._completed(data)))
         for character, escape in _LINE_ENDS:
             data = data.replace(character, escape)
         return b"data: %b\n\n" % data.replace(b"\n", b" ")
+
+    def _completed(self, data: bytes) -> bytes:
+        """The event with what the SDKs cannot do without, where a server has left it out."""
+        if not (b"null" in data or any(word in data for word in _COMPLETED)):
+            return data
+        found = read_json(data)
+        if not isinstance(found, dict):
+            return data
+        event = cast("dict[str, Any]", found)
+        if "candidates" in event:
+            self._response_id = self._response_id or event.get("responseId")
+            completed = _with_parts({**event, "responseId": self._response_id} if self._response_id else event)
+        else:
+            completed = _with_texts(event)
+        return data if completed == event else json.dumps(completed).encode()
 
     def _with_last_usage(self, data: bytes) -> bytes:
         """The event with the counts of the answer if it is the last one, else without any. The SDK adds them up."""
@@ -163,11 +186,68 @@ class SdkEvents:
         if not isinstance(kind, str) or not isinstance(response, dict):
             return data
         told = cast("dict[str, Any]", response)
-        self._usage = told.get("usage") or self._usage
+        given = told.get("usage")
+        self._usage = _whole_counts(given) or self._usage
         usage = self._usage if kind in (*_ENDS, "response.failed") else None
-        if told.get("usage") == usage:
+        if json.dumps(given) == json.dumps(usage):
             return data
         return json.dumps({**event, "response": {**told, "usage": usage}}).encode()
+
+
+def _whole_counts(usage: object) -> object:
+    """The counts as whole numbers, where a server has written 12.0."""
+    match usage:
+        case dict():
+            return {name: _whole_counts(one) for name, one in cast("dict[str, object]", usage).items()}
+        case float():
+            return whole_number(usage) or 0
+        case _:
+            return usage
+
+
+def _with_parts(event: dict[str, Any]) -> dict[str, Any]:
+    """A chunk of Gemini's without parts that have nothing in them."""
+    candidates = event["candidates"]
+    if not isinstance(candidates, list):
+        return event
+    return {**event, "candidates": [_with_full_parts(candidate) for candidate in cast("list[object]", candidates)]}
+
+
+def _with_full_parts(candidate: object) -> object:
+    content = _object(_object(candidate).get("content"))
+    parts = content.get("parts")
+    if not isinstance(parts, list):
+        return candidate
+    full = [part for part in cast("list[object]", parts) if not _is_empty(part)]
+    return {**_object(candidate), "content": {**content, "parts": full}}
+
+
+def _is_empty(part: object) -> bool:
+    """Whether a part has neither text nor anything else in it but a mark of what it is."""
+    if not isinstance(part, dict):
+        return False
+    return all(value is None or name == "thought" for name, value in cast("dict[str, object]", part).items())
+
+
+def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
+    """An event of the Responses wire with empty texts and lists in place of those that its server has left out."""
+    kind, part, item = event.get("type"), _object(event.get("part")), _object(event.get("item"))
+    response = _object(event.get("response"))
+    if str(kind).endswith(".delta") and "delta" in event and event["delta"] is None:
+        return {**event, "delta": ""}
+    if kind == "response.reasoning_summary_part.added" and part and part.get("text") is None:
+        return {**event, "part": {**part, "text": ""}}
+    is_call = kind == "response.output_item.added" and item.get("type") == "function_call"
+    if is_call and item.get("arguments") is None:
+        return {**event, "item": {**item, "arguments": ""}}
+    if kind in _ENDS and response and response.get("output") is None:
+        return {**event, "response": {**response, "output": []}}
+    return event
+
+
+def _object(value: object) -> dict[str, Any]:
+    """The value if it is an object, else one with nothing in it."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _events(answer: dict[str, Any]) -> list[bytes]:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.characters import whole_characters
-from worker.models.decoding import read_json
+from worker.models.decoding import is_json, read_json
 from worker.models.model_errors import message_in, stream_error
 
 _ANSWERS = ("choices", "candidates", "output", "content")
@@ -21,6 +21,12 @@ _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORE
 
 _EXCERPT = 200
 """Characters of a text that nobody can read as an answer."""
+
+
+def is_whole(said: bytes | bytearray | None) -> bool:
+    """Whether this, which came in place of a stream, is whole, though its connection broke before its end was said."""
+    text = bytes(said or b"").strip()
+    return text[:1] in (b"{", b"[") and is_json(text)
 
 
 def unstreamed_answers(body: bytes, content_type: str, provider: str = "") -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from shared.domain.base_tools import REWRITING
 from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
@@ -33,6 +34,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PIECES_AT_ONCE = 100
 """Pieces of an answer that are taken in one turn of the event loop: some milliseconds."""
+
+
+CUT_OFF = ("length", "content_filter")
+"""Why an answer ends that the model had more to say of."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -160,6 +165,13 @@ class AnswerDraft:
         self._finished_calls |= late
         return {call.id for call in late.values()}
 
+    def _ask_nobody(self) -> None:
+        """Lets the calls of an answer that was cut off ask nobody: they are not made. Pieces that readers have seen
+        before the answer's end was known cannot be taken back; what is stored does not ask."""
+        self._finished_calls = {
+            index: replace(call, needs_approval=False) for index, call in self._finished_calls.items()
+        }
+
     def _waits(self, name: str) -> bool:
         known = self._waiting.get(name)
         if known is None:
@@ -180,6 +192,8 @@ class AnswerDraft:
         if finished is None:
             raise AssertionError("a model's stream ended without Finished")
         late = self._obey_gates()
+        if finished.reason in CUT_OFF:
+            self._ask_nobody()
         if self._by_tokens:
             self._show_rest(late)
         else:

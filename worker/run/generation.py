@@ -18,9 +18,10 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.settling import RunEnd
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.models.provider import ModelCall, ToolSpec
+from worker.run.answer_draft import CUT_OFF
 from worker.run.context import Outcome, RunContext
 from worker.run.plain_answer import PlainAnswer, ask_as_step, question
-from worker.run.step_loop import CUT_OFF, STOP_REASONS
+from worker.run.step_loop import STOP_REASONS
 
 DESCRIPTION = (
     "Returns a structured response matching the requested schema. Call it once, and say nothing else: its arguments "

@@ -10,7 +10,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
 from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, returns_event
 from shared.domain.tool_rules import ends_turn
-from worker.run.answer_draft import Answer
+from worker.run.answer_draft import CUT_OFF, Answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.context_window import ContextWindow
@@ -23,9 +23,6 @@ STOP_REASONS = {
     "length": "max_tokens_exceeded",
     "content_filter": "error",
 }
-
-CUT_OFF = ("length", "content_filter")
-"""Why an answer ends that the model had more to say of."""
 
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
 
