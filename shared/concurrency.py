@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Size
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from types import TracebackType
 from typing import Any, TypeVar
 
 import structlog
@@ -130,6 +131,42 @@ async def _announced(
         raise RuntimeError("a coroutine runs in a task")
     began.set_result((asyncio.get_running_loop(), task))
     await work()
+
+
+LATE_S = 1.0
+"""An event loop that notices so long afterwards that a time is over has stood still meanwhile."""
+
+
+class AnswerTimeout:
+    """Bounds a wait for a service or a tool, as `asyncio.timeout`. A process that stood still when the time was over,
+    as on a virtual machine that was paused, cannot know whether the other side was silent: it waits as long once
+    more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._loop = asyncio.get_running_loop()
+        self._wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def _wait(self) -> None:
+        self._over_at = self._loop.time() + self._seconds
+        self._timer = self._loop.call_at(self._over_at, self._is_over)
+
+    def _is_over(self) -> None:
+        now = self._loop.time()
+        if now - self._over_at > LATE_S:
+            self._wait()
+        else:
+            self._timeout.reschedule(now)
 
 
 Result = TypeVar("Result")

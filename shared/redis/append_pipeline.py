@@ -18,7 +18,7 @@ import hiredis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from shared.concurrency import background
+from shared.concurrency import AnswerTimeout, background
 from shared.domain.errors import Unavailable
 from shared.redis.connection import ANSWER_S, LuaScript, Redis, as_unavailable, dedicated_connection
 
@@ -92,7 +92,7 @@ class AppendPipeline:
         failure: Unavailable | None = None
         try:
             # As `redis_answers`, whose generator would be one for each token.
-            async with asyncio.timeout(ANSWER_S):
+            async with AnswerTimeout(ANSWER_S):
                 await self._exchange(piece)
         except (RedisError, OSError) as error:
             failure = as_unavailable(error)

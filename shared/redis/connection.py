@@ -4,7 +4,6 @@
 lazy: the first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
 """
 
-import asyncio
 import socket
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -21,6 +20,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionE
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared.concurrency import AnswerTimeout
 from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 
 Redis = ArqRedis
@@ -110,7 +110,7 @@ def dedicated_connection(redis: Redis) -> Connection:
 async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
     """Turns every failure of Redis into `Unavailable`; so does silence for `within` seconds."""
     try:
-        async with asyncio.timeout(within):
+        async with AnswerTimeout(within):
             yield
     except (RedisError, OSError) as error:
         raise as_unavailable(error) from error

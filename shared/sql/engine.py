@@ -5,12 +5,12 @@ import copy
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -19,6 +19,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from shared.concurrency import AnswerTimeout
 from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 from shared.sql.address import database_url
@@ -91,7 +92,7 @@ class Database:
         if self.is_sqlite and self.url.database:
             _make_room(Path(self.url.database))
             check_file(Path(self.url.database))
-        waits = {"timeout": WAIT_S, "command_timeout": answer_s}
+        waits = {"timeout": None, "command_timeout": answer_s}
         self._engine: AsyncEngine = _engine(
             self.url,
             # No overflow: it would be closed after use, and a burst would spend its time on opening connections.
@@ -116,6 +117,7 @@ class Database:
         if self.is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _set_pragmas)
         else:
+            event.listen(self._engine.sync_engine, "do_connect", _bound)
             event.listen(self._engine.sync_engine, "checkin", _note_use)
         trusted_s = math.inf if self.is_sqlite else trusted_s
         event.listen(self._engine.sync_engine, "checkout", partial(_check, self._engine.dialect, trusted_s))
@@ -218,6 +220,17 @@ def _engine(url: URL, **given: Any) -> AsyncEngine:
             f"HOLDFAST_DATABASE_URL asks for the Python package {error.name!r}, which is not installed. In "
             "a checkout of Holdfast, `pip install '.[postgres]' -c constraints.txt` adds it"
         ) from error
+
+
+def _bound(dialect: Dialect, _entry: Any, _arguments: Any, settings: dict[str, Any]) -> None:
+    """Bounds how long a new connection to Postgres is waited for. asyncpg's own limit would be over whenever the
+    process stood still meanwhile, and a worker that starts would end."""
+    settings["async_creator_fn"] = partial(_connect, cast("Any", dialect.loaded_dbapi).asyncpg.connect)
+
+
+async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> Any:
+    async with AnswerTimeout(WAIT_S):
+        return await connect(**settings)
 
 
 def _make_room(path: Path) -> None:

@@ -74,7 +74,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "worker/models": ("shared", "shared/domain", "shared/network"),
     # How a call with a network reaches the allowed hosts. It knows nothing of tools, only of a socket that they have.
     "worker/proxy": ("shared", "shared/network"),
-    "worker/tools": ("shared/domain", "worker/proxy", "worker/tools/inside"),
+    "worker/tools": ("shared", "shared/domain", "worker/proxy", "worker/tools/inside"),
     "worker/tools/inside": (),
     "worker/queue": ("shared", "shared/domain", "shared/redis"),
     "worker/run": (*_STATE, "shared/telemetry", "shared/typescript", "worker/models", "worker/tools"),

@@ -8,8 +8,9 @@ from playwright.async_api import Browser, Locator, expect
 
 from tests.kit.browser.console_runs import start_run
 from tests.kit.browser.viewer import Viewer, viewer_of
-from tests.kit.product.processes import HoldfastProcess, Processes, api_at, processes_in
-from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.product.processes import api_at, processes_in
+from tests.kit.services.redis_losses import end_leases
+from tests.kit.services.redis_servers import PrivateRedis, RedisService
 from tests.kit.services.tcp_proxy import free_port
 
 pytestmark = [pytest.mark.slow]
@@ -66,7 +67,6 @@ async def test_the_worker_is_killed_and_another_one_goes_on(
         "HOLDFAST_DATABASE_URL": postgres_url,
         "HOLDFAST_REDIS_URL": private_redis.url,
         "HOLDFAST_BUILTIN_MODELS": "true",
-        "HOLDFAST_LEASE_S": "2",
     }
     async with processes_in(tmp_path, environment) as processes:
         worker, _ = await asyncio.gather(processes.worker(), processes.api(port))
@@ -75,7 +75,11 @@ async def test_the_worker_is_killed_and_another_one_goes_on(
         async with viewer_of(browser, f"http://127.0.0.1:{port}") as viewer:
             await viewer.open(f"/runs/{run['id']}")
             await expect(said(viewer)).to_contain_text(" 3 ")
-            await _kill_and_replace(worker, processes)
+            await worker.kill()
+            here = RedisService(private_redis.url)  # the fixture's clients belong to another event loop
+            await end_leases(here.client())
+            await here.close()
+            await processes.worker()
             await expect(viewer.page.locator(".item-restarted, .item-continued").first).to_be_visible()
             await viewer.page.reload()
             await expect(viewer.page.locator(".item-restarted, .item-continued").first).to_be_visible()
@@ -83,8 +87,3 @@ async def test_the_worker_is_killed_and_another_one_goes_on(
             await expect(said(viewer).last).to_contain_text(" 30 ")
             await cancelled(port, run["id"])
             await expect_every_number_once(viewer)
-
-
-async def _kill_and_replace(worker: HoldfastProcess, processes: Processes) -> None:
-    await worker.kill()
-    await processes.worker()

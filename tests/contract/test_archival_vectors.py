@@ -20,6 +20,7 @@ from shared.sql.tables import passage_vectors
 from tests.kit.archival import EMBEDDING, IDS, Archival, archival_memory, new_passage
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.services.databases import statements
+from tests.kit.wait_until import HANGS_S
 
 STORM, TERRIER, INVOICE = "A storm is coming.", "Her terrier barks.", "The invoice is paid."
 SOON = STORER_EMBEDS_FOR.total_seconds()
@@ -185,7 +186,7 @@ async def test_a_passage_that_is_deleted_while_it_is_embedded_leaves_no_vector(a
     archival.server.embeddings.resume = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(archival.remember(agent, STORM))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANGS_S):
             while not (listed := await archival.passages.list_of_agent(PROJECT, agent.id, PassagePage())):
                 pass
         await archival.passages.delete_from_agent(PROJECT, agent.id, listed[0].id)

@@ -89,7 +89,7 @@ async def test_a_key_goes_to_no_server_to_which_another_one_sends(handle: str) -
         async with answering(moved) as (url, first):
             key_variable, url_variable, path = ENVIRONMENTS.get(handle.partition("/")[0], ENVIRONMENTS["openai"])
             environment = {key_variable: "secret", url_variable: url + path}
-            models = Models(environment, first_event_timeout=9, idle_timeout=9, retries=0)
+            models = Models(environment, first_event_timeout=180, idle_timeout=180, retries=0)
             with pytest.raises(ModelError):
                 await ask(models, call(handle))
             await models.aclose()

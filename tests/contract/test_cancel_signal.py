@@ -45,7 +45,7 @@ async def test_the_flag_tells_who_did_not_listen(redis: ArqRedis, run_id: RunId)
     assert await signal.raised([run_id, other]) == {}
     await signal.announce(run_id, CancelMode.AFTER_STEP)
     assert await signal.raised([run_id, other]) == {run_id: CancelMode.AFTER_STEP}
-    await EventLog(redis, ttl_s=60).expire(run_id)
+    await EventLog(redis, ttl_s=3600).expire(run_id)
     assert await signal.raised([run_id, other]) == {}
 
 

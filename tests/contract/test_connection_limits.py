@@ -20,7 +20,8 @@ from tests.kit.log_events import LogEvents, log_events
 from tests.kit.product.in_process import loopback_listener
 from tests.kit.project.documents import written_openapi
 from tests.kit.raw_http import RawConnection, head, raw_connection
-from tests.kit.wait_until import wait_until
+from tests.kit.services.told_again import told_while_awake
+from tests.kit.wait_until import HANGS_S, wait_until
 
 PATIENCE_S = 1.0
 LONG = 30_000_000
@@ -201,6 +202,7 @@ async def _fill_and_free(logged: LogEvents) -> None:
         await wait_until(is_let_in, description="a place to be free")
 
 
+@told_while_awake
 async def test_who_does_not_read_an_answer_is_cut_off_and_a_stream_waits() -> None:
     """The answer stayed in this process's memory for as long as its reader liked."""
     async with (
@@ -215,7 +217,7 @@ async def test_who_does_not_read_an_answer_is_cut_off_and_a_stream_waits() -> No
         await wait_until(lambda: len(connections) == 1, description="the one that holds its answer up to be cut off")
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reading.answer()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANGS_S):
             assert await _length(streaming) > LONG
 
 

@@ -38,7 +38,7 @@ class Worker:
         self.interruption = Interruption()
         self.publisher = Publisher(
             run,
-            event_log=EventLog(redis, ttl_s=60),
+            event_log=EventLog(redis, ttl_s=3600),
             events=stores.events,
             checkpoints=stores.checkpoints,
             clock=SystemClock(),
@@ -106,7 +106,7 @@ async def test_a_dead_writer_and_a_replica_that_lagged_gave_numbers_twice(
         await wait_until(lambda: heard and heard[-1] == stored[-1], description="the last event to be heard")
 
     given: dict[Seq, bytes] = {}
-    for seq, entry in [*heard, *stored, *await EventLog(redis, ttl_s=60).read(run.id, Seq(0), None)]:
+    for seq, entry in [*heard, *stored, *await EventLog(redis, ttl_s=3600).read(run.id, Seq(0), None)]:
         assert given.setdefault(seq, entry) == entry, f"{seq} was given to two events"
     last = Seq(1)
     for seq, entry in stored:

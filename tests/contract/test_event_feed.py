@@ -17,7 +17,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from tests.kit.services.redis_fixtures import LogService
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.wait_until import after, wait_until
+from tests.kit.wait_until import HANGS_S, after, wait_until
 
 FENCE = Fence(1)
 
@@ -49,20 +49,20 @@ async def read_up_to(subscription: Subscription, log: EventLog, last: int, *, af
             seen.append(seq)
             cursor = seq
         if not entries:
-            assert await subscription.wait(10), f"nothing came after {cursor}"
+            assert await subscription.wait(HANGS_S), f"nothing came after {cursor}"
     return seen
 
 
 @pytest.fixture
 def log(log_service: LogService) -> EventLog:
-    return EventLog(log_service.redis, ttl_s=60, servers=log_service.servers)
+    return EventLog(log_service.redis, ttl_s=3600, servers=log_service.servers)
 
 
 @pytest.fixture
 async def log_that_is_away() -> AsyncGenerator[EventLog]:
     """Whoever looks into it is told so."""
     redis = connect("redis://127.0.0.1:1/0")
-    yield EventLog(redis, ttl_s=60)
+    yield EventLog(redis, ttl_s=3600)
     await redis.aclose(close_connection_pool=True)
 
 
@@ -88,7 +88,7 @@ async def test_live_events_arrive_without_a_look_into_the_log(
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
         await writer.write(3)
-        assert await subscription.wait(10)
+        assert await subscription.wait(HANGS_S)
         assert not subscription.behind
         assert await subscription.read(log_that_is_away, Seq(1)) == [(Seq(2), b'{"seq":2}'), (Seq(3), b'{"seq":3}')]
 
@@ -97,7 +97,7 @@ async def leave_at_once_and_wait_again() -> None:
     """A reader leaves before its wait could end, and the next one waits."""
     redis = connect_embedded()
     subscription = Subscription(RunId("run-1"), max_entries=1, max_bytes=1)
-    await subscription.read(EventLog(redis, ttl_s=60), Seq(0))
+    await subscription.read(EventLog(redis, ttl_s=3600), Seq(0))
     left = subscription.wait(0.0003)
     left.send(None)
     left.close()
@@ -185,7 +185,7 @@ async def test_a_hole_in_the_live_events_is_filled_from_the_log(
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log, after_seq=3)
         await writer.write(2)
-        assert await subscription.wait(10)
+        assert await subscription.wait(HANGS_S)
         assert await read_up_to(subscription, log, 5, after_seq=1) == [2, 3, 4, 5]
 
 
@@ -217,7 +217,7 @@ async def test_events_of_other_runs_are_not_heard(log_service: LogService, log: 
 
 
 async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: PrivateRedis, run_id: RunId) -> None:
-    log = EventLog(private_redis.client(), ttl_s=60)
+    log = EventLog(private_redis.client(), ttl_s=3600)
     writer = Writer(log, run_id)
     await writer.write(3)
     feed = EventFeed(OneLogServer(private_redis.client()))
@@ -231,7 +231,7 @@ async def test_a_reader_who_cannot_read_the_log_stays_behind(private_redis: Priv
 
 
 async def test_readers_go_on_after_the_server_was_away(private_redis: PrivateRedis, run_id: RunId) -> None:
-    log = EventLog(private_redis.client(), ttl_s=60)
+    log = EventLog(private_redis.client(), ttl_s=3600)
     feed = EventFeed(OneLogServer(private_redis.client()))
     async with feed.running(), feed.subscribe(run_id) as subscription:
         await until_live(subscription, log)
@@ -243,7 +243,7 @@ async def test_readers_go_on_after_the_server_was_away(private_redis: PrivateRed
 
 async def test_connections_that_break_all_the_time_cost_no_event(private_redis: PrivateRedis) -> None:
     """Twenty runs, readers from the start and late ones, and the feed's connection cut every few milliseconds."""
-    log = EventLog(private_redis.client(), ttl_s=60)
+    log = EventLog(private_redis.client(), ttl_s=3600)
     feed = EventFeed(OneLogServer(private_redis.client()))
     randomness = random.Random(4)
     run_ids = [RunId(f"run-{number}") for number in range(20)]

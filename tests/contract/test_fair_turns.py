@@ -21,7 +21,7 @@ def queue(redis: ArqRedis) -> RunQueue:
 
 @pytest.fixture
 def worker(redis: ArqRedis) -> JobLeases:
-    return JobLeases(redis, worker="worker-1", lease_s=30)
+    return JobLeases(redis, worker="worker-1", lease_s=600)
 
 
 async def queue_runs(queue: RunQueue, project: str, count: int, *, priority: int = 0, name: str = "run") -> None:
@@ -88,7 +88,7 @@ async def test_runs_that_never_end_held_every_place(queue: RunQueue, worker: Job
 
 async def test_a_project_has_no_more_runs_in_flight_than_its_limit(queue: RunQueue, redis: ArqRedis) -> None:
     limits = InFlightLimits(each=3, of_project={"big": 5})
-    worker = JobLeases(redis, worker="worker-1", lease_s=30, in_flight=limits)
+    worker = JobLeases(redis, worker="worker-1", lease_s=600, in_flight=limits)
     for project in ("a", "big"):
         await queue_runs(queue, project, 10)
     claimed = await claim(worker, PLACES)

@@ -175,7 +175,7 @@ async def test_nobody_waits_for_commits_that_have_ended(stores: Stores) -> None:
 def publisher_of(run: Run, stores: Stores, checkpoints: CheckpointStore, redis: ArqRedis) -> Publisher:
     return Publisher(
         run,
-        event_log=EventLog(redis, ttl_s=60),
+        event_log=EventLog(redis, ttl_s=3600),
         events=stores.events,
         checkpoints=checkpoints,
         clock=SystemClock(),

@@ -47,7 +47,7 @@ async def test_a_run_that_was_handed_over_before_its_log_was_adopted_forgot_what
 ) -> None:
     """Redis took no writes when the second worker came. That worker handed the run over without blame, and SQL then
     believed to have every number before its fence: what Redis had was void, and readers lost a million numbers."""
-    event_log = EventLog(private_redis.client(), ttl_s=60)
+    event_log = EventLog(private_redis.client(), ttl_s=3600)
     run = await stores.claimed()
     await event_log.open(run.id, run.fence)
     await event_log.append(run.id, run.fence, LogTail(Seq(2), SHOWN), needs=Seq(0))

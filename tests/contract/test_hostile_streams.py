@@ -116,7 +116,7 @@ async def test_the_stream_that_is_spoilt_is_an_answer_before(handle: str) -> Non
 @bounded(25)
 @given(data=st.data())
 async def test_any_stream(handle: str, data: st.DataObject) -> None:
-    async with models_on_server(first_event_timeout=5.0, idle_timeout=5.0) as (server, models):
+    async with models_on_server() as (server, models):
         await answered(server, models, handle, data.draw(wrong_stream(whole(handle))))
 
 
@@ -128,7 +128,7 @@ async def test_a_usage_that_is_half_there_was_a_warning_past_the_logs() -> None:
 
 @pytest.mark.parametrize("handle", WIRES)
 async def test_a_deep_event_of_a_provider_was_an_error_of_the_worker(handle: str) -> None:
-    async with models_on_server(first_event_timeout=5.0, idle_timeout=5.0) as (server, models):
+    async with models_on_server() as (server, models):
         deep = b'data: {"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
         await answered(server, models, handle, [*whole(handle)[:2], deep])
 
@@ -136,6 +136,6 @@ async def test_a_deep_event_of_a_provider_was_an_error_of_the_worker(handle: str
 @pytest.mark.parametrize("handle", WIRES)
 async def test_a_stream_that_is_cut_off_anywhere(handle: str) -> None:
     stream = b"".join(whole(handle))
-    async with models_on_server(first_event_timeout=5.0, idle_timeout=5.0) as (server, models):
+    async with models_on_server() as (server, models):
         for length in range(1, len(stream), max(1, len(stream) // 20)):
             await answered(server, models, handle, [stream[:length]])

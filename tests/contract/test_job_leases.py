@@ -16,7 +16,7 @@ from shared.redis.embedded import connect_embedded
 from shared.redis.queue import JobLeases, Renewal, RunQueue, WorkerPresence
 from tests.kit.clocks import FrozenClock, PlayedLoop, embedded_redis_follows
 from tests.kit.services.redis_servers import RedisService
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import LONG_LEASE_S, wait_until
 from worker.queue.leases import LeaseRenewer
 
 
@@ -42,12 +42,12 @@ def renewer_of(
 
 @pytest.fixture
 def mine(redis_service: RedisService) -> JobLeases:
-    return JobLeases(redis_service.client(), worker="mine", lease_s=10)
+    return JobLeases(redis_service.client(), worker="mine", lease_s=600)
 
 
 @pytest.fixture
 def theirs(redis_service: RedisService) -> JobLeases:
-    return JobLeases(redis_service.client(), worker="theirs", lease_s=10)
+    return JobLeases(redis_service.client(), worker="theirs", lease_s=600)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_claimed_job_is_out_of_sight_until_its_lease_ends(
     claimed = await theirs.claim(5)
     assert claimed.job_ids == []
     assert claimed.next_in_s is not None
-    assert 9 < claimed.next_in_s <= 10
+    assert 500 < claimed.next_in_s <= 600
     assert await redis.zscore(keys.QUEUE, job_id) == score_before, "the claim did not even look at it"
 
 
@@ -104,14 +104,14 @@ async def test_a_renewal_tells_what_became_of_each_lease(mine: JobLeases, theirs
     await mine.claim(3)
     await redis.delete(keys.lease("run-forgotten:1"))
     await mine.release("run-taken:1")
-    await redis.pexpire(keys.lease("run-kept:1"), 500)
+    await redis.pexpire(keys.lease("run-kept:1"), 100_000)
     await theirs.claim(1)
     assert await mine.renew(["run-kept:1", "run-taken:1", "run-forgotten:1"]) == {
         "run-kept:1": Renewal.RENEWED,
         "run-taken:1": Renewal.TAKEN,
         "run-forgotten:1": Renewal.FORGOTTEN,
     }
-    assert await redis.pttl(keys.lease("run-kept:1")) > 9000
+    assert await redis.pttl(keys.lease("run-kept:1")) > 500_000
 
 
 async def test_an_old_holder_does_not_lengthen_the_lease_of_the_next_one(
@@ -120,10 +120,10 @@ async def test_an_old_holder_does_not_lengthen_the_lease_of_the_next_one(
     await mine.claim(1)
     await mine.release(job_id)
     await theirs.claim(1)
-    await redis.pexpire(keys.lease(job_id), 500)
+    await redis.pexpire(keys.lease(job_id), 100_000)
     score_before = await redis.zscore(keys.QUEUE, job_id)
     assert await mine.renew([job_id]) == {job_id: Renewal.TAKEN}
-    assert await redis.pttl(keys.lease(job_id)) <= 500
+    assert await redis.pttl(keys.lease(job_id)) <= 100_000
     assert await redis.zscore(keys.QUEUE, job_id) == score_before
 
 
@@ -143,9 +143,9 @@ async def test_a_forgotten_job_is_taken_again_only_when_nobody_has_it(
 async def test_a_living_worker_is_seen_until_a_lease_after_its_death(redis: ArqRedis) -> None:
     presence = WorkerPresence(redis)
     assert not await presence.is_any_alive()
-    await presence.show("mine", for_s=10)
+    await presence.show("mine", for_s=600)
     assert await presence.is_any_alive()
-    assert 9_000 < await redis.pttl(keys.WORKER_ALIVE) <= 10_000
+    assert 500_000 < await redis.pttl(keys.WORKER_ALIVE) <= 600_000
 
 
 async def test_a_worker_that_renews_shows_that_it_lives(redis: ArqRedis) -> None:
@@ -170,8 +170,8 @@ async def test_a_job_that_ends_while_its_lease_is_taken_again_is_released(
             assert renewer.release(job_id)
         return True
 
-    leases = JobLeases(redis, worker="mine", lease_s=0.6)
-    renewer = renewer_of(redis, lease_s=0.6, lost=lost, still_ours=ends_meanwhile)
+    leases = JobLeases(redis, worker="mine", lease_s=LONG_LEASE_S)
+    renewer = renewer_of(redis, lease_s=LONG_LEASE_S, lost=lost, still_ours=ends_meanwhile)
     await leases.claim(1)
     renewer.hold(job_id, asked_at=time.monotonic())
     await leases.release(job_id)
@@ -228,7 +228,7 @@ async def test_a_lease_that_was_taken_again_is_given_up_when_the_run_was_dispatc
     async def dispatched_meanwhile(job_id: str) -> bool:
         return answers.pop(0)
 
-    renewer = renewer_of(redis, lease_s=0.6, lost=lost, still_ours=dispatched_meanwhile)
+    renewer = renewer_of(redis, lease_s=LONG_LEASE_S, lost=lost, still_ours=dispatched_meanwhile)
     await mine.claim(1)
     renewer.hold(job_id, asked_at=time.monotonic())
     await redis.delete(keys.lease(job_id))

@@ -33,7 +33,7 @@ class RetakenQueue(RunQueue):
 
     def __init__(self, redis: ArqRedis, job_id: str) -> None:
         super().__init__(redis)
-        self._leases = JobLeases(redis, worker="living", lease_s=6)
+        self._leases = JobLeases(redis, worker="living", lease_s=600)
         self._job_id = job_id
         self._looks = 0
 
@@ -58,7 +58,7 @@ async def test_a_run_that_was_left_to_its_worker_is_left_to_it_by_the_next_sweep
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,
-        event_log=EventLog(redis, ttl_s=60),
+        event_log=EventLog(redis, ttl_s=3600),
         queue=queue,
         clock=clock,
         ids=IDS,
@@ -73,7 +73,7 @@ async def test_a_run_that_was_left_to_its_worker_is_left_to_it_by_the_next_sweep
     assert await queue.queued_among(dispatched) == {(run.id, run.dispatch)}
 
     # When that worker dies, its job is claimed, found to be an old one, and removed: then the run is dispatched.
-    assert await JobLeases(redis, worker="living", lease_s=6).finish(keys.job_id(run.id, run.dispatch))
+    assert await JobLeases(redis, worker="living", lease_s=600).finish(keys.job_id(run.id, run.dispatch))
     assert await sweeper.sweep() == {"worker_lost": 1}
 
 
@@ -86,7 +86,7 @@ async def test_an_old_job_is_not_taken_again_because_the_same_worker_has_a_newer
     with active_runs.tracking(run.id, run.dispatch) as active:
         active.publisher = Publisher(
             run,
-            event_log=EventLog(redis, ttl_s=60),
+            event_log=EventLog(redis, ttl_s=3600),
             events=stores.events,
             checkpoints=stores.checkpoints,
             clock=clock,

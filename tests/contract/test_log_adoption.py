@@ -29,7 +29,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 @pytest.fixture
 def log(redis: ArqRedis) -> EventLog:
-    return EventLog(redis, ttl_s=60)
+    return EventLog(redis, ttl_s=3600)
 
 
 async def show(log: EventLog, run: Run, first: int, entries: list[bytes]) -> None:

@@ -59,7 +59,7 @@ async def test_an_answer_that_was_whole_is_no_error() -> None:
 @pytest.mark.parametrize("handle", ["builtin/echo", "builtin/scripted"])
 async def test_the_built_in_models_go_on_where_they_were(handle: str) -> None:
     text = '{"turns": [{"text": "You said: one two three"}]}' if handle.endswith("scripted") else "one two three"
-    models = Models({}, first_event_timeout=10, idle_timeout=10, retries=0, builtin_models=True)
+    models = Models({}, first_event_timeout=180, idle_timeout=180, retries=0, builtin_models=True)
     whole = await ask(models, call(handle, text))
     rest = await ask(models, msgspec.structs.replace(call(handle, text), beginning="You said: one"))
     assert text_said(rest) == "two three", "the white space behind the beginning was shown"

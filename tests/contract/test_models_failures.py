@@ -152,7 +152,7 @@ async def test_every_error_says_who_was_asked_and_where(handle: str, turn: Turn)
 
 
 async def test_ollama_was_down_and_nobody_said_where_it_was_looked_for() -> None:
-    models = Models({"OLLAMA_BASE_URL": "http://127.0.0.1:9/v1"}, first_event_timeout=9, idle_timeout=9, retries=0)
+    models = Models({"OLLAMA_BASE_URL": "http://127.0.0.1:9/v1"}, first_event_timeout=180, idle_timeout=180, retries=0)
     with pytest.raises(ModelError) as caught:
         await ask(models, call("ollama/qwen3"))
     await models.aclose()
@@ -162,7 +162,7 @@ async def test_ollama_was_down_and_nobody_said_where_it_was_looked_for() -> None
 
 async def test_no_part_of_an_address_that_may_hold_a_key_is_in_an_error() -> None:
     address = "http://user:secret@127.0.0.1:9/path-secret/v1?key=secret"
-    models = Models({"VLLM_BASE_URL": address}, first_event_timeout=9, idle_timeout=9, retries=0)
+    models = Models({"VLLM_BASE_URL": address}, first_event_timeout=180, idle_timeout=180, retries=0)
     with pytest.raises(ModelError) as caught:
         await ask(models, call("vllm/m"))
     await models.aclose()

@@ -182,7 +182,7 @@ async def test_an_answer_is_read_that_a_server_compressed_unasked() -> None:
         writer.write(says(packed, headers=headers))
 
     async with serving(answer) as served:
-        models = Models({"VLLM_BASE_URL": served.url}, first_event_timeout=10, idle_timeout=10, retries=0)
+        models = Models({"VLLM_BASE_URL": served.url}, first_event_timeout=180, idle_timeout=180, retries=0)
         try:
             assert text_said(await ask(models, call("vllm/m"))) == "Hello."
         finally:

@@ -191,7 +191,7 @@ async def test_azures_addresses_old_and_new(variables: Mapping[str, str], path: 
     async with ModelServer() as server:
         address = server.origin + variables["AZURE_BASE_URL"]
         environment = {**variables, "AZURE_BASE_URL": address, "AZURE_API_KEY": "azure-key"}
-        models = Models(environment, first_event_timeout=10, idle_timeout=10, retries=0)
+        models = Models(environment, first_event_timeout=180, idle_timeout=180, retries=0)
         await ask(models, call("azure/some-model"))
         await models.aclose()
         assert server.requests[0].path == path

@@ -47,7 +47,7 @@ def publisher_of(
 ) -> Publisher:
     return Publisher(
         run,
-        event_log=EventLog(redis, ttl_s=60),
+        event_log=EventLog(redis, ttl_s=3600),
         events=stores.events,
         checkpoints=stores.checkpoints,
         clock=SystemClock(),
@@ -90,7 +90,7 @@ async def test_a_long_answer_that_ends_before_it_was_spilled_is_stored_once(stor
 
     entries = await stored(stores, run)
     assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
-    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1), limit=100_000) == entries
+    assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1), limit=100_000) == entries
 
 
 async def test_a_long_answer_is_stored_before_it_ends(stores: Stores, redis: ArqRedis) -> None:
@@ -139,7 +139,7 @@ async def test_many_small_blocks_are_put_together_when_their_run_ends(stores: St
 
     entries = await stored(stores, run)
     assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
-    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1)) == entries
+    assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1)) == entries
     assert await blocks_of(stores, run) == 1
 
 
@@ -163,7 +163,7 @@ async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(
         second.emit(StatusChanged(9, "running"))
         assert await second.wait_sent(10)
 
-    opening, status = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
+    opening, status = await EventLog(redis, ttl_s=3600).read(run.id, Seq(1))
     assert opening[0] == SECOND
     restarted = decode(opening[1])
     assert isinstance(restarted, StepRestarted)
@@ -185,7 +185,7 @@ async def test_what_is_said_before_the_log_was_adopted_follows_it(stores: Stores
     async with second.publishing():
         assert await second.wait_sent(10)
 
-    log = await EventLog(redis, ttl_s=60).read(run.id, Seq(1))
+    log = await EventLog(redis, ttl_s=3600).read(run.id, Seq(1))
     assert [seq for seq, _ in log] == [2, 3, 4, SECOND, SECOND + 1]
     assert [decode(entry) for _, entry in log[:3]] == numbered(3)
     assert follows_of(decode(log[3][1])) == 4
@@ -223,7 +223,7 @@ async def test_an_event_that_comes_while_the_end_is_stored_takes_no_number_of_th
         assert await publisher.wait_sent(10)
 
     entries = await stored(stores, run)
-    assert await EventLog(redis, ttl_s=60).read(run.id, Seq(1)) == entries
+    assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1)) == entries
     assert StatusChanged(9, "cancelling") not in [decode(entry) for _, entry in entries]
     assert isinstance(decode(entries[-1][1]), Ended)
 
@@ -247,7 +247,7 @@ async def test_an_owner_that_nears_the_end_of_its_numbers_takes_a_new_fence(stor
     first, second = consecutive(entries)
     assert (first.first, first.last, second.first) == (2, 61, SECOND)
     assert decode(second.entries[1]) == StatusChanged(99, "running")
-    assert await EventLog(redis, ttl_s=60).read(run.id, first.last) == entries[60:]
+    assert await EventLog(redis, ttl_s=3600).read(run.id, first.last) == entries[60:]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -284,7 +284,7 @@ async def test_redis_keeps_only_what_sql_lacks(stores: Stores, redis: ArqRedis) 
     """The stream of a long run grew with each step although SQL had all of it."""
     run = await stores.claimed()
     publisher = publisher_of(run, stores, redis)
-    log = EventLog(redis, ttl_s=60)
+    log = EventLog(redis, ttl_s=3600)
     async with publisher.publishing():
         publisher.emit(*numbered(20))
         async with publisher.saving() as tail:

@@ -11,6 +11,7 @@ from shared.domain.ids import RunId
 from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.queue import RunQueue
+from tests.kit.clocks import AwakeTime
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import after, wait_until
@@ -58,12 +59,14 @@ async def test_a_dispatch_starts_a_run_without_polling(redis: ArqRedis, queue: R
     """The safety net looks once a second; a hundred and fifty dispatches in a row would take it more than a minute."""
     runs = WaitingRuns()
     runs.may_end.set()
-    async with serving(make_worker(redis, runs)):
-        begun = asyncio.get_running_loop().time()
-        for number in range(150):
-            await queue.dispatch(Dispatch(RunId(f"run-{number}"), 1))
-            await wait_until(lambda count=number + 1: len(runs.started) == count, description="the start", every=0.001)
-        assert asyncio.get_running_loop().time() - begun < 60
+    with AwakeTime() as awake:
+        async with serving(make_worker(redis, runs)):
+            for number in range(150):
+                await queue.dispatch(Dispatch(RunId(f"run-{number}"), 1))
+                await wait_until(
+                    lambda count=number + 1: len(runs.started) == count, description="the start", every=0.001
+                )
+    assert awake.seconds() < 60
 
 
 async def test_no_more_runs_at_once_than_allowed_and_a_free_place_is_used_at_once(

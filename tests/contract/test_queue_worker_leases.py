@@ -15,11 +15,12 @@ from shared.redis import keys
 from shared.redis.queue import JobLeases, RunQueue
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving
 from tests.kit.services.redis_servers import PrivateRedis, RedisService
+from tests.kit.services.told_again import told_while_awake
 from tests.kit.wait_until import after, wait_until
 
 LEASE_S = 1.2
 
-LONG_LEASE_S = 3.0
+UNHURRIED_LEASE_S = 3.0
 """Not to be lost before a test wants it to be. That a job is stopped in time is shown in `test_job_leases.py`, where no
 machine is busy."""
 
@@ -66,6 +67,7 @@ async def test_a_dead_workers_run_is_picked_up_when_its_lease_ends(
     assert now() - claimed_at >= LEASE_S - 0.05
 
 
+@told_while_awake
 async def test_a_lease_is_renewed_for_as_long_as_the_run_lasts(
     redis_service: RedisService, queue: RunQueue, run_id: RunId
 ) -> None:
@@ -79,6 +81,7 @@ async def test_a_lease_is_renewed_for_as_long_as_the_run_lasts(
     assert idle_runs.started == []
 
 
+@told_while_awake
 async def test_a_lease_of_another_worker_is_noticed_and_its_job_left_alone(
     redis: ArqRedis, queue: RunQueue, run_id: RunId
 ) -> None:
@@ -94,6 +97,7 @@ async def test_a_lease_of_another_worker_is_noticed_and_its_job_left_alone(
     assert await redis.exists(keys.job(job_id))
 
 
+@told_while_awake
 async def test_a_lease_that_redis_forgot_is_taken_again(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
     runs = WaitingRuns()
     job_id = keys.job_id(run_id, 1)
@@ -117,6 +121,7 @@ async def test_a_lease_that_redis_forgot_is_taken_again(redis: ArqRedis, queue: 
         await wait_until(gone, description="the job to be removed")
 
 
+@told_while_awake
 async def test_a_lease_that_redis_forgot_is_lost_when_the_run_was_claimed_meanwhile(
     redis: ArqRedis, queue: RunQueue, run_id: RunId
 ) -> None:
@@ -130,6 +135,7 @@ async def test_a_lease_that_redis_forgot_is_lost_when_the_run_was_claimed_meanwh
     assert not await queue.is_leased(run_id, 1)
 
 
+@told_while_awake
 async def test_a_process_that_stood_still_goes_on(redis: ArqRedis, queue: RunQueue, run_id: RunId) -> None:
     runs = WaitingRuns()
     async with serving(make_worker(redis, runs, lease_s=LEASE_S)):
@@ -145,6 +151,7 @@ async def test_a_process_that_stood_still_goes_on(redis: ArqRedis, queue: RunQue
         assert runs.interrupted == []
 
 
+@told_while_awake
 async def test_a_busy_run_does_not_cost_the_others_their_leases(private_redis: PrivateRedis, run_id: RunId) -> None:
     runs = WaitingRuns()
     watching = client_that_blocks(private_redis)
@@ -164,6 +171,7 @@ async def test_a_busy_run_does_not_cost_the_others_their_leases(private_redis: P
     watching.close()
 
 
+@told_while_awake
 async def test_a_process_that_never_moves_again_gives_its_leases_up(private_redis: PrivateRedis, run_id: RunId) -> None:
     runs = WaitingRuns()
     watching = client_that_blocks(private_redis)
@@ -177,19 +185,21 @@ async def test_a_process_that_never_moves_again_gives_its_leases_up(private_redi
     watching.close()
 
 
+@told_while_awake
 async def test_a_worker_that_cannot_renew_stops_its_runs(private_redis: PrivateRedis, run_id: RunId) -> None:
     runs = WaitingRuns()
-    async with serving(make_worker(private_redis.client(), runs, lease_s=LONG_LEASE_S)):
+    async with serving(make_worker(private_redis.client(), runs, lease_s=UNHURRIED_LEASE_S)):
         await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         await private_redis.kill()
         await until_interrupted(runs, run_id)
 
 
+@told_while_awake
 async def test_a_worker_that_gets_no_answer_stops_its_runs(private_redis: PrivateRedis, run_id: RunId) -> None:
     """A server that hangs is worse than one that is gone: nothing ever fails."""
     runs = WaitingRuns()
-    async with serving(make_worker(private_redis.client(), runs, lease_s=LONG_LEASE_S)):
+    async with serving(make_worker(private_redis.client(), runs, lease_s=UNHURRIED_LEASE_S)):
         await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await until_started(runs)
         async with private_redis.hanging():
@@ -207,6 +217,7 @@ async def test_a_worker_outlives_the_server_and_works_on_the_next(private_redis:
         await wait_until(lambda: runs.completed == [run_id], description="the run to end")
 
 
+@told_while_awake
 async def test_a_run_goes_on_while_a_server_that_lost_everything_comes_back(
     private_redis: PrivateRedis, run_id: RunId
 ) -> None:

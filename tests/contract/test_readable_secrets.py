@@ -15,6 +15,7 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.stored_secrets import StoredSecretStore
 from shared.sql.engine import Database
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, some_agent
+from tests.kit.services.databases import patient_database
 from worker.readable_secrets import ReadableSecrets
 
 OLD, NEW = SecretKeys({"old": b"o" * 32}), SecretKeys({"new": b"n" * 32})
@@ -24,7 +25,7 @@ FORGED = SecretKeys({"old": b"another key of 32 bytes, one id.."[:32]})
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    opened = Database(database_url)
+    opened = patient_database(database_url)
     yield opened
     await opened.aclose()
 

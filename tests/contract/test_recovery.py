@@ -48,7 +48,7 @@ def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,
-        event_log=EventLog(redis, ttl_s=60),
+        event_log=EventLog(redis, ttl_s=3600),
         queue=queue,
         clock=SystemClock(),
         ids=IDS,
@@ -99,7 +99,7 @@ async def test_a_run_whose_worker_takes_its_lease_again_meanwhile_is_left_to_it(
 ) -> None:
     """Redis had lost everything, and the sweeper was quicker: two workers ran one run until the first wrote again."""
     run = await stores.claimed()
-    leases = JobLeases(redis, worker="living", lease_s=6)
+    leases = JobLeases(redis, worker="living", lease_s=600)
 
     async def retake() -> None:
         assert await leases.retake(keys.job_id(run.id, run.dispatch))

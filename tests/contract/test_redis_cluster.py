@@ -47,7 +47,7 @@ async def test_each_node_has_the_logs_of_its_slots_and_nothing_else(
     redis_cluster: PrivateCluster, servers: LogServers, redis: ArqRedis
 ) -> None:
     async with servers.appending() as appends:
-        log = EventLog(redis, ttl_s=60, servers=servers, appends=appends)
+        log = EventLog(redis, ttl_s=3600, servers=servers, appends=appends)
         for run_id in RUNS:
             await log.open(run_id, FENCE)
             await append(log, run_id, 2)
@@ -67,7 +67,7 @@ async def test_a_log_goes_on_when_its_slot_has_moved(
     """Its owner is refused once, looks where the slot is now, and goes on there; so do readers."""
     feed = EventFeed(servers)
     async with servers.appending() as appends, feed.running(), feed.subscribe(run_id) as subscription:
-        log = EventLog(redis, ttl_s=60, servers=servers, appends=appends if kind == "with others" else None)
+        log = EventLog(redis, ttl_s=3600, servers=servers, appends=appends if kind == "with others" else None)
         await log.open(run_id, FENCE)
         await append(log, run_id, 2)
         seen: list[int] = []
@@ -89,7 +89,7 @@ async def test_live_events_are_heard_at_the_slots_new_node(
     redis_cluster: PrivateCluster, servers: LogServers, redis: ArqRedis, run_id: RunId
 ) -> None:
     """Not only read when a reader looks for the end of a silent log."""
-    log, feed = EventLog(redis, ttl_s=60, servers=servers), EventFeed(servers)
+    log, feed = EventLog(redis, ttl_s=3600, servers=servers), EventFeed(servers)
     await log.open(run_id, FENCE)
     async with feed.running(), feed.subscribe(run_id) as subscription:
 
@@ -114,7 +114,7 @@ async def test_live_events_are_heard_at_the_slots_new_node(
 async def test_a_process_starts_although_no_node_answers(redis: ArqRedis, run_id: RunId) -> None:
     async with log_servers("redis+cluster://127.0.0.1:1", redis) as servers, servers.appending() as appends:
         assert not await servers.are_reachable()
-        log = EventLog(redis, ttl_s=60, servers=servers, appends=appends)
+        log = EventLog(redis, ttl_s=3600, servers=servers, appends=appends)
         with pytest.raises(Unavailable):
             await log.open(run_id, FENCE)
         with pytest.raises(Unavailable):
@@ -127,7 +127,7 @@ async def test_a_cluster_that_answers_late_is_found(
     async with TcpProxy(redis_cluster.ports[0]).serving() as gate:
         gate.refuse()
         async with log_servers(f"redis+cluster://127.0.0.1:{gate.port}", redis) as servers:
-            log = EventLog(redis, ttl_s=60, servers=servers)
+            log = EventLog(redis, ttl_s=3600, servers=servers)
             with pytest.raises(Unavailable):
                 await log.open(run_id, FENCE)
             await gate.accept()
@@ -138,7 +138,7 @@ async def test_a_cluster_that_answers_late_is_found(
 async def test_a_run_that_has_ended_leaves_no_cancel_flag_on_the_other_redis(
     servers: LogServers, redis: ArqRedis, run_id: RunId
 ) -> None:
-    log, signal = EventLog(redis, ttl_s=60, servers=servers), CancelSignal(redis)
+    log, signal = EventLog(redis, ttl_s=3600, servers=servers), CancelSignal(redis)
     await log.open(run_id, FENCE)
     await signal.announce(run_id, CancelMode.INTERRUPT)
     await log.expire(run_id)

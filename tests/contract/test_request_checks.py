@@ -23,7 +23,7 @@ from tests.kit.raw_http import RawConnection, chunk, head, raw_connection, repea
 from tests.kit.services.databases import open_database
 
 MAX_BODY = 50_000
-PATIENT_S = 60
+PATIENT_S = 180
 IMPATIENT_S = 1
 KEY = {"Authorization": "Bearer secret"}
 

@@ -44,7 +44,7 @@ from tests.kit.runs.stored_runs import (
     stored_runs,
 )
 from tests.kit.services.databases import run_locked
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 
 ENTRY = b'{"type":"status","at":1,"status":"running"}'
 URL = "http://127.0.0.1/called"
@@ -264,7 +264,7 @@ async def test_two_at_once_prune_each_run_once(stores: Stores) -> None:
 async def test_a_run_that_somebody_has_in_hand_is_left_for_later(postgres_url: str) -> None:
     async with stored_runs(postgres_url) as stores:
         first, second = await whole_run(stores), await whole_run(stores, "conv-2")
-        async with run_locked(postgres_url, first.id), asyncio.timeout(60):
+        async with run_locked(postgres_url, first.id), asyncio.timeout(HANGS_S):
             assert (await pruned_by(stores))["runs"] == 1
         assert (await stores.runs.look_up(second.id)).pruned_at is not None
         assert (await pruned_by(stores))["runs"] == 1
@@ -291,7 +291,7 @@ async def test_a_deletion_and_the_pruning_of_one_run_waited_for_each_other(
     """The deletion had some of the rows and wanted the run; the pruning had the run and wanted those rows."""
     async with stored_runs(postgres_url) as stores, second_process(stores) as other:
         run = await whole_run(stores)
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group, stores.database.write() as connection:
+        async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group, stores.database.write() as connection:
             of_run = sa.select(event_blocks.c.first_seq).where(event_blocks.c.run_id == run.id)
             await connection.execute(of_run.with_for_update())
             group.create_task(delete(other, run.id))

@@ -28,6 +28,7 @@ from shared.sql.runs.run_store import RunStore
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, approve, call, run_end, stored_runs
 from tests.kit.services.databases import statements
 from tests.kit.services.tcp_proxy import free_port
+from tests.kit.wait_until import HANGS_S
 
 ENTRIES = [encode(StatusChanged(number, "running")) for number in range(20)]
 SECOND = first_seq_of(Fence(2))
@@ -42,7 +43,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 @pytest.fixture
 def log(redis: ArqRedis) -> EventLog:
-    return EventLog(redis, ttl_s=60)
+    return EventLog(redis, ttl_s=3600)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def restarted(follows: int) -> bytes:
 
 async def all_of(reader: RunReader, run: Run, after: int) -> list[tuple[Seq, bytes]]:
     """What a reader sees up to the end of the log."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANGS_S):
         return [entry async for batch in reader.follow(run, Seq(after), quiet_s=0.1) for entry in batch]
 
 
@@ -159,7 +160,7 @@ async def test_a_run_that_has_ended_is_read_from_sql_alone(stores: Stores) -> No
     settled = (await stores.settle(run, tail=LogTail(Seq(2), ENTRIES[:3]))).run
     nowhere = connect(f"redis://127.0.0.1:{free_port()}/0")
     try:
-        reader = _reader(stores, nowhere, EventLog(nowhere, ttl_s=60))
+        reader = _reader(stores, nowhere, EventLog(nowhere, ttl_s=3600))
         for after in range(settled.last_seq + 3):
             kept = await all_of(reader, settled, after)
             assert [seq for seq, _ in kept] == list(range(after + 1, settled.last_seq + 1))
@@ -219,7 +220,7 @@ async def test_a_reader_in_the_middle_of_a_log_that_is_pruned_is_told_and_gets_t
 ) -> None:
     run = await stores.claimed()
     ended = (await stores.settle(run, tail=LogTail(Seq(2), ENTRIES * (2 * BLOCK_ENTRIES // len(ENTRIES))))).run
-    async with asyncio.timeout(60), aclosing(reader.follow(ended, Seq(1), quiet_s=60)) as batches:
+    async with asyncio.timeout(HANGS_S), aclosing(reader.follow(ended, Seq(1), quiet_s=60)) as batches:
         seen = await anext(batches)
         assert len(seen) == BLOCK_ENTRIES
         await pruned(stores, ended)
@@ -232,7 +233,7 @@ async def test_a_reader_in_the_middle_of_a_log_that_is_pruned_is_told_and_gets_t
 async def test_an_end_that_was_published_while_nobody_heard_it_is_found(stores: Stores, reader: RunReader) -> None:
     run = await stores.claimed()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(HANGS_S),
         reader.log_ends.watching(),
         aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches,
     ):
@@ -250,7 +251,7 @@ async def test_silent_readers_were_woken_every_few_seconds_to_ask(
     running, ending = await stores.claimed(), await stores.claimed(thread_id=IDS.conversation())
     feed, log_ends = EventFeed(OneLogServer(redis)), LogEnds(stores.runs, doubt_s=1.0)
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(HANGS_S),
         feed.subscribe(running.id) as sleeping,
         feed.subscribe(ending.id) as waking,
         asyncio.TaskGroup() as group,
@@ -272,7 +273,7 @@ async def test_silent_readers_were_woken_every_few_seconds_to_ask(
 async def test_the_stream_of_a_run_that_is_deleted_ends(stores: Stores, reader: RunReader) -> None:
     run = await stores.claimed()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(HANGS_S),
         reader.log_ends.watching(),
         aclosing(reader.follow(run, Seq(1), quiet_s=0.05)) as batches,
     ):

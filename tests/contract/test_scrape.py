@@ -112,7 +112,7 @@ async def test_a_redis_that_hangs_holds_no_scrape_up(database_url: str, private_
             figures=RunFigureStore(stores.database),
             queue=RunQueue(private_redis.client()),
             redis=servers,
-            event_log=EventLog(redis, ttl_s=60),
+            event_log=EventLog(redis, ttl_s=3600),
             clock=SystemClock(),
         )
         async with private_redis.hanging():

@@ -23,6 +23,7 @@ from shared.sql.engine import Database
 from shared.sql.tables import agents
 from tests.kit.commands import Command, fork
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent
+from tests.kit.services.databases import patient_database
 from tests.kit.wait_until import wait_until
 
 LATER = NOW + timedelta(minutes=1)
@@ -32,7 +33,7 @@ SECRETS = {"TOKEN": "swordfish", "EMPTY": ""}
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    opened = Database(database_url)
+    opened = patient_database(database_url)
     yield opened
     await opened.aclose()
 

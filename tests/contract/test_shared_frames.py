@@ -24,7 +24,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.quotas import Quotas
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 
 NONE = Seq(0)
 STATUSES = FrameOptions(status_events=True)
@@ -38,7 +38,7 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 async def test_a_frame_was_made_anew_for_each_reader_of_a_run(stores: Stores, redis: ArqRedis) -> None:
     """Twenty people who watched one run cost twenty times as much. Who comes in the middle sees what the others see."""
-    log, feed = EventLog(redis, ttl_s=60), EventFeed(OneLogServer(redis))
+    log, feed = EventLog(redis, ttl_s=3600), EventFeed(OneLogServer(redis))
     streams = _streams(stores, redis, log, feed)
     run = await stores.claimed()
     await log.open(run.id, run.fence)
@@ -54,7 +54,7 @@ async def test_a_frame_was_made_anew_for_each_reader_of_a_run(stores: Stores, re
         await log.append(run.id, run.fence, LogTail(Seq(first), entries), needs=NONE)
         await _all_have(seen, first + len(entries) - 1)
 
-    async with asyncio.timeout(60), feed.running(), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), feed.running(), asyncio.TaskGroup() as group:
         for options in (STATUSES, STATUSES, FrameOptions(status_events=False)):
             group.create_task(read(1, options))
         await wait_until(lambda: len(seen) == 3, description="all to have begun")
@@ -80,7 +80,7 @@ async def test_a_reader_that_was_shown_nothing_of_what_came_had_no_sign_of_life(
     stores: Stores, redis: ArqRedis, pings: bool
 ) -> None:
     """A model that thinks aloud, and a reader that wants its answer alone: proxies cut the connection."""
-    log, feed = EventLog(redis, ttl_s=60), EventFeed(OneLogServer(redis))
+    log, feed = EventLog(redis, ttl_s=3600), EventFeed(OneLogServer(redis))
     streams = replace(_streams(stores, redis, log, feed), keepalive_s=0.2)
     run = await stores.claimed()
     await log.open(run.id, run.fence)

@@ -26,7 +26,8 @@ from tests.kit.product.processes import api_at, processes_in
 from tests.kit.raw_http import RawConnection, head, raw_connection
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from tests.kit.services.tcp_proxy import free_port
-from tests.kit.wait_until import wait_until
+from tests.kit.services.told_again import told_while_awake
+from tests.kit.wait_until import HANGS_S, wait_until
 
 ENTRY = encode(StatusChanged(1, "running"))
 LARGE = encode(StatusChanged(1, "x" * 40_000))
@@ -49,7 +50,7 @@ async def sizes(reader: RunReader, run: Run) -> list[int]:
 async def test_a_reader_that_took_nothing_kept_a_thousand_entries_of_any_size(
     stores: Stores, redis: ArqRedis, is_stored: bool
 ) -> None:
-    log = EventLog(redis, ttl_s=60)
+    log = EventLog(redis, ttl_s=3600)
     reader = RunReader(
         runs=stores.runs,
         events=stores.events,
@@ -124,13 +125,14 @@ async def streamed_run(http: httpx.AsyncClient, words: int) -> str:
 
 async def chunks(connection: RawConnection) -> AsyncGenerator[bytes]:
     """The pieces of an answer as they were sent."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANGS_S):
         assert (await connection.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         while length := int(await connection.reader.readline(), 16):
             yield await connection.reader.readexactly(length)
             await connection.reader.readline()
 
 
+@told_while_awake
 async def test_a_client_that_reads_nothing_held_its_stream_for_ever(tmp_path: Path) -> None:
     """As an operator runs it: the setting reaches the server, and who reads notices nothing."""
     port = free_port()

@@ -73,7 +73,7 @@ async def stores(sqlite_url: str) -> AsyncGenerator[Stores]:
 
 @pytest.fixture
 def event_log(redis: ArqRedis) -> EventLog:
-    return EventLog(redis, ttl_s=60)
+    return EventLog(redis, ttl_s=3600)
 
 
 async def publish(redis: ArqRedis, channel: str, *payloads: bytes) -> None:
@@ -130,7 +130,7 @@ async def test_a_job_whose_id_is_no_text_was_taken_for_another_job(redis: ArqRed
     """Its id was decoded with replacements. Nobody had a lease on that job, so the worker took it again and ran it."""
     await cast("Any", redis).zadd(keys.QUEUE, {b"\xff\xfe:1": 1})
     await RunQueue(redis).dispatch(Dispatch(run_id, 1))
-    claimed = await JobLeases(redis, worker="worker-1", lease_s=30).claim(10)
+    claimed = await JobLeases(redis, worker="worker-1", lease_s=600).claim(10)
     assert claimed.job_ids == [keys.job_id(run_id, 1)]
     assert claimed.next_in_s is not None, "it is there for whoever understands it"
 

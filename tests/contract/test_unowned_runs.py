@@ -95,7 +95,7 @@ def unowned_of(stores: Stores, redis: PrivateRedis) -> UnownedRuns:
         checkpoints=stores.checkpoints,
         settlements=stores.settlements,
         events=stores.events,
-        event_log=EventLog(redis.client(), ttl_s=60),
+        event_log=EventLog(redis.client(), ttl_s=3600),
         queue=RunQueue(redis.client()),
         clock=SystemClock(),
         ids=IdMaker(),
@@ -126,7 +126,7 @@ async def test_a_cancel_of_a_run_that_nobody_held_left_an_unannounced_jump(
 ) -> None:
     """Redis was a replica that took no writes. The frames were 1, 2, 10003, 10004, without a gap, and nothing was lost.
     Found by chaos, with the seed 20261121."""
-    event_log = EventLog(private_redis.client(), ttl_s=60)
+    event_log = EventLog(private_redis.client(), ttl_s=3600)
     run = await shown_by_a_worker_that_died(stores, event_log)
     feed = EventFeed(OneLogServer(private_redis.client()))
     reader = RunReader(
@@ -182,7 +182,7 @@ async def test_a_run_that_never_began_ends_with_the_numbers_of_a_first_owner(
 
 
 async def test_two_who_cancel_a_run_that_nobody_holds_end_it_once(stores: Stores, private_redis: PrivateRedis) -> None:
-    event_log = EventLog(private_redis.client(), ttl_s=60)
+    event_log = EventLog(private_redis.client(), ttl_s=3600)
     run = await shown_by_a_worker_that_died(stores, event_log)
     unowned = unowned_of(stores, private_redis)
     cancelled = await unowned.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)

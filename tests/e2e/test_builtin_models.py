@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.product.processes import api_at, processes_in
+from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
 
@@ -27,7 +27,7 @@ async def test_dev_has_them_unless_told_otherwise(tmp_path: Path) -> None:
 
 
 async def test_production_has_them_when_told_to(tmp_path: Path, postgres_url: str, private_redis: PrivateRedis) -> None:
-    database = Database(postgres_url)
+    database = patient_database(postgres_url)
     await migrate(database)
     await database.aclose()
     without, with_them = free_port(), free_port()

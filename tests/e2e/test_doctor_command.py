@@ -9,11 +9,11 @@ from shared.domain.operations import ApiState, WorkerState
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said
 from tests.kit.runs.definitions import NOW, some_agent
+from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import free_port
@@ -36,7 +36,7 @@ async def test_services_that_are_well_are_said_to_be(
     assert (status, found["migrations"]["verdict"]) == (1, "wrong")
     assert "holdfast migrate" in found["migrations"]["said"]
 
-    database = Database(postgres_url)
+    database = patient_database(postgres_url)
     await migrate(database)
     await database.aclose()
     settings = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
@@ -142,7 +142,7 @@ async def test_keys_that_are_not_the_same_everywhere_are_named(
     ours, theirs = SecretKeys.parse(KEY, "HERE"), SecretKeys.parse(OTHER_KEY, "HERE")
     await ProcessPresence(private_redis.client()).show(_api("api-1", ours.fingerprints), for_s=600)
     await ProcessPresence(private_redis.client()).show(_worker("worker-1", theirs.fingerprints), for_s=600)
-    database = Database(postgres_url)
+    database = patient_database(postgres_url)
     agent = some_agent(tool_environment={"CRM_KEY": "swordfish"})
     await AgentEditor(database, ours).create(agent, system_message_id=IdMaker().message())
     await database.aclose()

@@ -4,10 +4,10 @@ import asyncio
 import json
 from pathlib import Path
 
-from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.commands import Command, fork
 from tests.kit.product.processes import processes_in
+from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
@@ -23,7 +23,7 @@ async def _said(environment: dict[str, str], files: tuple[Path, Path], *argument
 async def test_the_walls_of_the_workers_are_shown(
     tmp_path: Path, postgres_url: str, private_redis: PrivateRedis
 ) -> None:
-    database = Database(postgres_url)
+    database = patient_database(postgres_url)
     await migrate(database)
     await database.aclose()
     environment = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}

@@ -12,12 +12,12 @@ from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.processes import Processes, processes_in
+from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.wait_until import LONG_LEASE_S
 
 LEASE_S = 1.5
 USUAL_LEASE_S = 6.0
-LONG_LEASE_S = 120.0
-"""Longer than any standstill of the machine: such leases end when a test ends them."""
 PATIENCE_S = 1.5
 SWEEP_S = 0.3
 
@@ -32,7 +32,7 @@ async def models() -> AsyncIterator[ModelServer]:
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
     """The database of this test, as the test's own process reaches it."""
-    database = Database(postgres_url, connections=8)
+    database = patient_database(postgres_url, connections=8)
     yield database
     await database.aclose()
 
@@ -40,8 +40,7 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def product(database: Database, private_redis: PrivateRedis, models: ModelServer) -> AsyncIterator[Product]:
     """The API, in this process. Nobody works until the test starts a worker."""
-    # No pings: a silence may be long on a busy machine, and what readers have seen is compared.
-    settings = {"lease_s": LEASE_S, "keepalive_s": 3600.0}
+    settings = {"lease_s": LEASE_S}
     async with running_product(
         database, private_redis.client(), models, settings=settings, with_worker=False
     ) as running:
@@ -73,8 +72,8 @@ async def patient_product(
 async def processes(
     product: Product, postgres_url: str, private_redis: PrivateRedis, models: ModelServer, tmp_path: Path
 ) -> AsyncIterator[Processes]:
-    """Processes on the same database and the same Redis as `product`. Their leases are as long as in production: a test
-    that needs one to be over ends it."""
+    """Processes on the same database and the same Redis as `product`. Their leases are longer than any standstill: a
+    test that needs one to be over ends it."""
     environment = {
         **models.base_urls(),
         "HOLDFAST_DATABASE_URL": postgres_url,

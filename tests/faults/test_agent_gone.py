@@ -10,12 +10,13 @@ from shared.sql.engine import Database
 from shared.sql.tables import agents
 from tests.kit.model_server import ModelServer
 from tests.kit.product import running_product
+from tests.kit.services.databases import patient_database
 
 
 @pytest.fixture
 async def database(sqlite_url: str) -> AsyncIterator[Database]:
     """A database of this test."""
-    opened = Database(sqlite_url)
+    opened = patient_database(sqlite_url)
     yield opened
     await opened.aclose()
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.faults.conftest import LONG_LEASE_S
 from tests.faults.test_worker_lost import submit, words_shown
 from tests.kit.model_server import Call, Failure, ModelServer, Turn
 from tests.kit.product import Product
@@ -33,13 +32,13 @@ async def lost_in_the_middle(
     """A run whose worker is killed when it has shown `one two three `; the model then plays `turns`."""
     models.say("one two three four", silent_after=3)
     models.play(*turns)
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     agent_id, run_id = await submit(product, **{"model": CONTINUES, **fields})
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         await first.kill()
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await reader.end()
     reader.assert_complete()
     assert (await read_whole(product.http, run_id)).raw == reader.raw
@@ -77,13 +76,13 @@ async def test_a_model_that_repeats_the_beginning_is_not_heard_twice(
     words = "seventy-one seventy-two seventy-three"
     models.say(f"{words} four", silent_after=3)
     models.say(f"{words} four five")
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         await first.kill()
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await reader.end()
 
     assert joined(reader) == [f"{words} four five"]
@@ -109,14 +108,14 @@ async def test_an_answer_goes_on_when_two_workers_are_lost_with_it(
     models.say("one two three four", silent_after=3)
     models.say(" four five six", silent_after=2)
     models.say(" six seven")
-    worker = await processes.worker(lease_s=LONG_LEASE_S)
+    worker = await processes.worker()
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         for shown in (3, 5):
             await words_shown(reader, shown)
             await worker.kill()
             await end_leases(product.context.redis)
-            worker = await processes.worker(lease_s=LONG_LEASE_S)
+            worker = await processes.worker()
         await reader.end()
 
     reader.assert_complete()
@@ -145,7 +144,7 @@ async def test_what_comes_in_meanwhile_is_no_part_of_the_answer(
     """The beginning answered the question alone. With another one behind it, it is no beginning of any answer."""
     models.say("one two three four", silent_after=3)
     models.say("Both.")
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
@@ -153,7 +152,7 @@ async def test_what_comes_in_meanwhile_is_no_part_of_the_answer(
         injected.raise_for_status()
         await first.kill()
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await reader.end()
 
     reader.assert_complete()
@@ -172,7 +171,7 @@ async def test_an_answer_does_not_reach_over_a_compaction(
     models.say("one two three four", silent_after=3)
     models.say("They have talked.")
     models.say("All of it.")
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     (await product.http.post(path, json={"input": "and " * 900})).raise_for_status()
     run_id = (await product.http.post(f"{path}/async", json={"input": "Hello", "stream_tokens": True})).json()["id"]
     async with reading(product.http, run_id) as reader:
@@ -181,7 +180,7 @@ async def test_an_answer_does_not_reach_over_a_compaction(
         narrowed.raise_for_status()
         await first.kill()
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await reader.end()
 
     reader.assert_complete()
@@ -196,13 +195,13 @@ async def test_a_run_that_is_cancelled_while_its_answer_goes_on_keeps_all_that_w
 ) -> None:
     models.say("one two three four", silent_after=3)
     models.say(" four five", silent_after=1)
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     agent_id, run_id = await submit(product, model=CONTINUES)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         await first.kill()
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await words_shown(reader, 4)
         await product.http.post(f"/v1/runs/{run_id}/cancel")
         await reader.end()

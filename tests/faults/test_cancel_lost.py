@@ -9,7 +9,7 @@ from shared.concurrency import background
 from shared.domain.ids import RunId
 from shared.domain.runs import CancelRequest
 from shared.sql.runs.run_store import RunStore
-from tests.kit.model_server import ModelServer
+from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes
@@ -17,6 +17,7 @@ from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
+SILENT = Turn(text="one two three", silent_after=2)
 WAIT_FOR_PERSON = 'def launch() -> str:\n    """Launches."""\n    return "gone"\n'
 
 
@@ -52,7 +53,7 @@ async def nobody_hears(redis: PrivateRedis) -> AsyncGenerator[None]:
 async def test_a_cancel_whose_announcement_nobody_heard_is_found_by_its_flag(
     working_product: Product, private_redis: PrivateRedis, models: ModelServer
 ) -> None:
-    models.say("one two three", silent_after=2)
+    models.answer_with(lambda _: SILENT)
     run_id = await submit(working_product, (await working_product.agent()).id)
     async with reading(working_product.http, run_id) as reader:
         await wait_until(lambda: reader.of_type("assistant_message"), description="the first words")
@@ -61,14 +62,14 @@ async def test_a_cancel_whose_announcement_nobody_heard_is_found_by_its_flag(
         await reader.end()
 
     assert receipt["status"] == "cancelled"
-    assert models.requests[0].client_left
+    await wait_until(lambda: all(one.client_left for one in models.requests), description="the worker to hang up")
     reader.assert_complete()
 
 
 async def test_a_cancel_that_was_recorded_and_never_announced_reaches_the_running_run(
     working_product: Product, models: ModelServer
 ) -> None:
-    models.say("one two three", silent_after=2)
+    models.answer_with(lambda _: SILENT)
     run_id = await submit(working_product, (await working_product.agent()).id)
     async with reading(working_product.http, run_id) as reader:
         await wait_until(lambda: reader.of_type("assistant_message"), description="the first words")
@@ -77,7 +78,7 @@ async def test_a_cancel_that_was_recorded_and_never_announced_reaches_the_runnin
 
     run = await working_product.ended(run_id)
     assert (run["status"], run["stop_reason"]) == ("cancelled", "cancelled")
-    assert models.requests[0].client_left
+    await wait_until(lambda: all(one.client_left for one in models.requests), description="the worker to hang up")
 
 
 async def test_a_cancel_that_was_recorded_and_never_announced_reaches_a_run_that_waits_for_a_person(
@@ -134,7 +135,7 @@ async def test_a_cancel_of_a_run_whose_worker_is_dead_is_settled_by_the_api(
 
 
 async def test_many_cancels_of_one_run_agree(working_product: Product, models: ModelServer) -> None:
-    models.say("one two three", silent_after=2)
+    models.answer_with(lambda _: SILENT)
     run_id = await submit(working_product, (await working_product.agent()).id)
     await wait_until(lambda: models.requests, description="the model to be asked")
 

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from shared.crash_points import CrashPoint
 from shared.sql.engine import Database
 from shared.sql.run_tables import tool_intents
-from tests.faults.conftest import LONG_LEASE_S
 from tests.faults.test_crash_points import DIES, LONG_S, LOSES, UNSWEPT, each_write_once
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product
@@ -85,7 +84,7 @@ async def test_three_of_five_calls_had_returned_and_all_were_unknown(
     product: Product, processes: Processes, models: ModelServer, database: Database, tmp_path: Path
 ) -> None:
     waiting = {"two", "five"}
-    first = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
+    first = await processes.worker(**PLAIN_TOOLS)
     agent_id = await begin(product, models, tmp_path, waiting=waiting, together=True)
     await stored(database, 3)
     words = tmp_path / "words"
@@ -103,7 +102,7 @@ async def test_three_of_five_calls_had_returned_and_all_were_unknown(
 async def test_the_calls_before_the_one_that_runs_were_unknown(
     product: Product, processes: Processes, models: ModelServer, database: Database, tmp_path: Path
 ) -> None:
-    first = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
+    first = await processes.worker(**PLAIN_TOOLS)
     agent_id = await begin(product, models, tmp_path, waiting={"three"}, together=False)
     await stored(database, 2)
     await wait_until(lambda: "three" in (tmp_path / "words").read_text(), description="the third tool to start")
@@ -122,7 +121,7 @@ async def test_a_worker_that_dies_over_a_result_or_loses_the_answer(
 ) -> None:
     """All but the first call wait, so that its result is stored by itself."""
     waiting: set[str] = set(WORDS[1:])
-    dying = await processes.worker(crash_at=f"{CrashPoint.RESULT}:{side}", lease_s=LONG_LEASE_S, **UNSWEPT)
+    dying = await processes.worker(crash_at=f"{CrashPoint.RESULT}:{side}", **UNSWEPT)
     agent_id = await begin(product, models, tmp_path, waiting=waiting, together=True)
     if side in DIES:
         assert await dying.ended(within_s=LONG_S) == -9

@@ -1,7 +1,6 @@
 """A crash between two edits of one answer: the next worker knows of the first what its author knew."""
 
 from shared.crash_points import CrashPoint
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.careful_client import ask_until_answered
@@ -18,7 +17,7 @@ async def test_an_agents_own_edit_was_taken_for_somebody_elses_after_a_crash(
     """It was told that somebody had changed the block since it saw it, and its second edit was refused."""
     agent_id = await agent_that_rewrites(product)
     models.play(Turn(calls=[NOTE, REWRITE]), Turn(text="Noted."))
-    worker = await processes.worker(crash_at=f"{CrashPoint.INTENT}:before", sweep_s=3600.0, lease_s=LONG_LEASE_S)
+    worker = await processes.worker(crash_at=f"{CrashPoint.INTENT}:before", sweep_s=3600.0)
 
     run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "I like tea."})
     assert await worker.ended() == -9
@@ -36,7 +35,7 @@ async def test_somebody_elses_edit_between_the_two_is_still_not_written_over(
 ) -> None:
     agent_id = await agent_that_rewrites(product)
     models.play(Turn(calls=[NOTE, REWRITE]), Turn(text="I see."))
-    worker = await processes.worker(crash_at=f"{CrashPoint.INTENT}:before", sweep_s=3600.0, lease_s=LONG_LEASE_S)
+    worker = await processes.worker(crash_at=f"{CrashPoint.INTENT}:before", sweep_s=3600.0)
 
     run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "I like tea."})
     assert await worker.ended() == -9

@@ -9,13 +9,12 @@ import pytest
 
 from shared.concurrency import background
 from shared.crash_points import CrashPoint
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
 from tests.kit.product.processes import Processes
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.tools import PLAIN_TOOLS
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 
 NOTES = '''
 def note(word: str, log: str) -> str:
@@ -49,7 +48,7 @@ def kills(log: str) -> str:
     time.sleep(3600)
 '''
 NEVER_S = 3600.0
-PATIENCE_S = 150.0
+PATIENCE_S = 2 * HANGS_S
 """Seconds that a client waits for the answer, which two workers have to start for."""
 
 
@@ -63,12 +62,12 @@ async def answer_of(
         answers.append(await product.http.post(path, json={"args": args}, timeout=PATIENCE_S))
 
     async with background(ask(), name="a call"):
-        worker = await processes.worker(crash_at=crash_at, sweep_s=NEVER_S, lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
+        worker = await processes.worker(crash_at=crash_at, sweep_s=NEVER_S, **PLAIN_TOOLS)
         if crash_at.endswith((":before", ":after")):
-            assert await worker.ended(within_s=60) == -9
+            assert await worker.ended() == -9
             await end_leases(product.context.redis)
             await processes.worker(**PLAIN_TOOLS)
-        [answer] = await wait_until(lambda: answers, description="the answer")
+        [answer] = await wait_until(lambda: answers, description="the answer", timeout=PATIENCE_S)
     assert crash_at.endswith((":before", ":after")) or "answer_lost_on_purpose" in worker.log.read_text()
     return answer
 
@@ -135,11 +134,11 @@ async def test_a_tool_that_loses_its_worker_is_started_again_only_if_it_may_be(
         answers.append(await product.http.post(path, json={"args": args}, timeout=PATIENCE_S))
 
     async with background(ask(), name="a call"):
-        worker = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
-        assert await worker.ended(within_s=60) == -9
+        worker = await processes.worker(**PLAIN_TOOLS)
+        assert await worker.ended() == -9
         await end_leases(product.context.redis)
         await processes.worker(**PLAIN_TOOLS)
-        [answer] = await wait_until(lambda: answers, description="the answer")
+        [answer] = await wait_until(lambda: answers, description="the answer", timeout=PATIENCE_S)
 
     starts, result = log.read_text().split(), answer.json()
     if idempotent:

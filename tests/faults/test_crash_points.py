@@ -19,7 +19,6 @@ import pytest
 
 from shared.concurrency import background
 from shared.crash_points import CrashPoint
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.careful_client import ask, ask_until_answered, deciding
@@ -213,7 +212,7 @@ async def test_a_worker_that_loses_the_answer(
     agent_id = await agent_of(product, models, log)
     await begin_story(product, agent_id)
     async with deciding(product.http):
-        worker = await processes.worker(crash_at=f"{write}:{lost}", lease_s=LONG_LEASE_S, **UNSWEPT)
+        worker = await processes.worker(crash_at=f"{write}:{lost}", **UNSWEPT)
         await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
     assert f"point={write}" in worker.log.read_text()
     assert len(words_in(log)) == 2, "nobody died, so both tools have run"
@@ -281,7 +280,7 @@ async def test_a_worker_that_loses_the_answer_in_an_answer(
         await shown(product.http, run_id, 4)
         await first.kill()
         await end_leases(product.context.redis)
-    worker = await processes.worker(crash_at=f"{write}:{lost}", lease_s=LONG_LEASE_S, **UNSWEPT)
+    worker = await processes.worker(crash_at=f"{write}:{lost}", **UNSWEPT)
     if write is CrashPoint.HAND_OVER:
         await shown(product.http, run_id, 4)
         await processes.worker(sweep_s=NEVER_S)

@@ -3,6 +3,7 @@
 A run that changed its worker had the time of its last worker: a deploy looked as if the provider had become slow.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.behind_proxies import behind_proxies, unavailable
@@ -20,8 +20,6 @@ from tests.kit.product.processes import HoldfastProcess, Processes
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
-
-pytestmark = pytest.mark.timeout(120)
 
 
 async def kill(worker: HoldfastProcess) -> None:
@@ -71,13 +69,13 @@ async def test_the_first_token_stays_when_the_worker_changes(
 ) -> None:
     models.say("one two three four", silent_after=3)
     models.say("All of it.")
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     run_id = await submit(product)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         await leave(first)
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await reader.end()
     await assert_first_token_is_the_first_shown(product, run_id, workers=2)
 
@@ -89,17 +87,17 @@ async def test_the_first_token_stays_when_two_workers_in_a_row_are_lost(
     models.say("one two three four", silent_after=3)
     models.say("five six seven eight", silent_after=3)
     models.say("All of it.")
-    first = await processes.worker(lease_s=LONG_LEASE_S)
+    first = await processes.worker()
     run_id = await submit(product)
     async with reading(product.http, run_id) as reader:
         await words_shown(reader, 3)
         await first.kill()
         await end_leases(product.context.redis)
-        second = await processes.worker(lease_s=LONG_LEASE_S)
+        second = await processes.worker()
         await words_shown(reader, 6)
         await second.kill()
         await end_leases(product.context.redis)
-        await processes.worker(lease_s=LONG_LEASE_S)
+        await processes.worker()
         await reader.end()
     await assert_first_token_is_the_first_shown(product, run_id, workers=3)
 
@@ -107,15 +105,22 @@ async def test_the_first_token_stays_when_two_workers_in_a_row_are_lost(
 async def test_the_first_token_stays_when_redis_was_away_for_longer_than_a_lease(
     product: Product, private_redis: PrivateRedis, postgres_url: str, models: ModelServer, tmp_path: Path
 ) -> None:
-    models.play(Turn(text="word " * 20_000, pace=0.01))
-    models.play(Turn(text="At last, all of it."))
+    may_end = asyncio.Event()
+    models.answer_with(
+        lambda _: Turn(text="At last, all of it.") if may_end.is_set() else Turn(text="word " * 20_000, pace=0.01)
+    )
     start = behind_proxies(product, tmp_path, redis_url=private_redis.url, database_url=postgres_url, lease_s=4.0)
     async with start as running:
         run_id = await running.submit()
         async with reading(running.http, run_id) as reader:
             await reader.reach(20)
             async with unavailable(running.redis_proxy, "refused"):
-                await wait_until(lambda: models.requests[0].client_left, description="the worker to stop in time")
+                await wait_until(
+                    lambda: all(one.client_left for one in models.requests), description="the worker to stop in time"
+                )
+                may_end.set()
             await reader.end()
-        await assert_first_token_is_the_first_shown(running.product, run_id, workers=2)
+        # One of the lease that was over, and one more for each time that it was over in a standstill of the machine.
+        await assert_first_token_is_the_first_shown(running.product, run_id, workers=len(models.requests))
+        assert len(models.requests) > 1
         await running.end_worker()

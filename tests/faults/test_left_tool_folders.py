@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.processes import Processes
@@ -33,7 +32,7 @@ async def test_the_folders_of_a_killed_worker_are_removed_by_the_next(
     tool_id = await product.tool(HOLDS, extra_body={"scratch": "run"})
     agent = await product.agent(tools=[tool_id])
     product.models.play(Turn(calls=[Call("holds", {"mark": str(mark)})]), Turn(text="Done."))
-    worker = await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
+    worker = await processes.worker(**PLAIN_TOOLS)
     await product.client.agents.messages.create_async(agent.id, input="Go.")
 
     def folders() -> list[Path]:
@@ -44,7 +43,7 @@ async def test_the_folders_of_a_killed_worker_are_removed_by_the_next(
     await worker.kill()
     assert (of_call / "kept").exists()
     assert (of_run / "kept").exists()
-    await processes.worker(lease_s=LONG_LEASE_S, **PLAIN_TOOLS)
+    await processes.worker(**PLAIN_TOOLS)
     await wait_until(
         lambda: not of_call.exists() and not of_run.exists(), description="the folders to be removed by the next worker"
     )

@@ -10,7 +10,6 @@ from shared.concurrency import background
 from shared.domain.budgets import day_of
 from shared.sql.engine import Database
 from shared.sql.runs.budgets import BudgetStore
-from tests.faults.conftest import LONG_LEASE_S
 from tests.faults.test_cancel_lost import record_cancel
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
@@ -38,7 +37,7 @@ def wait(folder: str) -> str:
     return "done"
 '''
 LONG = "You have a long instruction. " * 40
-MANY = {"lease_s": LONG_LEASE_S, "agent_daily_tokens": 1_000_000, **PLAIN_TOOLS}
+MANY = {"agent_daily_tokens": 1_000_000, **PLAIN_TOOLS}
 
 
 async def asked(product: Product, **fields: Any) -> str:
@@ -194,7 +193,7 @@ async def test_the_price_of_a_lost_call_was_not_counted_when_the_api_cancelled_i
     prices = tmp_path / "prices.json"
     prices.write_text('{"openai/*": {"input": 1000, "output": 500000}}')
     models.play(Turn(silent_before_headers=3600.0))
-    worker = await processes.worker(lease_s=LONG_LEASE_S, project_daily_cost=1e6, prices_file=str(prices))
+    worker = await processes.worker(project_daily_cost=1e6, prices_file=str(prices))
     run_id = await asked(product, system=LONG)
     await wait_until(lambda: models.requests, description="the model to be asked")
     await worker.kill()

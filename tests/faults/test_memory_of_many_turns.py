@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import takewhile
 
 from shared.concurrency import background
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.model_server.window import CountingModel, said_to
 from tests.kit.product import Product
@@ -58,7 +57,7 @@ async def test_each_edit_of_many_turns_is_made_once_while_workers_die(
 
     async def die_one_after_the_other() -> None:
         for point in DEATHS:
-            worker = await processes.worker(crash_at=point, sweep_s=3600.0, lease_s=LONG_LEASE_S)
+            worker = await processes.worker(crash_at=point, sweep_s=3600.0)
             assert await worker.ended() == -9
             died.append(point)
             await end_leases(product.context.redis)

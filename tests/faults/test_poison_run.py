@@ -3,7 +3,6 @@
 from collections import Counter
 from itertools import count
 
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
@@ -47,7 +46,7 @@ async def test_a_run_that_kills_its_workers_fails_alone(
         return (await product.run(runs["poison"]))["status"] in ("completed", "failed")
 
     for death in count(1):
-        worker = await processes.worker(lease_s=LONG_LEASE_S)
+        worker = await processes.worker()
 
         async def is_time(death: int = death) -> bool:
             in_company = death > 2 or all(asked[text] == death for text in runs)
@@ -75,14 +74,14 @@ async def test_a_suspect_waits_for_the_steps_of_its_neighbours_and_then_runs_alo
     models.answer_with(lambda _: Turn(text="Done.", silent_before_headers=3600))
     suspect = await submit(product, "suspect")
     for death in (1, 2):
-        worker = await processes.worker(lease_s=LONG_LEASE_S)
+        worker = await processes.worker()
         await wait_until(lambda so_far=death: len(models.requests) == so_far, description="the model to be asked")
         await worker.kill()
         await end_leases(product.context.redis)
 
     models.answer_with(lambda request: Turn(text="Done.", pace=1 if said_in(request) == "neighbour" else 0))
     neighbour = await submit(product, "neighbour")
-    last = await processes.worker(max_runs=2, lease_s=LONG_LEASE_S)
+    last = await processes.worker(max_runs=2)
     assert (await product.ended(suspect))["status"] == "completed"
     assert (await product.ended(neighbour))["status"] == "completed"
     assert "run_alone" in last.log.read_text()

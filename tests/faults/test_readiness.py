@@ -15,8 +15,6 @@ from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import TcpProxy, free_port
 from tests.kit.wait_until import wait_until
 
-pytestmark = pytest.mark.timeout(180)
-
 WHOLE = {"database": True, "redis": True, "migrations": True, "worker": True}
 WITHOUT_REDIS = {"database": True, "redis": False, "migrations": True, "worker": None}
 
@@ -37,7 +35,7 @@ async def services(http: httpx.AsyncClient, expected: Mapping[str, bool | None])
         assert (answer.status_code == 200) == (answer.json()["status"] == "ready") == ("code" not in answer.json())
         return answer.json()["services"] == expected and answer.is_success == all(expected.values())
 
-    await wait_until(are_so, description=f"services {expected}", timeout=60)
+    await wait_until(are_so, description=f"services {expected}")
 
 
 async def is_served(http: httpx.AsyncClient) -> None:
@@ -100,7 +98,7 @@ async def test_an_api_without_its_database_is_not_ready_and_says_so_in_time(
                 answer = await http.get("/readyz")
                 return (answer.status_code, answer.json()["services"]) == (503, {"database": False})
 
-            await wait_until(is_away, description="the API to miss its database", timeout=60)
+            await wait_until(is_away, description="the API to miss its database")
             refused = await http.get("/readyz")
             assert refused.headers["Retry-After"] and refused.json()["hint"], "it was the one error without a code"
             assert refused.json()["code"] == "service_unavailable"

@@ -1,5 +1,6 @@
 """Redis is a cache of the log: it may be emptied, killed and started again, and every reader still gets everything."""
 
+import asyncio
 import json
 from typing import Any, cast
 
@@ -24,6 +25,11 @@ async def submit(product: Product, *turns: dict[str, Any]) -> str:
 
 async def flush(redis: PrivateRedis) -> None:
     await cast("Any", redis.client()).flushall()
+
+
+async def has_stopped(models: ModelServer) -> None:
+    """The worker has left every answer that it was given: its lease is over, and it knows."""
+    await wait_until(lambda: all(one.client_left for one in models.requests), description="the worker to stop in time")
 
 
 async def test_a_long_stream_is_the_same_after_redis_was_emptied(
@@ -61,21 +67,21 @@ async def test_a_live_reader_goes_on_when_redis_is_emptied_under_the_run(
 
 
 async def test_a_reader_that_comes_after_redis_was_emptied_gets_the_steps_that_are_stored(
-    working_product: Product, private_redis: PrivateRedis, models: ModelServer
+    patient_product: Product, private_redis: PrivateRedis, models: ModelServer
 ) -> None:
-    tool = await working_product.tool('def look() -> str:\n    """Looks."""\n    return "seen"\n')
-    agent = await working_product.agent(tools=[tool])
+    tool = await patient_product.tool('def look() -> str:\n    """Looks."""\n    return "seen"\n')
+    agent = await patient_product.agent(tools=[tool])
     models.call("look")
     models.say("never said", silent_before_headers=3600)
-    run = await working_product.client.agents.messages.create_async(agent_id=agent.id, input="Look")
+    run = await patient_product.client.agents.messages.create_async(agent_id=agent.id, input="Look")
     await wait_until(lambda: len(models.requests) == 2, description="the second step to wait for its model")
 
     await flush(private_redis)
 
-    async with reading(working_product.http, run.id) as reader:
+    async with reading(patient_product.http, run.id) as reader:
         await wait_until(lambda: reader.of_type("tool_return_message"), description="the tool's return")
-    await working_product.http.post(f"/v1/runs/{run.id}/cancel")
-    whole = await read_whole(working_product.http, run.id)
+    await patient_product.http.post(f"/v1/runs/{run.id}/cancel")
+    whole = await read_whole(patient_product.http, run.id)
     whole.assert_complete()
     assert whole.raw[: len(reader.raw)] == reader.raw
 
@@ -99,8 +105,9 @@ async def test_a_run_that_outlived_its_lease_without_redis_is_taken_up_again(
     working_product: Product, private_redis: PrivateRedis, models: ModelServer
 ) -> None:
     agent = await working_product.agent()
-    models.say("one two three four", silent_after=2)
-    models.say("At last.")
+    may_end = asyncio.Event()
+    silent = Turn(text="one two three four", silent_after=2)
+    models.answer_with(lambda _: Turn(text="At last.") if may_end.is_set() else silent)
     answer = await working_product.http.post(
         f"/v1/agents/{agent.id}/messages/async", json={"input": "Hello", "stream_tokens": True}
     )
@@ -108,7 +115,8 @@ async def test_a_run_that_outlived_its_lease_without_redis_is_taken_up_again(
     async with reading(working_product.http, run_id) as reader:
         await wait_until(lambda: reader.of_type("assistant_message"), description="the first words")
         await private_redis.kill()
-        await wait_until(lambda: models.requests[0].client_left, description="the worker to stop what it may not hold")
+        await has_stopped(models)
+        may_end.set()
         await private_redis.start()
         await reader.end()
 
@@ -122,8 +130,9 @@ async def test_a_run_goes_on_after_redis_stood_still(
     working_product: Product, private_redis: PrivateRedis, models: ModelServer
 ) -> None:
     agent = await working_product.agent()
-    models.play(Turn(text="word " * 2000, pace=0.005))
-    models.say("At last.")
+    may_end = asyncio.Event()
+    long = Turn(text="word " * 20_000, pace=0.005)
+    models.answer_with(lambda _: Turn(text="At last.") if may_end.is_set() else long)
     answer = await working_product.http.post(
         f"/v1/agents/{agent.id}/messages/async", json={"input": "Hello", "stream_tokens": True}
     )
@@ -131,7 +140,8 @@ async def test_a_run_goes_on_after_redis_stood_still(
     async with reading(working_product.http, run_id) as reader:
         await reader.reach(20)
         async with private_redis.hanging():
-            await wait_until(lambda: models.requests[0].client_left, description="the worker to stop in time")
+            await has_stopped(models)
+            may_end.set()
         await reader.end()
 
     reader.assert_complete()

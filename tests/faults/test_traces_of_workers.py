@@ -52,7 +52,6 @@ async def processes(
         "HOLDFAST_REDIS_URL": private_redis.url,
         "HOLDFAST_SWEEP_S": str(SWEEP_S),
         "HOLDFAST_MODEL_RETRIES": "0",
-        "HOLDFAST_LEASE_S": "30",
         "HOLDFAST_DRAIN_S": "0",
         "HOLDFAST_OTLP_ENDPOINT": receiver.url,
         "OTEL_BSP_SCHEDULE_DELAY": "100",

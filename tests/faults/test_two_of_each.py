@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 from letta_client import AsyncLetta
 
-from tests.faults.conftest import LONG_LEASE_S
 from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
@@ -22,7 +21,7 @@ async def test_a_stream_that_began_at_one_api_is_resumed_at_the_other(
 ) -> None:
     models.play(Turn(text="word " * 200, pace=0.005))
     ports = [free_port(), free_port()]
-    workers = (processes.worker(max_runs=1, lease_s=LONG_LEASE_S) for _ in range(2))
+    workers = (processes.worker(max_runs=1) for _ in range(2))
     await asyncio.gather(*(processes.api(port) for port in ports), *workers)
     async with api_at(ports[0]) as one, api_at(ports[1]) as other:
         agent = await product.agent()
@@ -105,7 +104,7 @@ async def test_runs_that_wait_for_a_slow_model_do_not_keep_new_runs_from_startin
         return Turn(text="slow", silent_after_headers=3600) if request.model == "gpt-4o" else Turn(text="quick")
 
     models.answer_with(answer)
-    settings: dict[str, object] = {"max_runs": 100, "lease_s": LONG_LEASE_S}
+    settings: dict[str, object] = {"max_runs": 100}
     await asyncio.gather(processes.worker(**settings), processes.worker(**settings))
     slow = [await product.agent(model="openai/gpt-4o") for _ in range(WAITING)]
     quick = await product.agent()

@@ -17,6 +17,9 @@ from shared.clock import SystemClock
 
 START_MS = 1_800_000_000_000
 
+STEP_S = 0.005
+"""A step of `AwakeTime`, however late the loop comes to it."""
+
 SERVER_CLOCKS = (
     "fakeredis._socket._base.time",
     "fakeredis._helpers.time",
@@ -73,6 +76,33 @@ class PlayedLoop(asyncio.SelectorEventLoop):
 @types.coroutine
 def _next_round() -> Generator[None]:
     yield
+
+
+class AwakeTime:
+    """Seconds in which this process's event loop went on: a machine that stands still adds nothing to them, and one
+    that is busy little. For what must not take long although nobody can say how busy the machine is."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._next: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> "AwakeTime":
+        self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._next is not None:
+            self._next.cancel()
+
+    def seconds(self) -> float:
+        return self._steps * STEP_S
+
+    def _wait(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(STEP_S, self._step)
+
+    def _step(self) -> None:
+        self._steps += 1
+        self._wait()
 
 
 class SettableClock(SystemClock):

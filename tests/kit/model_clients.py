@@ -13,7 +13,7 @@ HANDLES = ("openai/gpt-5", "openai/gpt-4.1", "anthropic/claude-sonnet-4-5", "goo
 
 
 async def _make_clients() -> None:
-    models = Models(KEYS, first_event_timeout=1, idle_timeout=1, retries=0)
+    models = Models(KEYS, first_event_timeout=180, idle_timeout=180, retries=0)
     for handle in HANDLES:
         await models.model_for(handle)
     await models.aclose()

@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 PATIENT_S = 0.1
+HANGS_S = 180.0
+"""A limit that is there for hangs alone. A machine may stand still for half a minute, and a busy one be slow."""
+LONG_LEASE_S = 120.0
+"""A lease that ends for no standstill of the machine: a test ends it (`end_leases`), or the Redis that has it."""
 
 
 async def wait_until(
-    predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = 180.0, every: float = 0.01
+    predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = HANGS_S, every: float = 0.01
 ) -> Any:
     """The predicate's first true value. Fails the test, naming `description`, when it stays false for `timeout` s.
 

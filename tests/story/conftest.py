@@ -18,7 +18,7 @@ from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.shared_product import Backends, SharedProduct, embedded_backends
-from tests.kit.services.databases import PostgresServer
+from tests.kit.services.databases import PostgresServer, patient_database
 from tests.kit.services.missing_service import missing_service
 from tests.kit.services.redis_fixtures import TEST_REDIS, shared_server_url
 from tests.kit.services.redis_servers import RedisService
@@ -113,7 +113,7 @@ async def own_models() -> AsyncIterator[ModelServer]:
 
 @pytest.fixture
 async def own_database(backends: Backends) -> AsyncIterator[Database]:
-    opened = Database(backends.database_url, connections=10)
+    opened = patient_database(backends.database_url, connections=10)
     yield opened
     await opened.aclose()
 

@@ -15,7 +15,6 @@ import pytest
 from shared.domain.errors import CancelMode
 from shared.domain.ids import RunId
 from shared.redis.cancel_signal import CancelSignal
-from shared.sql.engine import Database
 from tests.kit.log_events import LogEvents, log_events
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
@@ -34,6 +33,7 @@ from tests.kit.product.cancel_states import (
 )
 from tests.kit.product.shared_product import Backends
 from tests.kit.provider_rules.request import check_request
+from tests.kit.services.databases import patient_database
 from tests.kit.services.tcp_proxy import blackhole_address
 from tests.kit.tools import PLAIN_TOOLS, is_alive
 from tests.kit.wait_until import wait_until
@@ -46,7 +46,7 @@ async def product(request: pytest.FixtureRequest, backends: Backends, models: Mo
     settings = {**STATES[params["state"]], **PLAIN_TOOLS}
     if params["state"] is claimed_but_no_request_sent and params["mode"] is CancelMode.AFTER_STEP:
         settings = {"first_event_timeout": 1.0, **PLAIN_TOOLS}  # the step that is waited for has nobody to answer it
-    database = Database(backends.database_url)
+    database = patient_database(backends.database_url)
     with blackhole_address() as nowhere:
         environment = {**models.base_urls(), "OLLAMA_BASE_URL": nowhere}
         async with running_product(

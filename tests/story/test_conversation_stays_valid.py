@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from shared.domain.errors import CancelMode
 from shared.redis.embedded import connect_embedded
-from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.conversation_driver import TOOLS, TURNS, ConversationDriver
+from tests.kit.services.databases import patient_database
 from tests.kit.tiers import halved
 
 INTERLEAVINGS = int(os.environ.get("HOLDFAST_TEST_INTERLEAVINGS") or (200 if os.environ.get("CI") == "true" else 60))
@@ -100,7 +100,7 @@ def test_every_interleaving_leaves_a_conversation_that_goes_on(sqlite_url: str, 
 
 async def _start(stack: AsyncExitStack, url: str) -> tuple[Product, list[str]]:
     models = await stack.enter_async_context(ModelServer())
-    database = Database(url)
+    database = patient_database(url)
     stack.push_async_callback(database.aclose)
     # Without a sweeper, which would find after half a minute what was left undone.
     given = {"tool_grace": 0.2, "sweep_s": 3600}

@@ -19,6 +19,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.in_process import api_app, listening
 from tests.kit.project.documents import written_openapi
+from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_fixtures import shared_server_url
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.walls.belongings import Belongings, client_of, key_of, one_of_everything, unfinished_runs
@@ -50,7 +51,7 @@ class World:
 )
 async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     """On Postgres once with a role that the tables' policies bind, and once with one that passes them."""
-    opened = Database(request.getfixturevalue(request.param), connections=10)
+    opened = patient_database(request.getfixturevalue(request.param), connections=10)
     yield opened
     await opened.aclose()
 

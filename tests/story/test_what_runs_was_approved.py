@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.redis.embedded import connect_embedded
-from shared.sql.engine import Database
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product, running_product
+from tests.kit.services.databases import patient_database
 from tests.kit.wait_until import wait_until
 
 GATED, FREE, CLIENTS = "core_memory_append", "memory_insert", "sensor"
@@ -274,7 +274,7 @@ def _in_a_message(items: list[tuple[str, Verdict]]) -> Request:
 async def a_product(url: str) -> AsyncGenerator[Product]:
     async with AsyncExitStack() as stack:
         models = await stack.enter_async_context(ModelServer())
-        database = Database(url)
+        database = patient_database(url)
         stack.push_async_callback(database.aclose)
         yield await stack.enter_async_context(running_product(database, connect_embedded(), models))
 

@@ -40,7 +40,7 @@ def call_of(source: str, *, environment: dict[str, str] | None = None, **argumen
         language="javascript",
         parameters=tuple(arguments),
         environment=environment or {},
-        timeout_s=30,
+        timeout_s=180,
     )
 
 

@@ -31,7 +31,7 @@ class Pauses:
 
 
 def _models(pauses: Pauses) -> Models:
-    return Models({}, first_event_timeout=1, idle_timeout=1, retries=2, builtin_models=True, clock_sleep=pauses)
+    return Models({}, first_event_timeout=180, idle_timeout=180, retries=2, builtin_models=True, clock_sleep=pauses)
 
 
 async def _played(asked: ModelCall) -> list[ModelEvent]:
@@ -244,14 +244,14 @@ async def test_an_endless_word_comes_in_pieces() -> None:
 
 @pytest.mark.parametrize("turn", [{"text": "late", "first_delay_ms": 600_000}, {"text": "late", "delay_ms": 600_000}])
 async def test_a_script_held_a_place_of_a_worker_for_an_hour(turn: dict[str, Any]) -> None:
-    models = Models({}, first_event_timeout=0.05, idle_timeout=60, retries=3, builtin_models=True)
+    models = Models({}, first_event_timeout=0.05, idle_timeout=180, retries=3, builtin_models=True)
     with pytest.raises(ModelError, match=r"no event within 0\.05 s") as caught:
         await ask(models, call(SCRIPTED, _script(turn)))
     assert caught.value.error_type == ModelErrorType.TIMEOUT
 
 
 async def test_a_pause_in_the_middle_is_silence_too() -> None:
-    models = Models({}, first_event_timeout=60, idle_timeout=0.05, retries=0, builtin_models=True)
+    models = Models({}, first_event_timeout=180, idle_timeout=0.05, retries=0, builtin_models=True)
     events: list[ModelEvent] = []
     with pytest.raises(ModelError, match="silent in the middle"):
         async for event in models.stream(call(SCRIPTED, _script({"text": "a b", "delay_ms": 300}))):
@@ -260,7 +260,7 @@ async def test_a_pause_in_the_middle_is_silence_too() -> None:
 
 
 async def test_they_are_off_unless_asked_for() -> None:
-    models = Models({}, first_event_timeout=1, idle_timeout=1, retries=0)
+    models = Models({}, first_event_timeout=180, idle_timeout=180, retries=0)
     for handle in ("builtin/echo", "builtin/slow", SCRIPTED):
         with pytest.raises(ModelError, match="HOLDFAST_BUILTIN_MODELS") as caught:
             await ask(models, call(handle))
@@ -283,7 +283,7 @@ def test_no_sdk_is_imported_for_them() -> None:
 import asyncio, sys
 from tests.kit.model_server.model_calls import ask, call
 from worker.models.registry import Models
-models = Models({}, first_event_timeout=1, idle_timeout=1, retries=0, builtin_models=True)
+models = Models({}, first_event_timeout=180, idle_timeout=180, retries=0, builtin_models=True)
 asyncio.run(ask(models, call("builtin/echo", "x")))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"pydantic_ai", "openai", "anthropic", "google"}))
 """

@@ -174,7 +174,7 @@ async def test_a_missing_package_sent_users_to_somebody_elses_project(monkeypatc
     """The package index has another project called holdfast."""
     monkeypatch.setitem(sys.modules, "google.genai", None)
     monkeypatch.delitem(sys.modules, "worker.models.google_wire", raising=False)
-    models = Models(KEYS, first_event_timeout=1, idle_timeout=1, retries=0)
+    models = Models(KEYS, first_event_timeout=180, idle_timeout=180, retries=0)
     with pytest.raises(ModelError) as caught:
         await ask(models, call("google_ai/gemini-2.5-flash"))
     await models.aclose()

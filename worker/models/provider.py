@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from shared.concurrency import LATE_S
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens, tokens_in, weight
@@ -234,7 +235,10 @@ class SilenceLimit:
         awaits_arrival = self._arrival is not None and not self._arrival.done()
         if not awaits_arrival and (self._waiting is None or self._waiting.expired()):
             return
-        if self._loop.time() < self._deadline:
+        now = self._loop.time()
+        if now - self._deadline > LATE_S:  # this process stood still, and may not have read what was said meanwhile
+            self._deadline = now + (self._idle if self._answering else self._first_event)
+        if now < self._deadline:
             self._look_in_time()
         elif self._arrival is not None and awaits_arrival:
             self._has_passed = True

@@ -19,7 +19,8 @@ from worker.tools.walled_sandbox import WalledSandbox
 from worker.tools.zygote_plan import ZygotePlan
 
 OFF = "off"
-LOOK_S = 10.0
+LOOK_S = 120.0
+"""Longer than a machine stands still: a worker that begins meanwhile would have no tools in JavaScript."""
 TRIAL_S = 10.0
 TRIAL = """
 import fs from "node:fs";

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Protocol
 
+from shared.concurrency import AnswerTimeout
 from worker.tools.capped_pipe import CappedPipe
 from worker.tools.invocation import ToolInvocation, ToolOutcome
 from worker.tools.outcomes import SHUTTING_DOWN, Frame, not_started, outcome, read_frame, text_limit
@@ -63,7 +64,7 @@ class RunningCalls:
         self._calls[process] = asyncio.Event()
         timed_out = False
         try:
-            async with asyncio.timeout(invocation.longest_s):
+            async with AnswerTimeout(invocation.longest_s):
                 await process.start()
                 await process.exited()
         except TimeoutError:

@@ -31,6 +31,8 @@ TIERS = {
     "tier1": (SandboxTier.ONE,),
     "tier2": (SandboxTier.TWO,),
 }
+LOOK_S = 120.0
+"""Longer than a machine stands still: a worker that begins meanwhile would do without this Python."""
 TRIAL_S = 20.0
 TRIAL = """
 import errno, importlib, json, os, socket, tempfile
@@ -127,7 +129,7 @@ def look_at(path: str) -> Interpreter:
     """The Python at this path. Raises `InvalidRequest` when it is none, or too old."""
     try:
         answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
-            [path, "-I", "-S", "-c", LOOK], capture_output=True, text=True, timeout=TRIAL_S, check=True, env={}
+            [path, "-I", "-S", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
         )
         return described(answer.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError) as error:

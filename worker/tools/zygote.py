@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from shared.concurrency import AnswerTimeout
 from worker.tools.capped_pipe import CappedPipe
 from worker.tools.invocation import CallLimits
 from worker.tools.zygote_plan import ENVIRONMENT, ZygotePlan
@@ -194,7 +195,9 @@ class Zygote(asyncio.SubprocessProtocol):
     async def _hear(self) -> None:
         if self._control is not None:
             self._loop.add_reader(self._control.fileno(), self._on_message)
-        await asyncio.wait([self._ready], timeout=START_S)
+        with contextlib.suppress(TimeoutError):
+            async with AnswerTimeout(START_S):
+                await asyncio.wait([self._ready])
         if self.is_gone or not self._ready.done():
             await asyncio.wait([self._exited], timeout=END_S)
             self._complaint.drain()

@@ -3,7 +3,7 @@
 It is the wire that is faked here, never a class of ours; requests are real HTTP, so a closed connection is one, too.
 
     async with ModelServer() as server:
-        models = Models(server.base_urls(), first_event_timeout=5, idle_timeout=5, retries=0)
+        models = Models(server.base_urls(), first_event_timeout=180, idle_timeout=180, retries=0)
         server.say("Good morning.")                                # what the next request is answered with
         server.play(Turn(text="Wait.", calls=[Call("add", {"a": 1})]))  # and the one after it
         ...

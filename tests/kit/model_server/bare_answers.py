@@ -9,6 +9,7 @@ from tests.kit.model_server import Turn, anthropic_messages, gemini, openai_chat
 from tests.kit.model_server.http_exchange import reset
 from tests.kit.model_server.model_calls import ADD, ANTHROPIC, CHAT, GOOGLE, RESPONSES, ask, call
 from tests.kit.plain_answers import Answering, serving
+from tests.kit.wait_until import HANGS_S
 from worker.models.provider import ModelEvent
 from worker.models.registry import Models
 
@@ -51,7 +52,7 @@ def up_to_reason(handle: str, turn: Turn) -> list[bytes]:
 
 async def asked_of(handle: str, answer: Answering, **rest: Any) -> list[ModelEvent]:
     """What the model says when its server answers so; `rest` overrides arguments of `Models`."""
-    arguments: dict[str, Any] = {"first_event_timeout": 30.0, "idle_timeout": 30.0, "retries": 0, **rest}
+    arguments: dict[str, Any] = {"first_event_timeout": HANGS_S, "idle_timeout": HANGS_S, "retries": 0, **rest}
     async with serving(answer) as server:
         keys = {"OPENAI_API_KEY": "test-key-1", "ANTHROPIC_API_KEY": "test-key-1", "GEMINI_API_KEY": "test-key-1"}
         models = Models(keys | {_VARIABLES[handle]: server.url.rstrip("/")}, **arguments)

@@ -9,6 +9,7 @@ from shared.domain.agents import ModelOptions
 from shared.domain.ids import AgentId, MessageId, RunId, ThreadId
 from shared.domain.messages import Message, MessageBody, ToolReturn, UserMessage
 from tests.kit.model_server import ModelServer
+from tests.kit.wait_until import HANGS_S
 from worker.models.provider import CallFinished, Finished, ModelCall, ModelEvent, Text, Thought, ToolSpec
 from worker.models.registry import Models
 
@@ -72,7 +73,7 @@ def returned(call_id: str, text: str, *, tool: str = "add", failed: bool = False
 async def models_on_server(**rest: Any) -> AsyncGenerator[tuple[ModelServer, Models]]:
     """A model server and the models that lead to it; `rest` overrides arguments of `Models`."""
     async with ModelServer() as server:
-        arguments: dict[str, Any] = {"first_event_timeout": 10.0, "idle_timeout": 10.0, "retries": 0, **rest}
+        arguments: dict[str, Any] = {"first_event_timeout": HANGS_S, "idle_timeout": HANGS_S, "retries": 0, **rest}
         models = Models(server.base_urls(), **arguments)
         try:
             yield server, models

@@ -46,7 +46,6 @@ class ReceivedRequest:
     headers: dict[str, str]
     path: str
     """With its query."""
-    arrived_at: float
     turn: Turn
     pieces_sent: int = 0
     finished: bool = False
@@ -195,8 +194,7 @@ class ModelServer:
                 wire, model = "google", last.partition(":")[0]
             case _:
                 return None
-        now = asyncio.get_running_loop().time()
-        received = ReceivedRequest(wire, model, body, request.headers, request.path, now, turn=Turn())
+        received = ReceivedRequest(wire, model, body, request.headers, request.path, turn=Turn())
         received.turn = self._queue.popleft() if self._queue else self._choose(received)
         self.requests.append(received)
         return received

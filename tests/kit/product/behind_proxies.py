@@ -91,7 +91,6 @@ async def behind_proxies(
             "HOLDFAST_DATABASE_CONNECTIONS": str(CONNECTIONS),
             "HOLDFAST_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
             "HOLDFAST_SWEEP_S": "0.3",
-            "HOLDFAST_KEEPALIVE_S": "3600",
             "HOLDFAST_MODEL_RETRIES": "0",
         }
         port = free_port()

@@ -8,6 +8,8 @@ import httpx2
 from openai import APIError, AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.kit.wait_until import HANGS_S
+
 
 @asynccontextmanager
 async def openai_client(
@@ -15,7 +17,7 @@ async def openai_client(
 ) -> AsyncGenerator[AsyncOpenAI]:
     """The SDK, unmodified. `given` goes to its HTTP client."""
     # Loading the certificates of the world takes longer than most tests; nothing here speaks TLS.
-    async with httpx2.AsyncClient(timeout=60, verify=False, **given) as http:
+    async with httpx2.AsyncClient(timeout=HANGS_S, verify=False, **given) as http:
         yield AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=max_retries, http_client=http)
 
 

@@ -31,7 +31,7 @@ from shared.sql.runs.listing import QuietRun, RunFilter
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product
 from tests.kit.provider_rules.request import check_request
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 from worker.models.provider import ModelCall
 from worker.models.registry import Models
 
@@ -183,7 +183,7 @@ class ConversationDriver:
         spoken = [message for message in history if message.turn]
         if not spoken:
             return
-        models = Models(self.models.base_urls(), first_event_timeout=5, idle_timeout=5, retries=0)
+        models = Models(self.models.base_urls(), first_event_timeout=HANGS_S, idle_timeout=HANGS_S, retries=0)
         question = replace(spoken[-1], body=UserMessage(content="And?"), id=self.context.ids.message(), run_id=None)
         for handle, path in PATHS.items():
             call = ModelCall(handle=handle, system="Be brief.", history=[*spoken, question])

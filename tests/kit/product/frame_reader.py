@@ -73,8 +73,8 @@ class FrameReader:
     async def reach(self, frames: int) -> None:
         await wait_until(lambda: len(self.raw) >= frames, description=f"{frames} frames of {self.run_id}")
 
-    async def end(self, timeout: float = 180.0) -> None:
-        await wait_until(lambda: self.done, description=f"the stream of {self.run_id} to end", timeout=timeout)
+    async def end(self) -> None:
+        await wait_until(lambda: self.done, description=f"the stream of {self.run_id} to end")
 
 
 @asynccontextmanager

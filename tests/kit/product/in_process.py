@@ -42,12 +42,18 @@ from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
 from tests.kit.product.described_answers import described
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, LONG_LEASE_S, wait_until
 from worker.main import working
 
 import_module("tests.kit.model_clients")
 
 HEADERS = {"X-Stainless-Package-Version": "1.12.1"}
+
+CANCELLED_S = 90.0
+"""How long a cancel waits for its run to stop, which takes milliseconds while the machine does not stand still."""
+
+NO_PINGS_S = 3600.0
+"""A machine that stands still is silent, and what readers have seen is compared: a ping in it would differ."""
 
 
 @dataclass
@@ -112,7 +118,10 @@ async def running_product(
     """The product for the block. `settings` are fields of `Settings`. `servers` keep the logs, if `redis` does not."""
     given: dict[str, Any] = {
         "sweep_s": 0.5,
-        "lease_s": 30.0,  # longer than an event loop stands still on a busy machine; whoever wants one to end says so
+        "lease_s": LONG_LEASE_S,
+        "cancel_wait_s": CANCELLED_S,
+        "request_timeout": HANGS_S,
+        "keepalive_s": NO_PINGS_S,
         "model_retries": 0,
         "drain_s": 0.0,
         "builtin_models": True,
@@ -159,7 +168,7 @@ async def clients_of(base_url: str, key: str = "") -> AsyncGenerator[tuple[Async
 
 def _http_client(base_url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
     # Loading the certificates of the world takes longer than most tests; nothing here speaks TLS.
-    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60, verify=False)  # noqa: S501 - as said
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=HANGS_S, verify=False)  # noqa: S501 - as said
 
 
 @asynccontextmanager

@@ -12,11 +12,15 @@ from pathlib import Path
 import httpx
 
 from tests.kit.commands import Command, CommandProcess, Launch, fork
-from tests.kit.product.in_process import HEADERS
-from tests.kit.wait_until import wait_until
+from tests.kit.product.in_process import CANCELLED_S, HEADERS, NO_PINGS_S
+from tests.kit.wait_until import HANGS_S, LONG_LEASE_S, wait_until
 
-START_S = 180.0
-ENDED_S = 180.0
+PATIENT = {
+    "HOLDFAST_LEASE_S": str(LONG_LEASE_S),
+    "HOLDFAST_CANCEL_WAIT_S": str(CANCELLED_S),
+    "HOLDFAST_KEEPALIVE_S": str(NO_PINGS_S),
+}
+"""What no process here runs out of because the machine stood still. A test that needs less says so."""
 
 
 class HoldfastProcess:
@@ -34,12 +38,12 @@ class HoldfastProcess:
             self._signal(signal.SIGKILL)
         await self.ended()
 
-    async def terminate(self, within_s: float = ENDED_S) -> int:
+    async def terminate(self, within_s: float = HANGS_S) -> int:
         """Asks it to end, as a deploy does; its exit status."""
         self.ask_to_end()
         return await self.ended(within_s)
 
-    async def ended(self, within_s: float = ENDED_S) -> int:
+    async def ended(self, within_s: float = HANGS_S) -> int:
         """Its exit status, once it has ended; negative when a signal ended it."""
         await wait_until(
             lambda: self._exit_status() is not None, description=f"process {self.pid} to end", timeout=within_s
@@ -64,7 +68,7 @@ class HoldfastProcess:
         def has_spoken() -> bool:
             return "\n" in self._output.read_text() or self._exit_status() is not None
 
-        await wait_until(has_spoken, description=f"process {self.pid} to be ready", timeout=START_S)
+        await wait_until(has_spoken, description=f"process {self.pid} to be ready", timeout=HANGS_S)
         assert "\n" in self._output.read_text(), f"the process ended at once:\n{self.log.read_text()}"
 
     def _signal(self, number: signal.Signals) -> None:
@@ -120,7 +124,7 @@ class Processes:
         files = self.directory / f"{name}.out", self.directory / f"{name}.log"
         for file in files:
             file.touch()
-        command = Command(arguments, {**_own_environment(), **self.environment, **given}, *files)
+        command = Command(arguments, {**_own_environment(), **PATIENT, **self.environment, **given}, *files)
         started = HoldfastProcess(await asyncio.to_thread(self.launch, command), command)
         self._started.append(started)
         await started.is_ready()
@@ -135,7 +139,7 @@ class Processes:
                 except httpx.TransportError:
                     return False
 
-            await wait_until(answers, description=f"the API on port {port} to answer", timeout=START_S)
+            await wait_until(answers, description=f"the API on port {port} to answer", timeout=HANGS_S)
 
 
 @asynccontextmanager
@@ -153,7 +157,7 @@ async def processes_in(
 @asynccontextmanager
 async def api_at(port: int) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of an API in another process."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, timeout=HANGS_S) as http:
         yield http
 
 

@@ -23,6 +23,7 @@ from shared.sql.run_tables import runs
 from tests.kit.keys import KeyMaker
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import Product, clients_of, running_product
+from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_servers import RedisService
 
 _NUMBERS = count(1)
@@ -60,7 +61,7 @@ class SharedProduct:
         """A key is asked for from the first request on: without one, everybody would be in one project."""
         enter = self._stack.enter_async_context
         self.backends = await enter(self._empty_backends())
-        self.database = Database(self.backends.database_url, connections=10)
+        self.database = patient_database(self.backends.database_url, connections=10)
         self._stack.push_async_callback(self.database.aclose)
         self.redis = self.backends.redis.client()
         self.models = await enter(ModelServer())

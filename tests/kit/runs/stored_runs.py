@@ -41,7 +41,7 @@ from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.sql.runs.steps import StepStore
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent
-from tests.kit.services.databases import open_database
+from tests.kit.services.databases import open_database, patient_database
 
 IDS = IdMaker()
 AGENT = some_agent()
@@ -303,7 +303,7 @@ async def stored_runs(url: str) -> AsyncGenerator[Stores]:
 @asynccontextmanager
 async def second_process(stores: Stores) -> AsyncGenerator[Stores]:
     """The same database, reached as another process would."""
-    database = Database(stores.database.url.render_as_string(hide_password=False))
+    database = patient_database(stores.database.url.render_as_string(hide_password=False))
     try:
         yield Stores(database)
     finally:

@@ -12,6 +12,7 @@ from shared.concurrency import background
 from shared.domain.errors import LeaseLost, RunInterrupted, ShutdownRequested
 from shared.domain.ids import RunId
 from shared.redis import keys
+from tests.kit.wait_until import LONG_LEASE_S
 from worker.queue.queue_worker import QueueWorker
 from worker.run.interruption import Interruption
 
@@ -59,7 +60,9 @@ class WaitingRuns:
         return self.owned
 
 
-def make_worker(redis: ArqRedis, runs: WaitingRuns, *, max_runs: int = 10, lease_s: float = 30.0) -> QueueWorker:
+def make_worker(
+    redis: ArqRedis, runs: WaitingRuns, *, max_runs: int = 10, lease_s: float = LONG_LEASE_S
+) -> QueueWorker:
     return QueueWorker(
         redis=redis,
         # A thread of its own renews leases unless Redis lives on this loop.

@@ -25,6 +25,7 @@ from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.migrate import migrate
 from shared.sql.run_tables import runs
+from tests.kit.wait_until import HANGS_S
 
 CONNECT_S = 60
 
@@ -185,10 +186,15 @@ async def migrate_database(url: str) -> None:
         await migrate(database)
 
 
+def patient_database(url: str, *, connections: int = 20) -> Database:
+    """The database of `url`, of which nobody says that it does not answer because the machine stood still."""
+    return Database(url, connections=connections, answer_s=HANGS_S, wait_s=HANGS_S)
+
+
 @asynccontextmanager
 async def open_database(url: str) -> AsyncGenerator[Database]:
     """The database of `url`, for the block."""
-    database = Database(url)
+    database = patient_database(url)
     try:
         yield database
     finally:

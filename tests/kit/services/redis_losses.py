@@ -53,6 +53,16 @@ async def lose_end_of_stream(redis: ArqRedis, key: str, count: int) -> int:
     return len(entries) - len(kept)
 
 
+async def shorten_leases(redis: ArqRedis, *, to_s: float) -> None:
+    """Of all leases so much is left. Their holders are dead: they end by themselves, and by nothing else."""
+    client = cast("Any", redis)
+    seconds, micros = await client.time()
+    ends_ms = seconds * 1000 + micros // 1000 + round(to_s * 1000)
+    for job_id in await client.zrange(keys.QUEUE, 0, -1):
+        await client.pexpireat(keys.LEASE_PREFIX.encode() + job_id, ends_ms)
+        await client.zadd(keys.QUEUE, {job_id: ends_ms}, xx=True)
+
+
 async def end_leases(redis: ArqRedis) -> None:
     """All leases are over, as they would be in time: the next worker finds what dead ones had. Leases that are longer
     than any standstill of a busy machine, and are ended so, make a test depend on the death alone."""

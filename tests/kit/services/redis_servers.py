@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from shared.redis.connection import connect
 from shared.redis.embedded import connect_embedded
 from tests.kit.services.tcp_proxy import free_port
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 
 
 class RedisService:
@@ -29,6 +29,9 @@ class RedisService:
     def client(self) -> ArqRedis:
         """One more client, as another process would have it."""
         client = connect(self._url) if self._url else connect_embedded(self._embedded)
+        if self._url:
+            # redis-py's own limit is over whenever the machine stands still while a connection is made.
+            cast("Any", client.connection_pool).connection_kwargs["socket_connect_timeout"] = HANGS_S
         self._clients.append(client)
         return client
 

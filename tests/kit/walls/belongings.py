@@ -17,7 +17,7 @@ from shared.domain.runs import Run
 from shared.sql.engine import Database
 from shared.sql.runs.run_store import RunStore
 from tests.kit.tools import LAUNCH
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 
 Belongings = Mapping[str, list[str]]
 """Ids and words by kind."""
@@ -38,7 +38,7 @@ def key_of(project: str) -> str:
 async def client_of(base_url: str, project: str) -> AsyncGenerator[httpx.AsyncClient]:
     """A client with the key of a project."""
     headers = {"Authorization": f"Bearer {key_of(project)}"}
-    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60, verify=False) as client:  # noqa: S501 - no TLS here
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=HANGS_S, verify=False) as client:  # noqa: S501 - no TLS here
         yield client
 
 
