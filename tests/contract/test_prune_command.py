@@ -74,7 +74,8 @@ async def test_a_dry_run_says_what_would_be_deleted_and_deletes_nothing(
     dry = await prune(database_url, tmp_path, "--older-than-days", "1", "--dry-run")
     assert (dry.status, dry.errors) == (0, "")
     assert "would be deleted" in dry.output
-    assert await prune(database_url, tmp_path, "--older-than-days", "1", "--dry-run") == dry
+    again = await prune(database_url, tmp_path, "--older-than-days", "1", "--dry-run")
+    assert counted(again) == counted(dry)  # its first line has the minute
 
     told = json.loads((await prune(database_url, tmp_path, "--older-than-days", "1", "--dry-run", "--json")).output)
     assert (told["dry_run"], told["counted"]) == (True, counted(dry))

@@ -8,7 +8,7 @@ from typing import Any
 PATIENT_S = 0.1
 HANGS_S = 180.0
 """A limit that is there for hangs alone. A machine may stand still for half a minute, and a busy one be slow."""
-LONG_LEASE_S = 120.0
+LONG_LEASE_S = 50.0
 """A lease that ends for no standstill of the machine: a test ends it (`end_leases`), or the Redis that has it."""
 
 
