@@ -148,3 +148,11 @@ async def test_a_field_was_named_in_the_sentence_of_its_refusal_alone(
     agent_id = (await http.post("/v1/agents", json=AGENT[1])).json()["id"]
     refused = await http.post(path.format(agent_id=agent_id), json=body)
     assert (refused.status_code in (400, 422), refused.json().get("field")) == (True, field), refused.text
+
+
+async def test_an_otid_as_long_as_a_body_was_looked_for_in_the_database(http: httpx.AsyncClient) -> None:
+    agent_id = (await http.post("/v1/agents", json=AGENT[1])).json()["id"]
+    conversation = (await http.post("/v1/conversations", params={"agent_id": agent_id})).json()
+    asked = {"otid": "a" * 5_000_000}
+    answer = await http.post(f"/v1/conversations/{conversation['id']}/stream", json=asked)
+    assert (answer.status_code, "5000000 characters" in answer.text) == (404, True)

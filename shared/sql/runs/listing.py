@@ -12,7 +12,7 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, Fence, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.runs import Run
-from shared.domain.submission_keys import OTIDS, has_otid, quoted_otid
+from shared.domain.submission_keys import MAX_OTIDS_CHARS, OTIDS, has_otid, quoted_otid
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
@@ -118,6 +118,8 @@ class RunListing:
 
     async def of_otid(self, project_id: ProjectId, thread_id: ThreadId, otid: str) -> Run:
         """The project's newest run whose submission had a message with this otid. Raises `NotFound`."""
+        if len(otid) > MAX_OTIDS_CHARS:  # no key holds it, and the database would be asked for megabytes
+            raise NotFound(f"No run found for an otid of {len(otid)} characters")
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(submission_keys.c.key, *RUN_COLUMNS)
