@@ -12,7 +12,7 @@ from tests.kit.model_server import Call, Failure, Turn
 from tests.kit.product import Product
 from tests.kit.product.waiting_calls import waiting
 from tests.kit.tools import LAUNCH
-from tests.kit.wait_until import wait_until
+from tests.kit.wait_until import HANGS_S, wait_until
 
 QUEUED = "The run has not begun yet."
 
@@ -88,13 +88,18 @@ async def test_answers_of_the_past_were_followed_for_as_long_as_the_page_was_ope
 async def test_an_answer_that_had_failed_sank_below_those_that_came_later(viewer: Viewer, product: Product) -> None:
     """A turn that failed without any output leaves no message in the history that could say where it was."""
     agent, page = await product.agent(), viewer.page
-    product.models.play(Turn(failure=Failure("bad_request")), Turn(text="Well."), Turn(text="Good."))
     await viewer.open(f"/agents/{agent.id}")
-    texts = ["one", "two", "three"]
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(["one", "two", "three"], 1):
+        answers = asyncio.Event()
+        failure, said = (Failure("bad_request"), "") if text == "one" else (None, "Well." if text == "two" else "Good.")
+        product.models.play(Turn(text=said, failure=failure, silent_before_headers=HANGS_S, resume=answers))
         await page.get_by_label("Message").fill(text)
         await page.keyboard.press("Enter")
+        # A run that is over before the page has looked is never followed.
+        await expect(page.locator(".answer[data-followed]")).to_have_count(number)
+        answers.set()
         await expect(page.locator(".answer .item-error, .answer .said")).to_have_count(number)
+        await expect(page.get_by_role("button", name="Stop")).to_have_count(0)
     await expect(page.locator(".answer[data-followed]")).to_have_count(2)
 
     await expect(page.locator(".talk-entries .item-error, .talk-entries .said")).to_have_text(
