@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 # What runs, for `make dev`: the server and the client of README's program. The tools of developers, for all else.
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
-# Most tests wait for processes and servers as long as they compute. Each process has to collect the tests first, which
-# takes it 7 s.
+# Most tests wait for processes and servers as long as they compute.
 TEST_PROCESSES ?= 5
 FAST_TESTS := tests/unit tests/contract
 LINTS := tests/architecture
@@ -27,14 +26,14 @@ dev: $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS)) ## Run everything in one proces
 
 test: $(STAMP) ## Run the tests without those marked exhaustive, and without the lints (ARGS="-k cancel")
 	@echo 'Running the tests in $(TEST_PROCESSES) processes: a line for each that fails; `make lint` has the lints, `make test-all` every case' >&2
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --ignore $(LINTS) -m 'not exhaustive' $(ARGS)
+	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) --ignore $(LINTS) -m 'not exhaustive' $(ARGS)
 
 test-all: $(STAMP) ## Run every test, as CI does (ARGS="-k cancel")
 	@echo 'Running every test in $(TEST_PROCESSES) processes: a line for each that fails' >&2
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: units, contracts
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)
+	@$(BIN)/python -m pytest --processes 2 -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)
 
 lint: $(STAMP) ## Run the linter, the format check, the dead-code check, the rules of the source and documents, the type checker
 	@$(BIN)/ruff check --quiet .

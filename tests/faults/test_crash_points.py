@@ -25,6 +25,7 @@ from tests.kit.product.careful_client import ask, ask_until_answered, deciding
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
+from tests.kit.runs.quiet_runs import grow_quiet
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.tcp_proxy import free_port
 from tests.kit.tools import PLAIN_TOOLS
@@ -197,6 +198,7 @@ async def test_a_worker_that_dies_there(
         dying = await processes.worker(crash_at=f"{write}:{side}", **PLAIN_TOOLS)
         assert await dying.ended(within_s=LONG_S) == -9
         await end_leases(product.context.redis)
+        await grow_quiet(product.context.database)
         await processes.worker(**PLAIN_TOOLS)
         await assert_nothing_was_lost(product, models, agent_id, log, behind="And then?")
 
@@ -309,6 +311,7 @@ async def test_an_api_that_dies_there_or_loses_the_answer(
     async with api_at(port) as http, deciding(http), background(client(http), name="a client that asks again"):
         if side in DIES:
             assert await dying.ended(within_s=LONG_S) == -9
+            await grow_quiet(product.context.database)
             await processes.api(port)
         await assert_nothing_was_lost(product, models, agent_id, log)
     assert side in DIES or f"point={write}" in dying.log.read_text()

@@ -19,6 +19,7 @@ from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product, running_product
 from tests.kit.product.behind_proxies import Outage, ProxiedProcesses, behind_proxies, failed_over, unavailable
 from tests.kit.product.frame_reader import FrameReader, read_whole, reading
+from tests.kit.runs.quiet_runs import grow_quiet
 from tests.kit.services.redis_servers import PrivateRedis, promote, read_only, replicate
 from tests.kit.wait_until import LONG_LEASE_S, wait_until
 
@@ -155,6 +156,7 @@ async def test_what_is_submitted_while_redis_is_away_is_stored_and_executed_when
             reader = await readers.enter_async_context(reading(running.http, run_id))
             await reader.reach(1)
             assert not models.requests
+        await grow_quiet(running.product.context.database)
         await reader.end()
 
         await assert_one_answer(running.product, reader, "Here I am.")

@@ -13,6 +13,7 @@ from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import FrameReader, read_whole, reading
 from tests.kit.product.processes import Processes
+from tests.kit.runs.quiet_runs import grow_quiet
 from tests.kit.services.redis_losses import end_leases, shorten_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.tools import PLAIN_TOOLS
@@ -97,6 +98,7 @@ async def test_what_was_lost_with_its_worker_and_redis_is_said_to_be_void(
         await first.kill()
         await private_redis.kill()
         await private_redis.start()
+        await grow_quiet(product.context.database)
         await processes.worker()
         await reader.end()
 

@@ -34,9 +34,8 @@ def halved(count: int) -> list[Any]:
 
 
 def pytest_configure() -> None:
-    """Looks for the services once: processes beside this one inherit the answer, so all collect the same tests."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        os.environ[FOUND] = "yes" if all(_answers(*service) for service in SERVICES.items()) else "no"
+    """Looks for the services, of which the marks of many tests depend."""
+    os.environ[FOUND] = "yes" if all(_answers(*service) for service in SERVICES.items()) else "no"
 
 
 def _answers(setting: str, usual: tuple[str, int]) -> bool:
@@ -98,7 +97,7 @@ class FailureLines:
         self._terminal = terminal
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called in the process that shows the results, also of tests that ran in processes beside it."""
+        """Called in the session's process, also of tests that ran in others."""
         if report.outcome == "passed" or report.outcome == "skipped":
             return
         # Ahead of it stand the dots of other tests, which have no end of their line.
@@ -110,5 +109,5 @@ class FailureLines:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Behind the plugin that makes the terminal's reporter."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+    if terminal is not None:
         session.config.pluginmanager.register(FailureLines(terminal), "failure-lines")

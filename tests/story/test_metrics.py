@@ -137,7 +137,7 @@ async def test_a_cancel_that_let_the_step_end_was_counted_as_a_slow_one(product:
     run = await product.client.agents.messages.create_async(agent_id=agent.id, input="Hello")
     await wait_until(lambda: product.models.requests, description="the model to be asked")
 
-    await product.http.post(f"/v1/runs/{run.id}/cancel", json={"mode": "after_step"})
+    await product.http.post(f"/v1/runs/{run.id}/cancel", json={"mode": "after_step", "wait": 0})
     answers.set()
 
     figures = await scraped_idle(product)

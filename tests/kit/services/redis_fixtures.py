@@ -20,6 +20,7 @@ from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.embedded import connect_embedded
 from shared.redis.log_servers import LogServers, OneLogServer, log_servers
+from tests.kit.process_number import process_number
 from tests.kit.services.databases import on_another_loop
 from tests.kit.services.missing_service import missing_service
 from tests.kit.services.redis_cluster import PrivateCluster
@@ -34,8 +35,7 @@ def shared_server_url() -> str:
     """The server that HOLDFAST_TEST_REDIS_URL names; test processes that run side by side get a database each."""
     url = os.environ.get(TEST_REDIS) or "redis://127.0.0.1:6379/9"
     server, _, database = url.rpartition("/")
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    return f"{server}/{int(database or 0) + int(worker)}"
+    return f"{server}/{int(database or 0) + (process_number() or 0)}"
 
 
 @pytest.fixture(params=["embedded", pytest.param("server", marks=pytest.mark.services)])

@@ -4,13 +4,15 @@ A service may be shared with others or be hard to break by itself, but the way t
 """
 
 import asyncio
+import functools
 import itertools
-import os
 import random
 import socket
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import cast
+
+from tests.kit.process_number import process_number
 
 LISTENING_PORTS = range(10_000, 32_000)
 """Linux takes the ports of outgoing connections from 32768 upwards."""
@@ -199,7 +201,7 @@ def free_port() -> int:
     ranges of their own, one after the other.
     """
     while True:
-        port = next(_PORTS)
+        port = next(_ports_of_this_process())
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -209,13 +211,10 @@ def free_port() -> int:
         return port
 
 
+@functools.cache
 def _ports_of_this_process() -> Iterator[int]:
-    name = os.environ.get("PYTEST_XDIST_WORKER")
+    number = process_number()
     # A program that stands alone, like the bench, may go on beside a session.
-    worker = 0 if name is None else 1 + int(name.removeprefix("gw"))
-    ours = LISTENING_PORTS[worker % PROCESSES :: PROCESSES]
+    ours = LISTENING_PORTS[(0 if number is None else 1 + number) % PROCESSES :: PROCESSES]
     start = random.randrange(len(ours))  # another session may take ports as well
     return itertools.cycle([*ours[start:], *ours[:start]])
-
-
-_PORTS = _ports_of_this_process()
