@@ -1,6 +1,6 @@
 """Runs that the sweeper looks at now, instead of a lease later."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
@@ -16,5 +16,5 @@ async def grow_quiet(database: Database) -> None:
     """The last news of every run that has not ended are a day old. What a living worker has stays its own."""
     async with database.write() as connection:
         await connection.execute(
-            sa.update(runs).where(runs.c.status.in_(ACTIVE)).values(updated_at=runs.c.updated_at - A_DAY)
+            sa.update(runs).where(runs.c.status.in_(ACTIVE)).values(updated_at=datetime.now(UTC) - A_DAY)
         )
