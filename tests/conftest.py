@@ -16,6 +16,7 @@ import pytest
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from tests.kit.left_connections import watch_connections
 from tests.kit.services.compiled_statements import share_compiled_statements
 from tests.kit.services.databases import PostgresServer, migrate_database, on_another_loop
 from tests.kit.services.missing_service import missing_service
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     share_compiled_statements()
+    watch_connections()
     config.stash[_STDERR] = os.dup(2)  # what a test writes there is caught; what is written of a test must not be
 
 

@@ -18,7 +18,7 @@ from tests.architecture.test_projects import unscoped_questions
 from tests.architecture.test_sizes import deep_blocks, long_files, long_functions
 from tests.architecture.test_status_writes import assigned_statuses, copied_statuses, updated_statuses
 from tests.architecture.test_tasks import bare_tasks, swallowed_cancellations
-from tests.architecture.test_tests import replaced_classes, sleeps
+from tests.architecture.test_tests import replaced_classes, sleeps, unclosed_servers
 from tests.kit.project.source_tree import Source
 
 Rule = Callable[[Source], Iterable[object]]
@@ -103,6 +103,7 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (spelled_keys, "shared/redis/queue.py", "KEY = b'arq:queue'"),
     (sleeps, "tests/unit/test_x.py", "async def test():\n    await asyncio.sleep(0)"),
     (sleeps, "tests/unit/test_x.py", "from time import sleep\nsleep(1)"),
+    (unclosed_servers, "tests/unit/test_x.py", "async def test():\n    await asyncio.start_server(serve)"),
     (replaced_classes, "tests/unit/test_x.py", "from unittest.mock import AsyncMock"),
     (replaced_classes, "tests/unit/test_x.py", "import unittest.mock"),
     (replaced_classes, "tests/unit/test_x.py", "monkeypatch.setattr('worker.step_loop.run_steps', fake)"),
@@ -172,6 +173,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (spelled_keys, "worker/x.py", "f'run: {run_id} ended'"),
     (spelled_keys, "shared/redis/keys.py", "f'run:{{{run_id}}}:events'"),
     (sleeps, "tests/unit/test_x.py", "SOURCE = 'import time\\ntime.sleep(1)'"),
+    (unclosed_servers, "tests/unit/test_x.py", "async def test():\n    async with stream_server(serve) as port: ..."),
     (replaced_classes, "tests/unit/test_x.py", "monkeypatch.setenv('HOLDFAST_LOG_LEVEL', 'DEBUG')"),
     (broad_excepts, "api/x.py", "try:\n    a()\nexcept BaseException:\n    undo()\n    raise"),
     (broad_excepts, "api/x.py", "try:\n    a()\nexcept (ValueError, KeyError):\n    pass"),

@@ -1,4 +1,4 @@
-"""Rules 18 and 19: tests never sleep, and they fake the wire, never a class of ours.
+"""Rules 18 and 19: tests never sleep, and they fake the wire, never a class of ours. Their servers leave nothing open.
 
 A sleep is too short on a busy machine and too long on any other: `wait_until` says what is waited for. A test that
 replaces one of our classes tests the replacement.
@@ -18,6 +18,8 @@ from tests.kit.project.source_tree import (
 
 MAY_SLEEP = ("tests/kit/wait_until.py", "tests/kit/model_server/server.py")
 """One waits between two looks; the other plays a model that takes its time."""
+MAY_LISTEN = ("tests/kit/stream_server.py", "tests/kit/jail/plants.py")
+"""One closes its connections; the other belongs to a process that is killed."""
 SLEEPS = frozenset({"asyncio.sleep", "time.sleep", "anyio.sleep", "trio.sleep"})
 
 
@@ -29,6 +31,14 @@ def sleeps(source: Source) -> Iterator[str]:
         name = dotted_name(call.func)
         if name in SLEEPS or (name == "sleep" and "sleep" in imported):
             yield source.at(call, "sleeps; use wait_until(predicate, description=…)")
+
+
+def unclosed_servers(source: Source) -> Iterator[str]:
+    if source.path in MAY_LISTEN:
+        return
+    for call in source.calls:
+        if dotted_name(call.func).rpartition(".")[2] in ("start_server", "start_unix_server"):
+            yield source.at(call, "does not close its connections; use stream_server(serve)")
 
 
 def replaced_classes(source: Source) -> Iterator[str]:
@@ -60,6 +70,11 @@ def _is_member(target: ast.expr, ours: set[str]) -> bool:
 def test_tests_never_sleep() -> None:
     """Only `wait_until` sleeps, between two looks at what it waits for."""
     expect_none(finding for source in suite_sources() for finding in sleeps(source))
+
+
+def test_servers_of_tests_close_their_connections() -> None:
+    """What a test leaves open fails another one."""
+    expect_none(finding for source in suite_sources() for finding in unclosed_servers(source))
 
 
 def test_tests_replace_nothing_of_ours() -> None:

@@ -17,7 +17,7 @@ from api.http_connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from api.http_server import server_config
 from shared.concurrency import background
 from tests.kit.log_events import LogEvents, log_events
-from tests.kit.product.in_process import loopback_listener
+from tests.kit.product.in_process import loopback_listener, served
 from tests.kit.project.documents import written_openapi
 from tests.kit.raw_http import RawConnection, head, raw_connection
 from tests.kit.services.told_again import told_while_awake
@@ -62,17 +62,13 @@ async def serving(*, most: int = 1000, patience_s: float = 60, reader_timeout_s:
     config = server_config(application(), rules, timeout_graceful_shutdown=1)
     with loopback_listener() as listener:
         server = uvicorn.Server(config)
-        async with background(_serve(server, listener), name="test server"):
+        async with background(served(server, listener), name="test server"):
             await wait_until(lambda: server.started, description="the server to listen")
             try:
                 yield Served(listener.getsockname()[1], server)
             finally:
                 for listening in server.servers:
                     listening.close()
-
-
-async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    await server.serve(sockets=[listener])
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from shared.network.checked_http import PUBLIC_ONLY
 from tests.kit.plain_answers import Served, says, says_hello, serving
 from tests.kit.raw_http import repeated
 from tests.kit.services.tcp_proxy import blackhole_address
+from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import after, wait_until
 from worker.models.server_transport import PoolLimits, ServerTransport
 
@@ -241,9 +242,7 @@ async def test_a_server_that_answers_before_it_was_asked_is_heard() -> None:
         writer.write(says(b"too many"))
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server, client(ONE) as http:
-        port = server.sockets[0].getsockname()[1]
+    async with stream_server(answer) as port, client(ONE) as http:
         assert (await http.get(f"http://127.0.0.1:{port}/")).content == b"too many"
 
 

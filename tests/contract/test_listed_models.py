@@ -16,6 +16,7 @@ from tests.kit.clocks import FrozenClock
 from tests.kit.model_server.http_exchange import HttpRequest, read_request, write_json
 from tests.kit.product import api_client
 from tests.kit.services.databases import open_database
+from tests.kit.stream_server import stream_server
 
 LLAMAS = {"object": "list", "data": [{"id": "llama 3"}, {"id": "org/qwen3:8b", "max_model_len": 40_000}]}
 
@@ -36,15 +37,9 @@ class Lists:
     requests: list[HttpRequest] = field(default_factory=list[HttpRequest])
     resume: asyncio.Event | None = None
     """Answers wait for it."""
-    connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = field(
-        default_factory=dict[asyncio.Task[Any], asyncio.StreamWriter]
-    )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection's requests."""
-        task = asyncio.current_task()
-        assert task is not None
-        self.connections[task] = writer
         with suppress(ConnectionError):
             while (request := await read_request(reader)) is not None:
                 self.requests.append(request)
@@ -59,18 +54,9 @@ class Lists:
 async def lists(**fields: Any) -> AsyncGenerator[Lists]:
     """A server of models, while the block is open."""
     served = Lists(**fields)
-    server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
-    served.origin = "http://{}:{}".format(*server.sockets[0].getsockname())
-    try:
+    async with stream_server(served.serve) as port:
+        served.origin = f"http://127.0.0.1:{port}"
         yield served
-    finally:
-        if served.resume is not None:
-            served.resume.set()
-        server.close()
-        for writer in served.connections.values():
-            writer.transport.abort()
-        await asyncio.gather(*served.connections)
-        await server.wait_closed()
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.kit.product.terminal import INTERRUPT, clean_environment, on_terminal
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.stream_server import stream_server
 
 AGENT = {"id": "agent-00000000-0000-4000-8000-000000000000", "name": "first"}
 
@@ -37,16 +37,15 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("command", [["run", AGENT["id"], "Hello"], ["chat", AGENT["id"], "--history", "0"]])
 async def test_nothing_said_whether_an_interrupted_message_had_made_a_run(command: list[str]) -> None:
-    server, port = SilentServer(), free_port()
-    listening = await asyncio.start_server(server.answer, "127.0.0.1", port)
-    environment = clean_environment(HOLDFAST_URL=f"http://127.0.0.1:{port}")
-    with on_terminal(command, environment) as terminal:
-        if command[0] == "chat":
-            await terminal.shows("» ")
-            terminal.type("Hello\n")
-        await server.has_message.wait()
-        terminal.type(INTERRUPT)
-        assert await terminal.ended() == 130
+    server = SilentServer()
+    async with stream_server(server.answer) as port:
+        environment = clean_environment(HOLDFAST_URL=f"http://127.0.0.1:{port}")
+        with on_terminal(command, environment) as terminal:
+            if command[0] == "chat":
+                await terminal.shows("» ")
+                terminal.type("Hello\n")
+            await server.has_message.wait()
+            terminal.type(INTERRUPT)
+            assert await terminal.ended() == 130
     assert "interrupted before the server answered" in terminal.text
     assert f"holdfast runs list --agent {AGENT['id']}" in terminal.text
-    listening.close()

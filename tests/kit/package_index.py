@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
+from tests.kit.stream_server import stream_server
+
 
 def wheel(
     name: str, version: str, files: Mapping[str, str], *, requires: Sequence[str] = (), tag: str = "py3-none-any"
@@ -79,14 +81,10 @@ class PackageIndex:
     @asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Self]:
         """For the block."""
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=tls)
         self._scheme = "http" if tls is None else "https"
-        self._port = int(server.sockets[0].getsockname()[1])
-        try:
+        async with stream_server(self._answer, tls=tls) as port:
+            self._port = port
             yield self
-        finally:
-            self.answers.set()
-            server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -2,11 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from tests.kit.stream_server import Serving, stream_server
 
 
 @dataclass
@@ -25,13 +25,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(answer: Answering, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Served]:
+async def serving(answer: Serving, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Served]:
     """A server that calls this for each request, behind its head. A connection stays open unless `answer` ends it."""
     served = Served()
-    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
         client = writer.get_extra_info("peername")[1]
         with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             while await reader.readuntil(b"\r\n\r\n"):
@@ -39,16 +37,9 @@ async def serving(answer: Answering, tls: ssl.SSLContext | None = None) -> Async
                 await answer(reader, writer)
         served.left.add(client)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    served.port = server.sockets[0].getsockname()[1]
-    try:
+    async with stream_server(serve, tls=tls) as port:
+        served.port = port
         yield served
-    finally:
-        server.close()
-        for writer in writers:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
 
 
 def says(body: bytes, *, length: int | None = None, headers: bytes = b"") -> bytes:
@@ -74,9 +65,8 @@ async def answering(*answers: bytes, host: str = "127.0.0.1") -> AsyncGenerator[
         writer.write(answers[min(len(asked), len(answers)) - 1])
         writer.close()
 
-    server = await asyncio.start_server(answer, host, 0)
-    async with server:
-        yield f"http://{host}:{server.sockets[0].getsockname()[1]}", asked
+    async with stream_server(answer, host) as port:
+        yield f"http://{host}:{port}", asked
 
 
 def ok(body: bytes = b"here", headers: str = "content-type: image/PNG; q=1") -> bytes:

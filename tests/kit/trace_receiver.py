@@ -6,6 +6,7 @@ async with TraceReceiver() as traces:
 """
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from tests.kit.model_server.http_exchange import HttpRequest, read_request, write_json
+from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 
 
@@ -48,23 +50,19 @@ class TraceReceiver:
     spans: list[ReceivedSpan] = field(default_factory=list[ReceivedSpan])
     requests: list[HttpRequest] = field(default_factory=list[HttpRequest])
     answer: int = 200
-    _server: asyncio.Server | None = None
-    _never: asyncio.Event = field(default_factory=asyncio.Event)
+    _port: int = 0
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = await self._stack.enter_async_context(stream_server(self._serve))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._never.set()
-        self._server.close()
-        await self._server.wait_closed()
+        await self._stack.aclose()
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"http://127.0.0.1:{self._port}"
 
     def named(self, name: str) -> list[ReceivedSpan]:
         """The spans of this name, in the order in which they began."""
@@ -94,8 +92,7 @@ class TraceReceiver:
             while (request := await read_request(reader)) is not None:
                 self.requests.append(request)
                 if not self.answer:
-                    await self._never.wait()
-                    return
+                    await asyncio.Event().wait()
                 if self.answer == 200:
                     self.spans += _spans_in(request.content)
                 write_json(writer, self.answer, {}, {})

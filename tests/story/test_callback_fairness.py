@@ -14,6 +14,7 @@ from tests.kit.clocks import SettableClock
 from tests.kit.model_server import ModelServer
 from tests.kit.product.callback_receiver import CallbackReceiver
 from tests.kit.product.in_process import Product, running_product
+from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 
 
@@ -32,14 +33,9 @@ class SilentReceiver:
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             receiver.open.append(writer)
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        try:
+        async with stream_server(serve) as port:
+            receiver.url = f"http://127.0.0.1:{port}/"
             yield receiver
-        finally:
-            server.close()
-            for writer in receiver.open:
-                writer.close()
 
 
 async def submit(product: Product, key: str, url: str, times: int = 1) -> None:

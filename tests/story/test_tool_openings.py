@@ -12,6 +12,7 @@ from tests.kit.agent_files import as_upload
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.sandboxes import walls
+from tests.kit.stream_server import stream_server
 from tests.kit.tools import PLAIN_TOOLS
 from tests.kit.wait_until import wait_until
 
@@ -50,9 +51,8 @@ async def page() -> AsyncIterator[int]:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
         writer.close()
 
-    listening = await asyncio.start_server(hello, "127.0.0.1", 0)
-    yield listening.sockets[0].getsockname()[1]
-    listening.close()
+    async with stream_server(hello) as port:
+        yield port
 
 
 async def returned(product: Product, agent_id: str, *calls: Call) -> list[str]:

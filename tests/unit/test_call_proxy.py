@@ -11,6 +11,7 @@ import pytest
 
 from shared.network.allowed_hosts import AllowedHosts
 from shared.network.checked_http import NetworkRules
+from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 from worker.proxy.call_proxy import CONNECTIONS, proxy_of_call
 from worker.proxy.pace import Pace
@@ -47,10 +48,8 @@ class Server:
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     made = Server()
-    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = listening.sockets[0].getsockname()[1]
-    yield made
-    listening.close()
+    async with stream_server(made.serve) as made.port:
+        yield made
 
 
 @asynccontextmanager

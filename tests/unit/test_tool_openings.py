@@ -16,6 +16,7 @@ from shared.network.allowed_hosts import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from tests.kit.certificates import SelfSigned
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, SCRATCH_MB, WALLED, sandbox_of, walls
+from tests.kit.stream_server import stream_server
 from tests.kit.tools import tool_call
 from worker.proxy.reach import Reach
 from worker.tool_parts import with_certificates
@@ -75,9 +76,8 @@ async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @pytest.fixture
 async def server() -> AsyncIterator[int]:
-    listening = await asyncio.start_server(hello, "127.0.0.1", 0)
-    yield listening.sockets[0].getsockname()[1]
-    listening.close()
+    async with stream_server(hello) as port:
+        yield port
 
 
 async def with_network(stack: AsyncExitStack, hosts: str, folder: Path, ca_file: str = "") -> ToolSandbox:
@@ -117,16 +117,13 @@ async def test_a_tool_speaks_tls_itself_and_trusts_the_operators_authority(tmp_p
     own = SelfSigned.of(tmp_path, "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own.certificate, own.key)
-    listening = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=context)
-    port = listening.sockets[0].getsockname()[1]
-    call = msgspec.structs.replace(tool_call(FETCH, urls=[f"https://127.0.0.1:{port}/"]), has_network=True)
-    async with AsyncExitStack() as stack:
+    async with stream_server(hello, tls=context) as port, AsyncExitStack() as stack:
+        call = msgspec.structs.replace(tool_call(FETCH, urls=[f"https://127.0.0.1:{port}/"]), has_network=True)
         trusting = await with_network(stack, f"127.0.0.1:{port}", tmp_path, own.certificate)
         assert await value_of(trusting, call) == ["hello"]
         (tmp_path / "other").mkdir()
         doubting = await with_network(stack, f"127.0.0.1:{port}", tmp_path / "other")
         assert "CERTIFICATE_VERIFY_FAILED" in (await value_of(doubting, call))[0]
-    listening.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 from tests.kit.model_server import Turn, anthropic_messages, gemini, openai_chat, openai_responses
 from tests.kit.model_server.http_exchange import reset
 from tests.kit.model_server.model_calls import ADD, ANTHROPIC, CHAT, GOOGLE, RESPONSES, ask, call
-from tests.kit.plain_answers import Answering, serving
+from tests.kit.plain_answers import serving
+from tests.kit.stream_server import Serving
 from tests.kit.wait_until import HANGS_S
 from worker.models.provider import ModelEvent
 from worker.models.registry import Models
@@ -50,7 +51,7 @@ def up_to_reason(handle: str, turn: Turn) -> list[bytes]:
     return frames[: len(frames) - _AFTER_REASON[handle]]
 
 
-async def asked_of(handle: str, answer: Answering, **rest: Any) -> list[ModelEvent]:
+async def asked_of(handle: str, answer: Serving, **rest: Any) -> list[ModelEvent]:
     """What the model says when its server answers so; `rest` overrides arguments of `Models`."""
     arguments: dict[str, Any] = {"first_event_timeout": HANGS_S, "idle_timeout": HANGS_S, "retries": 0, **rest}
     async with serving(answer) as server:

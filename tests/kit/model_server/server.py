@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, Self
@@ -20,6 +20,7 @@ from tests.kit.model_server.http_exchange import (
 )
 from tests.kit.model_server.openai_embeddings import EmbeddingAnswers
 from tests.kit.model_server.turn import FOREVER, STATUSES, Call, Failure, Frame, Turn
+from tests.kit.stream_server import stream_server
 
 Wire = Literal["chat", "responses", "anthropic", "google"]
 
@@ -73,28 +74,20 @@ class ModelServer:
     connections_accepted: int = 0
     _queue: deque[Turn] = field(default_factory=deque[Turn])
     _choose: Callable[[ReceivedRequest], Turn] = field(default=_say_ok)
-    _server: asyncio.Server | None = None
-    _connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = field(
-        default_factory=dict[asyncio.Task[Any], asyncio.StreamWriter]
-    )
+    _port: int = 0
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = await self._stack.enter_async_context(stream_server(self._serve))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self._connections.values():
-            writer.transport.abort()
-        await asyncio.gather(*self._connections)
-        await self._server.wait_closed()
+        await self._stack.aclose()
 
     @property
     def origin(self) -> str:
         """`http://127.0.0.1:<port>`."""
-        assert self._server is not None
-        return "http://{}:{}".format(*self._server.sockets[0].getsockname())
+        return f"http://127.0.0.1:{self._port}"
 
     def base_urls(self) -> dict[str, str]:
         """The environment with which every provider leads here."""
@@ -143,9 +136,6 @@ class ModelServer:
         self._choose = choose
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = writer
         self.connections_accepted += 1
         try:
             with suppress(ConnectionError):
@@ -153,7 +143,6 @@ class ModelServer:
                     if not await self._exchange(request, reader, writer):
                         break
         finally:
-            del self._connections[task]
             writer.close()
 
     async def _exchange(self, request: HttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -4,10 +4,12 @@ import asyncio
 import json
 import ssl
 from collections import deque
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.kit.model_server.http_exchange import HttpRequest, read_request, write_json
+from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 
 
@@ -33,21 +35,15 @@ class CallbackReceiver:
     received: list[ReceivedCallback] = field(default_factory=list[ReceivedCallback])
     answer_headers: dict[str, str] = field(default_factory=dict[str, str])
     _answers: deque[int | None] = field(default_factory=deque[int | None])
-    _server: asyncio.Server | None = None
+    port: int = 0
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.port = await self._stack.enter_async_context(stream_server(self._serve, tls=self.tls))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._server.wait_closed()
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return self._server.sockets[0].getsockname()[1]
+        await self._stack.aclose()
 
     @property
     def url(self) -> str:

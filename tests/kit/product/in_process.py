@@ -9,6 +9,7 @@
 only the model provider at the other end of the wire is.
 """
 
+import asyncio
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -179,7 +180,7 @@ async def listening(
     with loopback_listener() as listener:
         rules = ConnectionRules(timeout_s, reader_timeout_s)
         server = uvicorn.Server(server_config(app, rules, idle_s=idle_s, timeout_graceful_shutdown=1))
-        async with background(_serve(server, listener), name="test API"):
+        async with background(served(server, listener), name="test API"):
             await wait_until(lambda: server.started, description="the API to listen")
             try:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -197,8 +198,16 @@ def loopback_listener() -> socket.socket:
     return listener
 
 
-async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    await server.serve(sockets=[listener])
+async def served(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serves until it is cancelled. Then no request goes on: one whose client has left still asks the database and
+    Redis, and would open connections to them after its test has closed all."""
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        requests = list(server.server_state.tasks)
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def as_text(stream: Any) -> str:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import hiredis
 
 from tests.kit.services.tcp_proxy import free_port
+from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 
 ANSWERED = b"(answered)"
@@ -23,7 +24,6 @@ class PlayedRedis:
         self._port = free_port()
         self._unanswered = 0
         self._caller: asyncio.StreamWriter | None = None
-        self._writers: list[asyncio.StreamWriter] = []
 
     @property
     def url(self) -> str:
@@ -32,15 +32,8 @@ class PlayedRedis:
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator["PlayedRedis"]:
         """Listens for the block."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-        try:
+        async with stream_server(self._serve, port=self._port):
             yield self
-        finally:
-            server.close()
-            # Also of those that came before the last: a loop that ends with one open leaves a warning to another test.
-            for writer in self._writers:
-                writer.close()
-            await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
     async def hears(self, *calls: bytes) -> None:
         """Returns when exactly these calls wait for their answers."""
@@ -66,7 +59,6 @@ class PlayedRedis:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._caller = writer
-        self._writers.append(writer)
         parser = hiredis.Reader()
         while data := await reader.read(1 << 16):
             parser.feed(data)
