@@ -28,8 +28,10 @@ def address_of(path: str) -> str:
 @pytest.fixture
 async def http(sqlite_url: str) -> AsyncGenerator[httpx.AsyncClient]:
     # A foreign page is refused by a server without keys in any case.
-    settings = {"cors_origins": PAGE, "api_keys": "default=secret"}
-    async with open_database(sqlite_url) as database, api_client(database, **settings) as client:
+    async with (
+        open_database(sqlite_url) as database,
+        api_client(database, cors_origins=PAGE, api_keys="default=secret") as client,
+    ):
         client.headers["Authorization"] = "Bearer secret"
         yield client
 
