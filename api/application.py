@@ -15,7 +15,15 @@ from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
 from api.event_stream import WayOut
 from api.incoming_traces import IncomingTraces
-from api.middleware import BrowserGuard, LettaPaths, OpenAIErrors, RequestBodies, ShutdownAnswers, UnsentBodies
+from api.middleware import (
+    BrowserGuard,
+    HeadRequests,
+    LettaPaths,
+    OpenAIErrors,
+    RequestBodies,
+    ShutdownAnswers,
+    UnsentBodies,
+)
 from api.openapi_document import describe_truly
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestLog
@@ -118,7 +126,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY],
         )
@@ -136,4 +144,5 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     )
     app.add_middleware(UnsentBodies)
     app.add_middleware(WayOut)
+    app.add_middleware(HeadRequests)
     return app

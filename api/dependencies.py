@@ -21,6 +21,7 @@ from api.message_answers import types_for
 from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import (
+    MAX_SEQ,
     UUID4_PATTERN,
     AgentId,
     ArchiveId,
@@ -95,6 +96,29 @@ async def project_of_stream(
 
 
 StreamProjectDep = Annotated[ProjectId, Depends(project_of_stream)]
+
+
+async def last_event_id_of(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> str | None:
+    """The header of a client that comes back to a stream. Sent more than once, it says all that it said, which is no
+    number: of two, neither may be the one that was seen."""
+    said = dict.fromkeys(request.headers.getlist("Last-Event-ID"))
+    return ", ".join(said) if len(said) > 1 else last_event_id
+
+
+LastEventIdDep = Annotated[str | None, Depends(last_event_id_of)]
+
+
+async def starting_after_of(
+    request: Request, starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None
+) -> int | None:
+    """The cursor in the address of a stream. Raises `InvalidRequest` for two that differ."""
+    said = dict.fromkeys(request.query_params.getlist("starting_after"))
+    if len(said) > 1:
+        raise InvalidRequest("starting_after is there more than once", field="query.starting_after")
+    return starting_after
+
+
+StartingAfterDep = Annotated[int | None, Depends(starting_after_of)]
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Order = Literal["asc", "desc"]

@@ -215,8 +215,8 @@ async def _answer_wrong_method(request: Request, error: Exception) -> JSONRespon
     # A path may have several routes, and the first one knows of its own methods only.
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
-    allowed = sorted({method for methods in found for method in methods})
-    takes = ", ".join(allowed)
+    allowed = {method for methods in found for method in methods}
+    takes = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
     sentence = f"{request.url.path[:LONGEST_PATH]} does not take {request.method[:LONGEST_METHOD]}, but {takes}"
     return refused(405, ErrorCode.METHOD_NOT_ALLOWED, "Method Not Allowed", sentence, headers={"Allow": takes})
 

@@ -33,7 +33,7 @@ _WAY_OUT = "way_out"
 
 
 class WayOut:
-    """Notes how the server itself sends. To be the first that a request meets.
+    """Notes how the server itself sends. To be met before anything that stands between a response and the server.
 
     What stands between a response and the server has to do with its head. A stream that went through all of it would
     wake ten functions for each token.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import structlog
 from httptools import HttpParserError, HttpParserUpgrade
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.connection_rules import ConnectionLimit
@@ -83,12 +84,18 @@ SLOWEST_READER = 1000
 """Bytes per second. Who takes less of an answer, while it waits in this process's memory, is cut off."""
 
 
+_WITHOUT_CHUNKS = ("0.9", "1.0")
+"""Versions of HTTP that know no transfer codings, and no answer in between such as `100 Continue`."""
+
+
 def _flaw_of_framing(headers: Sequence[tuple[bytes, bytes]], version: str) -> str:
     """What a proxy in front of this server could read otherwise than this server does; empty: nothing."""
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (not hosts and version != "1.0"):
         return "a request has one Host header"
     codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and version in _WITHOUT_CHUNKS:
+        return "HTTP/1.0 has no Transfer-Encoding"
     if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
         return "the only Transfer-Encoding is chunked"
     return ""
@@ -113,6 +120,29 @@ def _break_off(cycle: Any) -> None:
     cycle.message_event.set()
 
 
+class CloseDelimited:
+    """Sends answers to a client that knows no chunks: one without a length ends with its connection (RFC 9112, 6.3).
+
+    It tells uvicorn's `cycle`, which would choose chunks, that each piece is as long as it is."""
+
+    def __init__(self, app: ASGIApp, cycle: Any) -> None:
+        self._app = app
+        self._cycle = cycle
+        self.is_sending = False
+        """An answer without a length has begun."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.is_sending = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                self._cycle.chunked_encoding = False if self.is_sending else None
+            elif self.is_sending:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, unframed)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. It is closed when it has begun, or begun a request, and no request is there after `timeout_s`;
     and when its client does not take what it is answered. A stream keeps no more than one buffer, and waits for its
@@ -135,6 +165,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._probe: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._unanswered: deque[Any] = deque()
+        self._close_delimited: CloseDelimited | None = None
         self._ahead_bytes = 0
         self._refusal: HeadRefusal | None = None
         self._reads_no_more = False
@@ -258,11 +289,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if cast("Any", self.parser).should_upgrade():
             return  # it is read again, as what it is without the offer
         super().on_headers_complete()
+        if cast("Any", self.parser).get_http_version() in _WITHOUT_CHUNKS:
+            self.cycle.waiting_for_100_continue = False
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
         self._request_is_there()
         self._unanswered.append(self.cycle)
         # uvicorn reads nothing more behind a request that waits for its turn, and would not see the client leave.
         self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if cycle.scope["http_version"] in _WITHOUT_CHUNKS:
+            app = self._close_delimited = CloseDelimited(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         if cast("Any", self.parser).should_upgrade():
@@ -338,7 +376,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return not self._unanswered
 
     def _is_streaming(self) -> bool:
-        return bool(self._unanswered) and bool(self._unanswered[0].chunked_encoding)
+        if not self._unanswered:
+            return False
+        return bool(self._unanswered[0].chunked_encoding) or self._is_close_delimited()
+
+    def _is_close_delimited(self) -> bool:
+        return self._close_delimited is not None and self._close_delimited.is_sending
 
     def _probe_client(self, times: int) -> None:
         """Sends something that means nothing, where the answer has room for it, so that a client that is gone is
@@ -347,7 +390,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         keep_alive = self._unanswered[0].scope["state"].get(KEEP_ALIVE_BYTES) if self._is_streaming() else None
         if keep_alive is not None and not self.flow.write_paused:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(keep_alive), keep_alive))
+            is_whole = self._is_close_delimited()
+            self.transport.write(keep_alive if is_whole else b"%x\r\n%b\r\n" % (len(keep_alive), keep_alive))
         self._probe = self.loop.call_later(PROBE_S, self._probe_client, times - 1) if times > 1 else None
 
     def _expect_request(self, within_s: float) -> None:

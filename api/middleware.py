@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.access.accepted_keys import AcceptedKeys
 from api.errors import RETRY_AFTER_S, input_refusal, refused
 from api.openai.errors import as_openai, speaks_openai, status_of
+from api.request_log import ASKED_METHOD
 from shared.concurrency import others_turn
 from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import Unavailable
@@ -48,6 +49,26 @@ class ShutdownAnswers:
                 answer = refused(503, ErrorCode.SERVER_ENDING, SAID, headers={"Retry-After": str(RETRY_AFTER_S)})
                 await answer(scope, receive, send)
             raise
+
+
+class HeadRequests:
+    """Has HEAD answered as GET is, without the body (RFC 9110, 9.3.2). A stream ends behind its head. To be the first
+    that a request meets: what is behind it sees a GET."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return self._app(scope, receive, send)
+
+        async def head_alone(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        state = {**scope.get("state", {}), ASKED_METHOD: "HEAD"}
+        return self._app({**scope, "method": "GET", "state": state}, receive, head_alone)
 
 
 class UnsentBodies:

@@ -36,6 +36,10 @@ PROBES = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 """Asked every few seconds by machines: their lines are for DEBUG while all is well."""
 
 
+ASKED_METHOD = "asked_method"
+"""The key in the state of a request of the method that its client has sent, where it is answered as another."""
+
+
 @dataclass(slots=True)
 class StreamFigures:
     """What was sent of a stream, and why it ended. Kept in the request's state under `KEY`."""
@@ -49,6 +53,11 @@ class StreamFigures:
 def request_id() -> str:
     """The id of the request that the present task answers; empty outside of one."""
     return str(get_contextvars().get("request_id", ""))
+
+
+def asked_method(scope: Scope) -> str:
+    """The method that the client has sent."""
+    return str(scope.get("state", {}).get(ASKED_METHOD, scope["method"]))
 
 
 class RequestLog:
@@ -75,7 +84,7 @@ class RequestLog:
         # Never taken back: what fails is logged outside of here, too, and each request is a task of its own.
         clear_contextvars()
         bind_contextvars(request_id=said.decode())
-        method, path = scope["method"], scope["path"]
+        method, path = asked_method(scope), scope["path"]
 
         async def named(message: Message) -> None:
             nonlocal status

@@ -2,6 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.request_log import asked_method
 from shared.clock import Clock
 from shared.telemetry.api_metrics import ApiMetrics
 
@@ -30,7 +31,7 @@ class RequestMetrics:
 
         def count(status: int) -> None:
             seconds = self._clock.monotonic() - began
-            self._metrics.request_answered(scope["method"], state.get(_ROUTE, NO_ROUTE), status, seconds)
+            self._metrics.request_answered(asked_method(scope), state.get(_ROUTE, NO_ROUTE), status, seconds)
 
         async def counted(message: Message) -> None:
             nonlocal has_begun

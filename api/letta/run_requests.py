@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from shared.domain.errors import CancelMode
 from shared.domain.ids import MAX_SEQ
@@ -18,12 +19,19 @@ class CancelRequestIn(BaseModel):
     wait: Annotated[float | None, Field(ge=0, le=60, description="Seconds to wait for the run to stop.")] = None
 
 
+def _no_boolean(value: object) -> object:
+    """Pydantic takes true for 1, which would leave a frame out. Raises pydantic's error."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
 class StreamRequest(BaseModel):
     """The body of a resumed stream; all of it may be left out."""
 
     model_config = ConfigDict(extra="ignore")
 
-    starting_after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    starting_after: Annotated[int, BeforeValidator(_no_boolean), Field(ge=0, le=MAX_SEQ)] | None = None
     include_pings: bool = True
     include_status_events: bool = False
     include_event_times: Annotated[

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Header, Response
 
 from api.dependencies import (
     HundredNewestFirst,
+    LastEventIdDep,
     MessageTypes,
     OptionalAgentIdQuery,
     ProjectDep,
@@ -85,7 +86,7 @@ async def resume_stream(
     services: ServicesDep,
     project_id: ProjectDep,
     request: ConversationStreamRequest | None = None,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: LastEventIdDep = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
     """The stream of the conversation's newest run, or of the named one, from any frame on."""

@@ -12,10 +12,12 @@ from api.dependencies import (
     CallerDep,
     HundredNewestFirst,
     HundredOldestFirst,
+    LastEventIdDep,
     Moment,
     ProjectDep,
     RunIdPath,
     ServicesDep,
+    StartingAfterDep,
     StreamProjectDep,
     SubmissionHeadersDep,
     Texts,
@@ -34,7 +36,7 @@ from api.services import Services
 from shared.concurrency import beside
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.events import StopReason
-from shared.domain.ids import MAX_SEQ, AgentId, ThreadId
+from shared.domain.ids import AgentId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.domain.runs import Run
@@ -206,11 +208,11 @@ async def stream_run(
     services: ServicesDep,
     project_id: ProjectDep,
     request: StreamRequest | None = None,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: LastEventIdDep = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
     """The run's stream from any frame on: live, or years later. The header `Last-Event-ID` works like
-    `starting_after`."""
+    `starting_after`, and goes before it."""
     request = request or StreamRequest()
     run = await services.runs.get(project_id, run_id)
     stream = services.streaming.resume(run, request, last_event_id, status_events=status_events)
@@ -223,15 +225,14 @@ async def stream_run_for_browsers(
     run_id: RunIdPath,
     services: ServicesDep,
     project_id: StreamProjectDep,
-    starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None,
-    last_event_id: Annotated[str | None, Header()] = None,
+    starting_after: StartingAfterDep = None,
+    last_event_id: LastEventIdDep = None,
 ) -> Response:
     """The stream for an EventSource, which can only GET, and resumes by itself. 204 tells it that there is no more."""
     run = await services.runs.get(project_id, run_id)
     if last_event_id is not None and services.streaming.is_over(run, last_event_id):
         return Response(status_code=204)
-    # An EventSource that comes back asks for the same address again, and its header says how far it has come.
-    request = StreamRequest(starting_after=None if last_event_id else starting_after)
+    request = StreamRequest(starting_after=starting_after)
     stream = services.streaming.resume(run, request, last_event_id, status_events=False)
     warn_if_pruned(stream, run)
     return stream

@@ -178,14 +178,13 @@ def _shown(frames: Frames, entries: Entries) -> tuple[bytes, bool]:
 
 
 def _cursor(starting_after: int | None, last_event_id: str | None) -> Seq:
-    if starting_after is not None:
-        return Seq(starting_after)
-    if last_event_id is None or not last_event_id.strip():
-        return Seq(0)
-    digits = last_event_id.strip()
+    digits = (last_event_id or "").strip()
+    if not digits:
+        return Seq(starting_after or 0)
+    # A client that comes back sends what it sent at first, and its header says how far it has come.
     if not digits.isdecimal() or len(digits) > len(str(MAX_SEQ)) or int(digits) > MAX_SEQ:
         raise InvalidRequest(
-            f"Last-Event-ID is {last_event_id[:50]!r}: it must be the number of the last frame seen",
+            f"Last-Event-ID is {digits[:50]!r}: it must be the number of the last frame seen",
             field="header.Last-Event-ID",
         )
     return Seq(int(digits))

@@ -54,10 +54,30 @@ FIELDS: list[tuple[str, str, str | None, list[object]]] = [
     (ANTHROPIC, "id", None, [7, True, [], None, LEFT_OUT]),
     (ANTHROPIC, "model", None, [7, {}, None, LEFT_OUT]),
     (ANTHROPIC, "usage", None, [7, "many", [], None, LEFT_OUT]),
-    (RESPONSES, "arguments", "function_call", [None, LEFT_OUT]),
-    (RESPONSES, "output", None, [None, LEFT_OUT]),
-    (RESPONSES, "logprobs", None, [None, LEFT_OUT]),
-    (GOOGLE, "responseId", None, [None, "x", LEFT_OUT]),
+    (RESPONSES, "arguments", "function_call", [None, LEFT_OUT, 7, [], {"a": 1, "b": 3}]),
+    (RESPONSES, "arguments", "response.function_call_arguments.done", [None, LEFT_OUT, 7, [], {"a": 1, "b": 3}]),
+    (RESPONSES, "output", None, [None, LEFT_OUT, 7, "none", {}]),
+    (RESPONSES, "logprobs", None, [None, LEFT_OUT, 7, "none", [None], {}]),
+    (RESPONSES, "incomplete_details", None, [7, "none", [], [None]]),
+    (RESPONSES, "created_at", None, ["now", True, [], {}, None, LEFT_OUT]),
+    (RESPONSES, "status", None, [7, [], {}, None, LEFT_OUT]),
+    (RESPONSES, "usage", None, [7, True, "many", [None], None, LEFT_OUT]),
+    (RESPONSES, "response", "response.created", [None, {}, LEFT_OUT]),
+    (RESPONSES, "response", "response.in_progress", [None, {}, LEFT_OUT]),
+    (RESPONSES, "response", "response.completed", [7, "whole", [], {}, None, LEFT_OUT]),
+    (RESPONSES, "call_id", None, [7, 1.5, True, [], None, LEFT_OUT]),
+    (RESPONSES, "item_id", None, [7, "x", [], {}, None, LEFT_OUT]),
+    (RESPONSES, "id", "function_call", [7, "x", True, [], {}, None, LEFT_OUT, ""]),
+    (RESPONSES, "id", "message", [7, "x", [], None, LEFT_OUT, ""]),
+    (RESPONSES, "output_index", None, ["0", 0, 1.5, None, LEFT_OUT]),
+    (RESPONSES, "content_index", None, ["0", [], {}, None, LEFT_OUT]),
+    (RESPONSES, "sequence_number", None, ["0", [], None, LEFT_OUT]),
+    (GOOGLE, "responseId", None, [None, "x", LEFT_OUT, 7, True, [], {}]),
+    (GOOGLE, "modelVersion", None, [None, LEFT_OUT, 7, [], {}]),
+    (GOOGLE, "role", None, [None, LEFT_OUT, 7, [], {}]),
+    (GOOGLE, "index", None, [None, LEFT_OUT, "0", "none", 1.5, [], {}]),
+    (GOOGLE, "usageMetadata", None, [None, LEFT_OUT, 7, "many", [], {}]),
+    (GOOGLE, "args", None, ['{"a": 1, "b": 3}']),
 ]
 
 
@@ -73,6 +93,69 @@ async def test_a_field_of_another_kind_lost_the_whole_answer(
     [made] = {one.index: one for one in calls_made(said)}.values()
     assert (made.name, json.loads(made.arguments)) == ("add", {"a": 1, "b": 3})
     assert made.call_id
+
+
+def with_ids(frames: list[bytes], item_id: str) -> list[bytes]:
+    """The same events with other ids of items; `{}` is the number of the event."""
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in frames]
+    for number, event in enumerate(told):
+        event |= {"item_id": item_id.format(number)} if "item_id" in event else {}
+        event |= {"item": event["item"] | {"id": item_id.format(number)}} if "item" in event else {}
+    return [b"data: %b\n\n" % json.dumps(event).encode() for event in told]
+
+
+@pytest.mark.parametrize("item_id", ["{}", "one", ""], ids=["changing", "the same", "empty"])
+async def test_a_call_whose_events_had_other_ids_was_two_calls(item_id: str) -> None:
+    """One of them had no arguments, and both were run."""
+    two = Turn(text="It is four.", calls=[Call("add", {"a": 1, "b": 3}), Call("add", {"a": 2, "b": 2})])
+    said = await answered(RESPONSES, with_ids(stream_of(RESPONSES, two), item_id))
+    made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
+    assert (text_said(said), list(made.values())) == ("It is four.", [{"a": 1, "b": 3}, {"a": 2, "b": 2}])
+
+
+async def test_items_that_a_server_puts_at_one_place_are_told_apart_by_their_ids() -> None:
+    two = Turn(calls=[Call("add", {"a": 1, "b": 3}), Call("add", {"a": 2, "b": 2})])
+    frames = [frame.replace(b'"output_index": 1', b'"output_index": 0') for frame in stream_of(RESPONSES, two)]
+    begun = [frame for frame in frames if b'"response.output_item.added"' in frame]
+    rest = [frame for frame in frames[1:] if frame not in begun]
+    said = await answered(RESPONSES, [frames[0], *begun, *rest])
+    made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
+    assert list(made.values()) == [{"a": 1, "b": 3}, {"a": 2, "b": 2}]
+
+
+@pytest.mark.parametrize("handle", [RESPONSES, GOOGLE])
+@pytest.mark.parametrize("nothing", [b"null", b"{}", b'{"type": "response.novelty", "response": null}'])
+async def test_an_event_that_says_nothing_lost_the_answer(handle: str, nothing: bytes) -> None:
+    frames = stream_of(handle, TURN)
+    said = await answered(handle, [one for frame in frames for one in (b"data: %b\n\n" % nothing, frame)])
+    assert (text_said(said), len({one.index for one in calls_made(said)})) == ("It is four.", 1)
+
+
+@pytest.mark.parametrize("delta", [None, LEFT_OUT, 4])
+async def test_a_text_that_is_a_number_or_nothing_was_an_error(delta: object) -> None:
+    frames = stream_of(RESPONSES, Turn(text="It is 4"))
+    place = next(n for n, frame in enumerate(frames) if b"output_text.done" in frame)
+    event = changed(json.loads(frames[place - 1].partition(b"data: ")[2]), "delta", None, delta)
+    more = b"data: %b\n\n" % json.dumps(event).encode()
+    said = await answered(RESPONSES, [*frames[:place], more, *frames[place:]])
+    assert text_said(said) == "It is 4" + ("4" if delta == 4 else "")
+
+
+@pytest.mark.parametrize("content", [None, {}, {"parts": None}, {"parts": []}, {"parts": [None]}, LEFT_OUT])
+async def test_geminis_last_event_has_no_content(content: object) -> None:
+    *frames, last = stream_of(GOOGLE, TURN)
+    event = changed(json.loads(last.partition(b"data: ")[2]), "content", None, content)
+    said = await answered(GOOGLE, [*frames, b"data: %b\n\n" % json.dumps(event).encode()])
+    assert (text_said(said), len(calls_made(said))) == ("It is four.", 1)
+
+
+@pytest.mark.parametrize("count", ["11", 11.0, "eleven", 1.5, [], {}])
+async def test_a_count_of_geminis_of_another_kind_lost_the_whole_answer(count: object) -> None:
+    said = await answered(GOOGLE, frames_with(GOOGLE, "promptTokenCount", None, count))
+    usage = ending(said).usage
+    assert text_said(said) == "It is four."
+    assert usage.prompt_tokens > 0
+    assert usage.estimated == (count not in ("11", 11.0))
 
 
 COUNTS = {

@@ -188,7 +188,7 @@ def test_a_run_ended_at_a_time_without_its_zone(time: str, is_whole: bool) -> No
 
 async def test_a_wrong_method_was_told_those_of_the_first_route_only(http: httpx.AsyncClient) -> None:
     answer = await http.request("OPTIONS", "/v1/tools")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST, PUT")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST, PUT")
 
 
 @pytest.mark.parametrize("path", ["/v1/folders", "/v1/jobs/active", "/v1/tools/mcp/servers"])

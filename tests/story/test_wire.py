@@ -73,6 +73,80 @@ async def test_a_stream_without_pings_has_none(product: Product, status_events: 
         assert shown.endswith("data: [DONE]\n\n")
 
 
+CURSORS: list[tuple[list[str], object, int | None]] = [
+    ([], 1, 1),
+    ([], " 1 ", 1),
+    ([], "1.0", 1),
+    ([], 99, 99),
+    (["1"], None, 1),
+    (["001"], None, 1),
+    ([""], 1, 1),
+    (["2"], 0, 2),
+    (["2"], 1, 2),
+    (["1"], 2, 1),
+    (["1", "1"], None, 1),
+    ([], "1.5", None),
+    ([], "", None),
+    ([], "one", None),
+    ([], -1, None),
+    (["1,1"], None, None),
+    (["1", "2"], None, None),
+    (["2", "1"], None, None),
+    (["", "1"], None, None),
+    (["+1"], None, None),
+    (["x"], 1, None),
+    (["1"], "x", None),
+]
+"""Values of `Last-Event-ID`, `starting_after`, and the frame behind which the stream begins; None: a refusal."""
+
+
+@pytest.mark.parametrize(("last_ids", "after", "begins"), CURSORS)
+async def test_frames_were_left_out_where_cursors_contradict_each_other(
+    product: Product, last_ids: list[str], after: object, begins: int | None
+) -> None:
+    """The body went before the header of a client that came back, and of two headers the first was taken."""
+    agent = await product.agent(model="builtin/echo")
+    run_id = (await product.client.agents.messages.create_async(agent.id, input="Hello")).id
+    await product.ended(run_id)
+    path, headers = f"/v1/runs/{run_id}/stream", [("Last-Event-ID", one) for one in last_ids]
+    query = None if after is None else {"starting_after": str(after)}
+    body = {"run_id": run_id, "starting_after": after}
+    answers = (
+        await product.http.get(path, headers=headers, params=query),
+        await product.http.post(path, headers=headers, json=body),
+        await product.http.post(f"/v1/conversations/{agent.id}/stream", headers=headers, json=body),
+    )
+    whole = _numbers((await product.http.post(path)).text)
+    for answer in answers:
+        if begins is None:
+            assert answer.status_code in (400, 422), answer.text
+            assert answer.json()["field"].endswith(("Last-Event-ID", "starting_after"))
+        else:
+            assert _numbers(answer.text) == ([one for one in whole if one > begins] or [begins])
+
+
+async def test_two_cursors_in_an_address_that_differ_are_refused(product: Product) -> None:
+    agent = await product.agent(model="builtin/echo")
+    run_id = (await product.client.agents.messages.create_async(agent.id, input="Hello")).id
+    await product.ended(run_id)
+    path = f"/v1/runs/{run_id}/stream?starting_after=1&starting_after="
+    refused = await product.http.get(f"{path}2")
+    assert (refused.status_code, refused.json()["field"]) == (400, "query.starting_after")
+    assert _numbers((await product.http.get(f"{path}1")).text)[0] == 2
+
+
+async def test_true_was_a_cursor(product: Product) -> None:
+    """It is 1 to Python, so the first frame was left out."""
+    agent = await product.agent(model="builtin/echo")
+    run_id = (await product.client.agents.messages.create_async(agent.id, input="Hello")).id
+    refused = await product.http.post(f"/v1/runs/{run_id}/stream", json={"starting_after": True})
+    assert (refused.status_code, refused.json()["field"]) == (422, "starting_after")
+
+
+def _numbers(stream: str) -> list[int]:
+    return [int(line[4:]) for line in stream.splitlines() if line.startswith("id: ")]
+
+
 @pytest.mark.parametrize(("option", "value"), [("background", True), ("stream_tokens", True), ("include_pings", False)])
 async def test_an_option_of_streams_without_a_stream_is_refused(product: Product, option: str, value: bool) -> None:
     agent = await product.agent()

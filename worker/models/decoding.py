@@ -64,14 +64,15 @@ def _fitting(value: Any, kind: msgspec.inspect.Type) -> Any:
             [only] = [one for one in types if not isinstance(one, msgspec.inspect.NoneType)]
             return None if value is None else _fitting(value, only)
         case msgspec.inspect.StrType():
-            return _as_text(value)
+            return as_text(value)
         case msgspec.inspect.IntType():
             return whole_number(value)
         case _:
             return value
 
 
-def _as_text(value: object) -> str | None:
+def as_text(value: object) -> str | None:
+    """The text that a server means by this, if it is one."""
     match value:
         case str():
             return value

@@ -19,7 +19,25 @@ LONGEST_DETAIL = 2000
 SHORTEST_KEY = 8
 """Characters. What is shorter is no key, but a word that stands for none, and may be in any text."""
 
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{0,9})?")
+LONGEST_PAUSE = 1e9
+"""Seconds. A provider that asks for more is read as asking for this, which no run waits for either."""
+
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?")
+_NUMBER_OF_UNITS = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)\s*")
+_DURATION = re.compile(f"(?:{_NUMBER_OF_UNITS.pattern})+")
+"""As Go writes one, `1m30s`, and protobuf, `10s`."""
+
+_UNIT_S: Mapping[str, float] = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+}
+
+_WEEKDAY = re.compile(r"\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\s*,", re.IGNORECASE)
+"""Its comma is part of an HTTP date, and divides nothing."""
+
+_ISO_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9].*")
 
 CONTEXT_OVERFLOW = re.compile(
     r"maximum context length|reduce the length of the messages"
@@ -132,27 +150,38 @@ def stream_error(error: object, *, provider: str) -> ModelError:
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
     """Seconds that the provider asks to be left alone; None if it says nothing, or nothing that can be read. `now` is
-    our time, for a provider that names a time of its clock and does not say what its clock shows."""
-    milliseconds = _seconds(headers.get("retry-after-ms", ""))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    asked = headers.get("retry-after", "")
-    seconds = _seconds(asked)
-    if seconds is not None:
-        return seconds
-    until = _moment(asked)
-    if until is None:
-        return None
-    return max(0.0, (until - (_moment(headers.get("date", "")) or now)).total_seconds())
+    our time, for a provider that names a time of its clock and does not say what its clock shows.
+
+    Of several values the longest counts: a proxy and the server behind it may each have sent one."""
+    clock = _moment(headers.get("date", "")) or now
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        said = _WEEKDAY.sub("", headers.get(name, "")).split(",")
+        pauses = [pause for one in said if (pause := _pause_in(one.strip(), unit_s, clock)) is not None]
+        if pauses:
+            return min(max(pauses), LONGEST_PAUSE)
+    return None
 
 
-def _seconds(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text.strip()) else None
+def _pause_in(text: str, unit_s: float, clock: datetime) -> float | None:
+    """Seconds. `unit_s` is the unit of a number that names none, in seconds."""
+    if _NUMBER.fullmatch(text):
+        return float(text) * unit_s
+    if _DURATION.fullmatch(text):
+        return _duration(text)
+    until = _moment(text)
+    return None if until is None else max(0.0, (until - clock).total_seconds())
+
+
+def _duration(text: str) -> float | None:
+    parts = [(float(number), _UNIT_S.get(unit.lower())) for number, unit in _NUMBER_OF_UNITS.findall(text)]
+    known = [number * unit_s for number, unit_s in parts if unit_s is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _moment(text: str) -> datetime | None:
     try:
-        moment = parsedate_to_datetime(text)
+        is_iso = _ISO_MOMENT.fullmatch(text)
+        moment = datetime.fromisoformat(text.upper()) if is_iso else parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -164,14 +193,14 @@ def named(error: ModelError, route: Route, hint: str = "") -> ModelError:
     said = error.message if len(route.api_key) < SHORTEST_KEY else error.message.replace(route.api_key, "[key]")
     return ModelError(
         error.error_type,
-        f"{said}{_pause(error.retry_after)}{hint} [Asked: {route.asked}]",
+        f"{said}{_asked_pause(error.retry_after)}{hint} [Asked: {route.asked}]",
         retryable=error.retryable,
         retry_after=error.retry_after,
         status=error.status,
     )
 
 
-def _pause(seconds: float | None) -> str:
+def _asked_pause(seconds: float | None) -> str:
     if seconds is None:
         return ""
     too_long = "" if seconds <= LONGEST_WAIT else f"; runs wait for {LONGEST_WAIT:g} s at most"

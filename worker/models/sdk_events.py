@@ -15,6 +15,7 @@ from shared.domain.errors import ModelError
 from worker.models.characters import whole_characters, with_hidden_halves
 from worker.models.decoding import is_json, read_json, whole_number
 from worker.models.model_errors import stream_error
+from worker.models.sdk_fields import ENDS, SdkFields
 from worker.models.sse import EventStream
 from worker.models.unstreamed import is_whole, unstreamed_answers
 
@@ -24,12 +25,8 @@ _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\
 """Characters at which the HTTP client's reader of lines would cut an event, and how JSON writes them."""
 
 _INCOMPLETE = "response.incomplete"
-_ENDS = ("response.completed", _INCOMPLETE)
 _TELLING_WORDS = (b'"error"', b"finishReason", b"blockReason", b"response.completed", b"response.incomplete")
 """One of them is in an event that ends an answer, well or badly. Most events are not read for it."""
-
-_COMPLETED = (b"response.output_item.", b"response.completed", b"part.added", b'"parts"', b"responseId")
-"""Words of events in which something may have been left out. Elsewhere, it would be null."""
 
 _NO_REASONS = (None, "", "FINISH_REASON_UNSPECIFIED")
 
@@ -66,7 +63,7 @@ class _Event(msgspec.Struct, rename="camel"):
     def is_end(self) -> bool:
         reasons = [candidate.finish_reason for candidate in self.candidates or ()]
         is_refused = self.prompt_feedback is not None and bool(self.prompt_feedback.block_reason)
-        return self.type in _ENDS or is_refused or any(reason not in _NO_REASONS for reason in reasons)
+        return self.type in ENDS or is_refused or any(reason not in _NO_REASONS for reason in reasons)
 
     @property
     def words(self) -> str:
@@ -99,8 +96,7 @@ class SdkEvents:
     def __init__(self, content_type: str) -> None:
         self._content_type = content_type
         self._stream = EventStream()
-        self._response_id: Any = None
-        """Gemini's, of the first event: the SDK takes an answer for interrupted whose id changes."""
+        self._fields = SdkFields()
         self._usage: Any = None
         """The last counts that a response had on its way."""
         self.is_garbled = False
@@ -144,6 +140,9 @@ class SdkEvents:
             # Behind the end, it takes nothing from the answer.
             self.is_garbled = not self.ended_as.has_reason
             return b""
+        data = self._fields.completed(data)
+        if not data:
+            return b""
         if self.ended_as.has_reason:
             event = _read(data)
             if event.error or not (event.candidates or event.usage_metadata):
@@ -156,25 +155,10 @@ class SdkEvents:
                 self.failure = stream_error(event.error, provider="")
                 return b""
             self.ended_as = StreamEnd(event.is_end, event.type == _INCOMPLETE, event.words)
-        data = with_hidden_halves(self._with_last_usage(self._completed(data)))
+        data = with_hidden_halves(self._with_last_usage(data))
         for character, escape in _LINE_ENDS:
             data = data.replace(character, escape)
         return b"data: %b\n\n" % data.replace(b"\n", b" ")
-
-    def _completed(self, data: bytes) -> bytes:
-        """The event with what the SDKs cannot do without, where a server has left it out."""
-        if not (b"null" in data or any(word in data for word in _COMPLETED)):
-            return data
-        found = read_json(data)
-        if not isinstance(found, dict):
-            return data
-        event = cast("dict[str, Any]", found)
-        if "candidates" in event:
-            self._response_id = self._response_id or event.get("responseId")
-            completed = _with_parts({**event, "responseId": self._response_id} if self._response_id else event)
-        else:
-            completed = _with_texts(event)
-        return data if completed == event else json.dumps(completed).encode()
 
     def _with_last_usage(self, data: bytes) -> bytes:
         """The event with the counts of the answer if it is the last one, else without any. The SDK adds them up."""
@@ -188,7 +172,7 @@ class SdkEvents:
         told = cast("dict[str, Any]", response)
         given = told.get("usage")
         self._usage = _whole_counts(given) or self._usage
-        usage = self._usage if kind in (*_ENDS, "response.failed") else None
+        usage = self._usage if kind in (*ENDS, "response.failed") else None
         if json.dumps(given) == json.dumps(usage):
             return data
         return json.dumps({**event, "response": {**told, "usage": usage}}).encode()
@@ -203,51 +187,6 @@ def _whole_counts(usage: object) -> object:
             return whole_number(usage) or 0
         case _:
             return usage
-
-
-def _with_parts(event: dict[str, Any]) -> dict[str, Any]:
-    """A chunk of Gemini's without parts that have nothing in them."""
-    candidates = event["candidates"]
-    if not isinstance(candidates, list):
-        return event
-    return {**event, "candidates": [_with_full_parts(candidate) for candidate in cast("list[object]", candidates)]}
-
-
-def _with_full_parts(candidate: object) -> object:
-    content = _object(_object(candidate).get("content"))
-    parts = content.get("parts")
-    if not isinstance(parts, list):
-        return candidate
-    full = [part for part in cast("list[object]", parts) if not _is_empty(part)]
-    return {**_object(candidate), "content": {**content, "parts": full}}
-
-
-def _is_empty(part: object) -> bool:
-    """Whether a part has neither text nor anything else in it but a mark of what it is."""
-    if not isinstance(part, dict):
-        return False
-    return all(value is None or name == "thought" for name, value in cast("dict[str, object]", part).items())
-
-
-def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
-    """An event of the Responses wire with empty texts and lists in place of those that its server has left out."""
-    kind, part, item = event.get("type"), _object(event.get("part")), _object(event.get("item"))
-    response = _object(event.get("response"))
-    if str(kind).endswith(".delta") and "delta" in event and event["delta"] is None:
-        return {**event, "delta": ""}
-    if kind == "response.reasoning_summary_part.added" and part and part.get("text") is None:
-        return {**event, "part": {**part, "text": ""}}
-    is_call = kind == "response.output_item.added" and item.get("type") == "function_call"
-    if is_call and item.get("arguments") is None:
-        return {**event, "item": {**item, "arguments": ""}}
-    if kind in _ENDS and response and response.get("output") is None:
-        return {**event, "response": {**response, "output": []}}
-    return event
-
-
-def _object(value: object) -> dict[str, Any]:
-    """The value if it is an object, else one with nothing in it."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _events(answer: dict[str, Any]) -> list[bytes]:
