@@ -1,6 +1,5 @@
 """What real servers do beyond what is written of their wires: one table, which every wire passes."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -392,23 +391,19 @@ async def test_the_words_behind_a_reason_that_is_an_error_are_kept() -> None:
 
 @every_wire
 async def test_a_server_pinged_for_ever_behind_its_answer(handle: str) -> None:
-    left = asyncio.Event()
-    events = await answered_for_ever(handle, up_to_reason(handle, FOUR), b": ping\n\n", left)
+    events = await answered_for_ever(handle, up_to_reason(handle, FOUR), b": ping\n\n")
     assert text_said(events) == "It is four."
-    await left.wait()
 
 
 @pytest.mark.parametrize("handle", [CHAT, ANTHROPIC, GOOGLE])
 async def test_so_did_one_with_events(handle: str) -> None:
-    left = asyncio.Event()
     pings: dict[str, dict[str, Any]] = {
         CHAT: {"choices": []},
         ANTHROPIC: {"type": "ping"},
         GOOGLE: {"candidates": []},
     }
-    events = await answered_for_ever(handle, up_to_reason(handle, FOUR), data(pings[handle]), left)
+    events = await answered_for_ever(handle, up_to_reason(handle, FOUR), data(pings[handle]))
     assert text_said(events) == "It is four."
-    await left.wait()
 
 
 @pytest.mark.parametrize(("handle", "none"), [(CHAT, "null"), (CHAT, "none"), (GOOGLE, "FINISH_REASON_UNSPECIFIED")])

@@ -51,16 +51,20 @@ def up_to_reason(handle: str, turn: Turn) -> list[bytes]:
     return frames[: len(frames) - _AFTER_REASON[handle]]
 
 
-async def asked_of(handle: str, answer: Serving, **rest: Any) -> list[ModelEvent]:
-    """What the model says when its server answers so; `rest` overrides arguments of `Models`."""
+async def asked_of(handle: str, answer: Serving, *, left: asyncio.Event | None = None, **rest: Any) -> list[ModelEvent]:
+    """What the model says when its server answers so; `rest` overrides arguments of `Models`. The server goes on until
+    `left`, which is to be set when it has seen that its client left."""
     arguments: dict[str, Any] = {"first_event_timeout": HANGS_S, "idle_timeout": HANGS_S, "retries": 0, **rest}
     async with serving(answer) as server:
         keys = {"OPENAI_API_KEY": "test-key-1", "ANTHROPIC_API_KEY": "test-key-1", "GEMINI_API_KEY": "test-key-1"}
         models = Models(keys | {_VARIABLES[handle]: server.url.rstrip("/")}, **arguments)
         try:
-            return await ask(models, call(handle, tools=[ADD]))
+            events = await ask(models, call(handle, tools=[ADD]))
         finally:
             await models.aclose()
+        if left is not None:
+            await left.wait()
+        return events
 
 
 async def answered(
@@ -82,10 +86,9 @@ async def answered(
     return await asked_of(handle, answer, **rest)
 
 
-async def answered_for_ever(
-    handle: str, frames: Sequence[bytes], again: bytes, left: asyncio.Event
-) -> list[ModelEvent]:
-    """The same for a server that sends `again` behind its answer until its client leaves, and then sets `left`."""
+async def answered_for_ever(handle: str, frames: Sequence[bytes], again: bytes) -> list[ModelEvent]:
+    """The same for a server that sends `again` behind its answer until its client leaves. Returns when it has."""
+    left = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head() + b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames))
@@ -95,7 +98,7 @@ async def answered_for_ever(
                 await writer.drain()
         left.set()
 
-    return await asked_of(handle, answer)
+    return await asked_of(handle, answer, left=left)
 
 
 async def _has_left(reader: asyncio.StreamReader) -> bool:
