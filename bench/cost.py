@@ -28,12 +28,12 @@ from shared.sql.migrate import migrate
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter
 from tests.kit.commands import fork
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import processes_in
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, said, some_run
 from tests.kit.services.databases import new_database, open_database
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 
 TIMES, WARM_UP, PRUNINGS = 200, 20, 20
 FEW = 10

@@ -21,10 +21,10 @@ from bench.client import Client
 from bench.model_reader import ModelReader
 from bench.starting import COMPILED
 from tests.kit.commands import execute
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import HoldfastProcess, processes_in
 from tests.kit.services.databases import migrate_database, new_database
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 
 SETTINGS = {
     "HOLDFAST_LOG_LEVEL": "WARNING",

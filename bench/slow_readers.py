@@ -19,9 +19,9 @@ import psutil
 
 from bench.deployments import SETTINGS, machine
 from tests.kit.commands import execute
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.raw_http import head
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 WINDOW = 4096

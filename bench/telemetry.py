@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from bench.deployments import Deployment, machine, model, services
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.free_ports import free_port
 
 STREAMS, TOKENS, TOKENS_PER_S = 20, 90, 30
 """Runs that stream at the same time in a round, and the tokens of each."""

@@ -19,9 +19,10 @@ from shared.domain.tools import SandboxTier
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from tests.kit.commands import Launch
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import HoldfastProcess, Processes, processes_in
 from tests.kit.services.redis_servers import PrivateRedis, promote, replicate
-from tests.kit.services.tcp_proxy import TcpProxy, free_port
+from tests.kit.services.tcp_proxy import TcpProxy
 from worker.tools.sandbox_choice import SandboxChoice
 
 LEASE_S = 6.0

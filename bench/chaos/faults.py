@@ -13,8 +13,8 @@ from bench.chaos.deployment import Deployment, Slot, say
 from bench.chaos.ledger import Column, Ledger
 from bench.chaos.recovery import Recoveries
 from bench.chaos.schedule import Fault, FaultKind
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import HoldfastProcess
-from tests.kit.services.tcp_proxy import free_port
 
 OVERLAP_S = 1.0
 """A fault goes on to have effects for so long: connections are made again, loops wake up."""

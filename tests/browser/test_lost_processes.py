@@ -8,10 +8,10 @@ from playwright.async_api import Browser, Locator, expect
 
 from tests.kit.browser.console_runs import start_run
 from tests.kit.browser.viewer import Viewer, viewer_of
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis, RedisService
-from tests.kit.services.tcp_proxy import free_port
 
 pytestmark = [pytest.mark.slow]
 

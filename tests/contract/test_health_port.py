@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from tests.kit.commands import Command, fork
+from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product.processes import Processes, api_at, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 READY: dict[str, Any] = {

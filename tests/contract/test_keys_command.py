@@ -17,10 +17,10 @@ from shared.sql.access.audit import AuditFilter, AuditLog
 from shared.sql.engine import Database
 from shared.sql.paging import Page
 from tests.kit.commands import Command, fork
+from tests.kit.free_ports import free_port
 from tests.kit.keys import KeyMaker
 from tests.kit.product.in_process import api_client
 from tests.kit.services.databases import open_database
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 TEAM = ProjectId("team-b")

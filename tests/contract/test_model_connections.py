@@ -14,8 +14,9 @@ import pytest
 
 from shared.network.checked_http import NetworkRules
 from tests.kit.certificates import SelfSigned
+from tests.kit.free_ports import free_port
 from tests.kit.plain_answers import says, says_hello, serving
-from tests.kit.services.tcp_proxy import blackhole_address, free_port
+from tests.kit.services.tcp_proxy import blackhole_address
 from tests.kit.wait_until import after
 from worker.models.connections import Connections
 from worker.models.server_connections import MOST_UNREAD

@@ -12,7 +12,7 @@ from shared.process.settings import Settings
 from shared.process.traces import tracer_of
 from shared.telemetry.tracer import Tracer, trace_id_of
 from tests.kit.commands import HOLDFAST, execute
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.free_ports import free_port
 from tests.kit.trace_receiver import TraceReceiver
 from tests.kit.wait_until import wait_until
 from tests.unit.test_command_line import refused

@@ -25,9 +25,9 @@ from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
 from shared.sql.runs.event_blocks import BLOCK_ENTRIES
 from shared.sql.runs.run_store import RunStore
+from tests.kit.free_ports import free_port
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, approve, call, run_end, stored_runs
 from tests.kit.services.databases import statements
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import HANGS_S
 
 ENTRIES = [encode(StatusChanged(number, "running")) for number in range(20)]

@@ -16,6 +16,7 @@ from shared.sql.engine import Database
 from shared.sql.runs.figures import RunFigureStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.exposition import Figures, scraped
+from tests.kit.free_ports import free_port
 from tests.kit.keys import KeyMaker
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import api_client, running_product
@@ -23,7 +24,7 @@ from tests.kit.runs.stored_runs import stored_runs
 from tests.kit.services.databases import open_database
 from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import TcpProxy, free_port
+from tests.kit.services.tcp_proxy import TcpProxy
 
 OPERATOR = {"Authorization": "Bearer a-long-key-of-the-operator"}
 KEYS = "one=a-long-key-of-the-operator"

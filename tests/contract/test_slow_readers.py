@@ -22,10 +22,10 @@ from shared.redis.event_feed import MAX_BYTES, EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.sql.runs.event_blocks import BLOCK_ENTRIES, FIRST_BLOCKS
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.raw_http import RawConnection, head, raw_connection
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.services.told_again import told_while_awake
 from tests.kit.wait_until import HANGS_S, wait_until
 

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 from shared.sql.migrate import migrate
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 
 
 async def _builtin(port: int) -> int:

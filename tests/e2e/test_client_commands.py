@@ -14,8 +14,8 @@ import pytest
 from cli.client.conversations import conversation_of
 from cli.client.server import server_at
 from tests.kit.commands import Command, fork
+from tests.kit.free_ports import free_port
 from tests.kit.product.terminal import INTERRUPT, Said, clean_environment, on_terminal, said
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 SOURCE = '''

@@ -10,13 +10,13 @@ from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.migrate import migrate
+from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said
 from tests.kit.runs.definitions import NOW, some_agent
 from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 
 PLAIN = {"HOLDFAST_SANDBOX": "process", "HOLDFAST_TOOL_USER": "root"}
 

@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.kit.free_ports import free_port
 from tests.kit.project.documents import ROOT, blocks
 from tests.kit.services.missing_service import missing_service
 from tests.kit.wait_until import wait_until
@@ -43,8 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def base_url(directory: Path) -> Iterator[str]:
     """The address of `holdfast dev`, with a place for its data and what the page on callbacks asks for."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment |= {"HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true", "HOLDFAST_CALLBACK_SECRET": "a-secret-for-callbacks"}

@@ -15,9 +15,9 @@ import pytest
 
 from cli.command_table import COMMANDS
 from tests.kit.commands import HOLDFAST, Command, execute
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 COMMAND_LINE = frozenset({"annotated_doc", "cli", "msgspec", "shared", "shellingham", "typer", "typing_extensions"})

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.kit.browser.chromium import running_browser
+from tests.kit.free_ports import free_port
 from tests.kit.project.documents import ROOT, blocks
 from tests.kit.wait_until import wait_until
 
@@ -28,16 +28,10 @@ SENDS = {
 SECRETS = {"HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true", "HOLDFAST_CALLBACK_SECRET": "a-secret-for-callbacks"}
 
 
-def free_addresses() -> tuple[str, str]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        first, second = (f"http://127.0.0.1:{probe.getsockname()[1]}" for probe in (one, other))
-        return first, second
-
-
 @pytest.fixture
 async def product(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The program of the page, served; as a client that is the user Ada."""
-    dev, ours = free_addresses()
+    dev, ours = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     program = "\n".join(blocks(ROOT / "docs/into-your-product.md", "python"))
     (tmp_path / "product.py").write_text(program.replace("http://127.0.0.1:8283", dev), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}

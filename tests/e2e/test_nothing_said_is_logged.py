@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 
 from shared.secret_keys import new_key
+from tests.kit.free_ports import free_port
 from tests.kit.model_server import Call, Failure, ModelServer, Turn
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import free_port
 
 SECRET = "swordfish-47110815"
 TEXT = "the-user-said-hello"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.product.terminal import clean_environment, on_terminal
-from tests.kit.services.tcp_proxy import free_port
 
 SLOW = '{"turns": [{"text": "one two three four five six seven eight nine ten", "delay_ms": 500}]}'
 

@@ -18,8 +18,8 @@ import httpx
 import pytest
 from packaging.requirements import Requirement
 
+from tests.kit.free_ports import free_port
 from tests.kit.project.source_tree import PRODUCT_PACKAGES, ROOT, product_sources
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]

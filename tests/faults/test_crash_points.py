@@ -19,6 +19,7 @@ import pytest
 
 from shared.concurrency import background
 from shared.crash_points import CrashPoint
+from tests.kit.free_ports import free_port
 from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.careful_client import ask, ask_until_answered, deciding
@@ -27,7 +28,6 @@ from tests.kit.product.processes import Processes, api_at
 from tests.kit.provider_rules.request import broken_rules
 from tests.kit.runs.quiet_runs import grow_quiet
 from tests.kit.services.redis_losses import end_leases
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.tools import PLAIN_TOOLS
 from tests.kit.wait_until import wait_until
 from worker.run.publisher import SPILL_AT

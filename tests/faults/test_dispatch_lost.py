@@ -6,12 +6,12 @@ from pathlib import Path
 
 from shared.domain.ids import AgentId, ProjectId, ThreadId
 from shared.sql.runs.run_store import RunStore
+from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import FrameReader, read_whole
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.runs.stored_runs import said, some_run
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 

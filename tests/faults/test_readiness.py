@@ -9,10 +9,11 @@ import httpx
 import pytest
 from sqlalchemy.engine import make_url
 
+from tests.kit.free_ports import free_port
 from tests.kit.product.behind_proxies import Outage, unavailable
 from tests.kit.product.processes import Processes, api_at, processes_in
 from tests.kit.services.redis_servers import PrivateRedis
-from tests.kit.services.tcp_proxy import TcpProxy, free_port
+from tests.kit.services.tcp_proxy import TcpProxy
 from tests.kit.wait_until import wait_until
 
 WHOLE = {"database": True, "redis": True, "migrations": True, "worker": True}

@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 from letta_client import AsyncLetta
 
+from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
-from tests.kit.services.tcp_proxy import free_port
 from tests.kit.wait_until import wait_until
 
 WAITING = 120

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.commands import HOLDFAST, Command, CommandProcess, execute, fork
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.free_ports import free_port
 from tests.kit.wait_until import wait_until
 
 NOTHING = socket.gethostname() + ".invalid"

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from holdfast.health import NotWellError, address, ask
+from tests.kit.free_ports import free_port
 from tests.kit.project.source_tree import ROOT
-from tests.kit.services.tcp_proxy import free_port
 
 PROGRAM = ["/opt/holdfast/bin/python", "/opt/holdfast/bin/holdfast"]
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - an address to read, none is bound

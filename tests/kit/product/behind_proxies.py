@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import httpx
 from sqlalchemy.engine import make_url
 
+from tests.kit.free_ports import free_port
 from tests.kit.product.in_process import Product
 from tests.kit.product.processes import HoldfastProcess, Processes, api_at, processes_in
-from tests.kit.services.tcp_proxy import TcpProxy, free_port
+from tests.kit.services.tcp_proxy import TcpProxy
 from tests.kit.wait_until import wait_until
 
 Outage = Literal["refused", "stalled"]

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import hiredis
 
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.free_ports import free_port
 from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from shared.redis.connection import connect
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.free_ports import free_port
 from tests.kit.wait_until import wait_until
 
 NODES = 3

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from shared.redis.connection import connect
 from shared.redis.embedded import connect_embedded
-from tests.kit.services.tcp_proxy import free_port
+from tests.kit.free_ports import free_port
 from tests.kit.wait_until import HANGS_S, wait_until
 
 

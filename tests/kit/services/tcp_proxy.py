@@ -4,21 +4,12 @@ A service may be shared with others or be hard to break by itself, but the way t
 """
 
 import asyncio
-import functools
-import itertools
-import random
 import socket
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import cast
 
-from tests.kit.process_number import process_number
-
-LISTENING_PORTS = range(10_000, 32_000)
-"""Linux takes the ports of outgoing connections from 32768 upwards."""
-
-PROCESSES = 16
-"""Test processes of a session that may take ports side by side."""
+from tests.kit.free_ports import free_port
 
 
 class TcpProxy:
@@ -191,30 +182,3 @@ def blackhole_address() -> Generator[str]:
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-
-
-def free_port() -> int:
-    """A port of loopback on which nobody listens.
-
-    It is none that the kernel gives to outgoing connections: one of these could take it before it is listened on, or
-    while a service is down whose port it is. For the same reason the test processes of a session take theirs from
-    ranges of their own, one after the other.
-    """
-    while True:
-        port = next(_ports_of_this_process())
-        with socket.socket() as candidate:
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                candidate.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-
-
-@functools.cache
-def _ports_of_this_process() -> Iterator[int]:
-    number = process_number()
-    # A program that stands alone, like the bench, may go on beside a session.
-    ours = LISTENING_PORTS[(0 if number is None else 1 + number) % PROCESSES :: PROCESSES]
-    start = random.randrange(len(ours))  # another session may take ports as well
-    return itertools.cycle([*ours[start:], *ours[:start]])
