@@ -228,6 +228,9 @@ def _report_to(connection: Connection, session: pytest.Session) -> None:
     capture = manager.getplugin("capturemanager")
     if isinstance(capture, CaptureManager):
         capture.stop_global_capturing()
+        if session.config.option.capture == "fd":
+            # Between two tests nothing is caught. What a thread that still ends writes there belongs to no test.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         capture.start_global_capturing()
 
 
