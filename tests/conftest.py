@@ -4,10 +4,12 @@ import faulthandler
 import functools
 import gc
 import hashlib
+import math
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -28,8 +30,12 @@ LAST_LINE = "-----END CERTIFICATE-----"
 SERVICES = frozenset({"postgres_server", "postgres_url", "private_redis", "redis_cluster"})
 HUNG_S = 900
 """More than what one phase of a test may take. See `_watch`."""
+WATCHED_ANEW_S = 30
+"""Each new watch costs a thread, and waits until the one before has ended: two for each test are a few per cent of all
+that the tests take."""
 
 _STDERR = pytest.StashKey[int]()
+_WATCHED_SINCE = pytest.StashKey[float]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,6 +78,10 @@ def _watch(item: pytest.Item) -> None:
     The setting `timeout` fails a test that hangs, but the plugin stops its clock at the first failure: what is cleaned
     up then, and the second try, could hang for ever and be named by nobody. The process is replaced, the test named.
     """
+    stash, now = item.config.stash, time.monotonic()
+    if now - stash.get(_WATCHED_SINCE, -math.inf) < WATCHED_ANEW_S:
+        return
+    stash[_WATCHED_SINCE] = now
     faulthandler.dump_traceback_later(HUNG_S, exit=True, file=item.config.stash[_STDERR])
 
 

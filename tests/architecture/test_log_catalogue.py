@@ -96,4 +96,4 @@ def test_the_catalogue_has_every_field() -> None:
 def test_a_sentence_is_found() -> None:
     """The rule can fail."""
     wrong = "log.warning('lost %s', job)\nlog.info('job_lost', job=job)\nlog.info(f'lost {job}')\nlog.error('Lost')\n"
-    assert len(list(without_a_name(events(Source.parse("worker/x.py", wrong))))) == 3
+    assert len(list(without_a_name(events(Source("worker/x.py", wrong))))) == 3

@@ -191,19 +191,19 @@ def _names(cases: list[tuple[Rule, str, str]]) -> list[str]:
 @pytest.mark.parametrize(("rule", "path", "code"), BREAKING, ids=_names(BREAKING))
 def test_a_rule_finds_what_breaks_it(rule: Rule, path: str, code: str) -> None:
     """Each rule fails on a snippet that breaks it."""
-    assert list(rule(Source.parse(path, code)))
+    assert list(rule(Source(path, code)))
 
 
 @pytest.mark.parametrize(("rule", "path", "code"), HARMLESS, ids=_names(HARMLESS))
 def test_a_rule_leaves_good_code_alone(rule: Rule, path: str, code: str) -> None:
     """No rule fails on a snippet that only resembles what it forbids."""
-    assert not list(rule(Source.parse(path, code)))
+    assert not list(rule(Source(path, code)))
 
 
 def test_the_file_limit_is_the_limit() -> None:
     """300 lines are fine, 301 are not."""
-    assert not list(long_files(Source.parse("api/x.py", "a = 1\n" * 300), 300))
-    assert list(long_files(Source.parse("api/x.py", "a = 1\n" * 301), 300))
+    assert not list(long_files(Source("api/x.py", "a = 1\n" * 300), 300))
+    assert list(long_files(Source("api/x.py", "a = 1\n" * 301), 300))
 
 
 @pytest.mark.parametrize(
@@ -223,9 +223,9 @@ def test_a_full_word_is_not_vague() -> None:
 def test_a_cycle_is_found(how: str) -> None:
     """A cycle through two others is found, however its last link is written."""
     sources = [
-        Source.parse("shared/a.py", "from shared.b import x"),
-        Source.parse("shared/b.py", "from shared import c"),
-        Source.parse("shared/c.py", how),
+        Source("shared/a.py", "from shared.b import x"),
+        Source("shared/b.py", "from shared import c"),
+        Source("shared/c.py", how),
     ]
     assert list(cycles(sources))
     assert not list(cycles(sources[:2]))
@@ -244,12 +244,12 @@ def test_a_script_that_makes_up_a_key_is_found() -> None:
 
 def test_a_small_module_of_one_other_is_found() -> None:
     """It is found until a second module imports it, it has grown, or it has a reason."""
-    small, first = Source.parse("api/small.py", "A = 1"), Source.parse("api/first.py", "from api.small import A\n" * 40)
-    second = Source.parse("api/second.py", "import api.small\n" * 40)
+    small, first = Source("api/small.py", "A = 1"), Source("api/first.py", "from api.small import A\n" * 40)
+    second = Source("api/second.py", "import api.small\n" * 40)
     elsewhere = {"api/first.py": "", "api/second.py": ""}
     assert [finding for finding in lonely_modules([small, first], elsewhere) if "small.py:1: 1 lines" in finding]
     assert not list(lonely_modules([small, first, second], elsewhere))
-    assert not list(lonely_modules([Source.parse("api/small.py", "A = 1\n" * 40), first], elsewhere))
+    assert not list(lonely_modules([Source("api/small.py", "A = 1\n" * 40), first], elsewhere))
     assert not list(lonely_modules([small, first], elsewhere | {"api/small.py": "a reason"}))
 
 

@@ -23,11 +23,10 @@ class Source:
 
     path: str
     text: str
-    tree: ast.Module
 
-    @classmethod
-    def parse(cls, path: str, text: str) -> "Source":
-        return cls(path, text, ast.parse(text, filename=path))
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, filename=self.path)
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -86,7 +85,7 @@ class Source:
 
 def _read(folders: tuple[str, ...]) -> tuple[Source, ...]:
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return tuple(Source.parse(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+    return tuple(Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
 
 
 @cache
