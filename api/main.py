@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from random import random
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from typing import NamedTuple
 
 import structlog
@@ -111,7 +111,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
     quotas = CallerQuotas(Quotas(process.redis), settings.limits, process.clock, process.ids)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(measured(process, "api"))
-        name = f"{socket.gethostname()}-{os.getpid()}-{process.ids.claim()}"
+        name = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
         process = await stack.enter_async_context(traced(process, service="holdfast-api", instance=name))
         http = CallersHttp(network)
         stack.push_async_callback(http.aclose)
@@ -123,7 +123,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         await stack.enter_async_context(quotas.counting())
         await stack.enter_async_context(_callbacks(process, http).delivering())
         packages = await stack.enter_async_context(_packages(process))
-        await stack.enter_async_context(showing_process(process, quotas))
+        await stack.enter_async_context(showing_process(process, name, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
         clients = _Clients(embeddings, server_models, packages)
         services = _services(await _for_callers(process), process, feed, clients, quotas)

@@ -1,10 +1,7 @@
 """The part of the composition root that makes what operators look at: this process, shown to the others, and the
 deployment."""
 
-import os
-import socket
 from contextlib import AbstractAsyncContextManager
-from secrets import token_hex
 
 from api.caller_quotas import CallerQuotas
 from api.deployment_figures import DeploymentFigures
@@ -47,9 +44,8 @@ def operations_service(
     )
 
 
-def showing_process(process: ProcessContext, quotas: CallerQuotas) -> AbstractAsyncContextManager[None]:
-    """Shows this process to who looks at the deployment, for as long as the block lasts."""
-    name = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+def showing_process(process: ProcessContext, name: str, quotas: CallerQuotas) -> AbstractAsyncContextManager[None]:
+    """Shows this process in `/v1/admin/operations` for as long as the block lasts, under its name in traces."""
     started_at = process.clock.now()
 
     def state() -> ApiState:

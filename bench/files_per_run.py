@@ -1,31 +1,61 @@
-"""Counts the product files that one plain run and one cancel pass through: `python -m bench.files_per_run`.
+"""The product files that one run passes through: plain, cancelled, with an approval, and after its worker was lost.
 
 A file counts when one of its functions is called between the request and the end of its answer, in the API, the worker
-or what they share, which run in this process on embedded parts. The pollers are told to look once an hour, so that
-what they happen to do beside the run is not counted. The figure says how many rooms somebody who follows a run through
-the code has to walk through.
+or what they share, which run in this process. The model is played by a server that speaks OpenAI's wire over HTTP. What
+is done beside a run does not count: pollers are left out, and so is a file that only some of several equal runs pass
+through. A figure says how many files a reader walks through who follows a run. `python -m bench.shape` shows them.
 """
 
-import argparse
 import asyncio
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
-from shared.redis.embedded import connect_embedded
+from arq.connections import ArqRedis
+from httpx import Response
+
+from shared.domain.events import StatusChanged, encode
+from shared.domain.ids import RunId, Seq
+from shared.domain.log_writer import LogTail
+from shared.redis import keys
+from shared.redis.event_log import EventLog
+from shared.redis.log_servers import OneLogServer
+from shared.redis.queue import JobLeases
 from shared.sql.engine import Database
-from tests.kit.model_server import ModelServer
+from shared.sql.runs.run_store import RunStore
+from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product, running_product
+from tests.kit.services.redis_losses import end_leases
+from tests.kit.tools import LAUNCH
+from worker.main import working
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = tuple(str(ROOT / package) for package in ("api", "worker", "shared"))
-HOURLY = {"sweep_s": 3600.0, "lease_s": 3600.0}
-SCRIPT = '{"turns": [{"text": "one ", "repeat": 100000, "delay_ms": 20}]}'
+PRODUCT = tuple(f"{ROOT / package}/" for package in ("api", "worker", "shared"))
+POLLERS = ("_repeat", "_measure_lag")
+SETTINGS = {"sweep_s": 3600.0, "lease_s": 3600.0, "queued_runs": 5}
+"""A worker looks after its runs once an hour. With so few runs that may wait, they are counted at every submission, and
+not at those alone that come a second after the last one."""
+
+EQUAL_RUNS = 3
+"""What each of them came through, every run comes through."""
+
+TIDIED_S = 0.3
+"""Seconds in which a worker has tidied up behind the end of a stream, or looked at its queue after its start."""
+
+
+class StillClock:
+    """No time passes by it, so nothing that a process remembers for some seconds grows old between two equal runs."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return 1000.0
 
 
 class Entered:
@@ -38,7 +68,8 @@ class Entered:
         """For `sys.setprofile`."""
         code = frame.f_code
         # A module's own code, and that of classes, runs when it is imported, not when somebody passes through.
-        if event == "call" and code.co_filename.startswith(PRODUCT) and code.co_flags & 0x2:
+        is_function = event == "call" and code.co_filename.startswith(PRODUCT) and code.co_flags & 0x2
+        if is_function and code not in self.functions[code.co_filename] and not _is_poller():
             self.functions[code.co_filename].add(code)
 
     @contextmanager
@@ -50,67 +81,133 @@ class Entered:
         finally:
             sys.setprofile(None)
 
-    def lines(self, *, with_names: bool) -> list[str]:
-        """What was entered, as text."""
-        files = sorted(self.functions)
-        size = sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in files)
-        functions = sum(map(len, self.functions.values()))
-        found = [f"{len(files)} files, {functions} functions, {size} lines in those files"]
-        if with_names:
-            found += [f"  {Path(file).relative_to(ROOT)}  {len(self.functions[file])}" for file in files]
-        return found
+    def files(self) -> dict[str, int]:
+        """How many functions of each file were called."""
+        entered = ((file, found) for file, found in sorted(self.functions.items()) if found)
+        return {str(Path(file).relative_to(ROOT)): len(found) for file, found in entered}
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.files_per_run", description=__doc__)
-    parser.add_argument("--names", action="store_true", help="list the files, with how many of their functions")
-    options = parser.parse_args()
-    async with _product() as product:
-        for title, scenario in (("plain streamed run", _plain_run), ("cancel of a running run", _cancel)):
-            await scenario(product, Entered())  # what is made at the first use is made
-            entered = Entered()
-            await scenario(product, entered)
-            print(f"{title}: " + "\n".join(entered.lines(with_names=options.names)))
+def _is_poller() -> bool:
+    """Whether this is the task of a loop that looks or measures again and again, whatever runs do."""
+    task = asyncio.current_task()
+    return task is not None and getattr(task.get_coro(), "__name__", "") in POLLERS
+
+
+Scenario = Callable[[Product, Entered], Awaitable[None]]
+Passed = Mapping[str, Mapping[str, int]]
+"""For each figure in `[files.…]` of `shape.toml` the files, with how many of their functions were called."""
+
+
+async def files_per_run(database: Database, redis: ArqRedis, *, on_scenario: Callable[[str], None]) -> Passed:
+    """What runs pass through on an empty database and an empty Redis. `on_scenario` is called with the name of each
+    figure before it is measured."""
+    passed: dict[str, Mapping[str, int]] = {}
+    async with ModelServer() as models:
+        for with_worker, scenarios in ((True, _WITH_WORKER), (False, _WITHOUT_WORKER)):
+            given = running_product(
+                database, redis, models, settings=SETTINGS, clock=StillClock(), with_worker=with_worker
+            )
+            async with given as product:
+                for name, scenario in scenarios.items():
+                    on_scenario(name)
+                    passed[name] = await _files(product, scenario)
+    # Such a run is a plain one as well, and the question is what it needs beyond that.
+    beyond_plain = {file: count for file, count in passed["approval"].items() if file not in passed["plain_run"]}
+    return passed | {"approval": beyond_plain}
+
+
+async def _files(product: Product, scenario: Scenario) -> Mapping[str, int]:
+    await scenario(product, Entered())  # what is made at the first use is made
+    runs = [Entered() for _ in range(EQUAL_RUNS)]
+    for entered in runs:
+        await scenario(product, entered)
+    several = [entered.files() for entered in runs]
+    return {file: count for file, count in several[0].items() if all(file in files for files in several)}
 
 
 @asynccontextmanager
-async def _product() -> AsyncGenerator[Product]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-files-") as directory:
-        async with ModelServer() as models:
-            database = Database(f"sqlite:///{directory}/holdfast.db")
-            redis = connect_embedded()
-            async with running_product(database, redis, models, settings=HOURLY) as product:
-                yield product
-            await redis.aclose(close_connection_pool=True)
-            await database.aclose()
+async def _streaming(product: Product, agent_id: str, **fields: Any) -> AsyncGenerator[Response]:
+    """The stream of a background run in token mode."""
+    body = {"streaming": True, "background": True, "stream_tokens": True, **fields}
+    async with product.http.stream("POST", f"/v1/agents/{agent_id}/messages", json=body) as response:
+        yield response
+
+
+async def _to_its_end(chunks: AsyncIterator[bytes]) -> None:
+    async for _ in chunks:
+        pass
+    await asyncio.sleep(TIDIED_S)
 
 
 async def _plain_run(product: Product, entered: Entered) -> None:
     """Submit, stream to the end: one step, no tool."""
-    agent = await product.agent(model="builtin/echo")
-    body = {"input": "Hello", "streaming": True, "background": True, "stream_tokens": True}
+    agent = await product.agent()
+    product.models.say("Good morning to you.")
     with entered.noting():
-        async with product.http.stream("POST", f"/v1/agents/{agent.id}/messages", json=body) as response:
-            async for _ in response.aiter_raw():
-                pass
-        await asyncio.sleep(0.2)  # the worker still tidies up behind the end of the stream
+        async with _streaming(product, agent.id, input="Hello") as response:
+            await _to_its_end(response.aiter_raw())
 
 
 async def _cancel(product: Product, entered: Entered) -> None:
-    """Cancel a run that streams."""
-    agent = await product.agent(model="builtin/scripted")
-    body = {"input": SCRIPT, "streaming": True, "background": True, "stream_tokens": True}
-    async with product.http.stream("POST", f"/v1/agents/{agent.id}/messages", json=body) as response:
-        seen = 0
-        async for chunk in response.aiter_raw():
-            seen += chunk.count(b"assistant_message")
-            if seen >= 3:
-                break
+    """Cancel a run that streams, and read its stream to the end."""
+    agent = await product.agent()
+    product.models.play(Turn(text="one " * 10, silent_after=5))
+    async with _streaming(product, agent.id, input="Count.") as response:
+        chunks, seen = response.aiter_raw(), 0
+        while seen < 3:
+            seen += (await anext(chunks)).count(b"assistant_message")
         run_id = (await product.http.get("/v1/runs", params={"agent_id": agent.id})).json()[0]["id"]
         with entered.noting():
             await product.http.post(f"/v1/runs/{run_id}/cancel")
-            await asyncio.sleep(0.2)
+            await _to_its_end(chunks)
 
 
-if __name__ == "__main__":
-    asyncio.run(main())
+async def _approval(product: Product, entered: Entered) -> None:
+    """Ask for a call, approve it, execute it and answer."""
+    tool = await product.tool(LAUNCH, default_requires_approval=True)
+    agent = await product.agent(tools=[tool])
+    product.models.play(Turn(calls=[Call("launch", {"target": "Moon"}, id="call_0")]), Turn(text="It flies."))
+    decision = {"type": "approval", "approvals": [{"type": "approval", "tool_call_id": "call_0", "approve": True}]}
+    with entered.noting():
+        async with _streaming(product, agent.id, input="Launch.") as response:
+            await _to_its_end(response.aiter_raw())
+        async with _streaming(product, agent.id, messages=[decision]) as response:
+            await _to_its_end(response.aiter_raw())
+
+
+async def _recovery(product: Product, entered: Entered) -> None:
+    """The lease of a dead worker ends in the middle of an answer. Another worker finds the run and executes it to its
+    end, which a reader sees."""
+    agent = await product.agent()
+    submitted = await product.http.post(f"/v1/agents/{agent.id}/messages/async", json={"input": "Hello"})
+    run_id = await _lose_worker(product)
+    assert run_id == submitted.json()["id"]
+    product.models.say("Good morning to you.")
+    async with (
+        working(product.context),
+        product.http.stream("POST", f"/v1/runs/{run_id}/stream", json={}) as response,
+    ):
+        await asyncio.sleep(TIDIED_S)
+        with entered.noting():
+            await end_leases(product.context.redis)
+            await cast("Any", product.context.redis).publish(keys.WAKE_CHANNEL, "")
+            await _to_its_end(response.aiter_raw())
+
+
+async def _lose_worker(product: Product) -> RunId:
+    """Claims the only run that waits, and leaves what a worker does that dies in the middle of an answer: a job with a
+    lease, a claim, and events in Redis."""
+    database, redis = product.context.database, product.context.redis
+    [job_id] = (await JobLeases(redis, worker="lost", lease_s=3600).claim(1)).job_ids
+    run_id, dispatch = keys.parse_job_id(job_id)
+    run = await RunStore(database).claim(run_id, dispatch, "lost/1", product.context.clock.now())
+    assert run is not None
+    event_log = EventLog(redis, ttl_s=3600, servers=OneLogServer(redis))
+    await event_log.open(run.id, run.fence)
+    shown = LogTail(Seq(2), [encode(StatusChanged(0, "running"))])
+    await event_log.append(run.id, run.fence, shown, needs=Seq(0))
+    return run.id
+
+
+_WITH_WORKER: Mapping[str, Scenario] = {"plain_run": _plain_run, "cancel": _cancel, "approval": _approval}
+_WITHOUT_WORKER: Mapping[str, Scenario] = {"recovery": _recovery}

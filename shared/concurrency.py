@@ -169,6 +169,37 @@ class AnswerTimeout:
             self._timeout.reschedule(now)
 
 
+class MovingTimer:
+    """One timer for a moment that moves with each event, on the event loop's clock: a timer for each event would be one
+    for each token. A moment that moves to later leaves the timer where it is. `look` is then called too early; it
+    compares the clock with the moment and calls `look_at` again."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+        self._looks_at = 0.0
+
+    def look_at(self, when: float, look: Callable[[], None]) -> None:
+        """Has `look` called at `when` or before, once. While the timer runs, it keeps the `look` that it was given."""
+        if self._handle is not None:
+            if self._looks_at <= when:
+                return
+            self._handle.cancel()
+        # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
+        self._looks_at = when
+        # `look` is an argument and no attribute: the timer of an owner would refer to its owner for ever.
+        self._handle = asyncio.get_running_loop().call_at(when, self._call, look)
+
+    def stop(self) -> None:
+        """Looks no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _call(self, look: Callable[[], None]) -> None:
+        self._handle = None
+        look()
+
+
 Result = TypeVar("Result")
 
 PAUSE_S = 0.2

@@ -15,6 +15,7 @@ from shared.archival.archival_memory import ArchivalMemory
 from shared.archival.embedding_client import EmbeddingClient
 from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
+from shared.domain.runs import AttemptLimits
 from shared.network.checked_http import NetworkRules
 from shared.process.context import ProcessContext
 from shared.process.importing import without_collections
@@ -144,7 +145,7 @@ def _showing(
             version=VERSION,
             started_at=started_at,
             seen_at=process.clock.now(),
-            runs=queue_worker.runs_in_hand,
+            runs=queue_worker.run_count,
             max_runs=process.settings.max_runs,
             sandbox=tools.tier,
             javascript=tools.runs_javascript,
@@ -246,7 +247,7 @@ def _executor(process: ProcessContext, name: str, active_runs: ActiveRuns, servi
             clock=process.clock,
             patience_s=services.patience_s,
         ),
-        max_attempts=process.settings.max_attempts,
+        limits=AttemptLimits.of(process.settings.max_attempts),
         run_timeout_s=process.settings.run_timeout,
         start_slots=asyncio.Semaphore(STARTS_AT_ONCE),
     )

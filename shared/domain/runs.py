@@ -213,6 +213,31 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return ThreadId(self.agent_id) if self.has_own_thread else self.thread_id
 
 
+class AttemptLimits(msgspec.Struct, frozen=True):
+    """How many workers a run may be lost with, one after the other, before it finishes a step. One loss is an accident.
+    Every run that two workers were lost with is suspect, and which of them is guilty shows when each runs by itself."""
+
+    alone_after: int
+    """Lost workers after which the run is executed with no other run beside it."""
+    given_up_after: int
+    """Lost workers after which the run is not executed again, but ends as failed. More than `alone_after`."""
+
+    @classmethod
+    def of(cls, max_attempts: int) -> "AttemptLimits":
+        """The limits for the setting: a run has one attempt alone, even if that is one more than the setting."""
+        alone_after = min(2, max_attempts)
+        return cls(alone_after, given_up_after=max(max_attempts, alone_after + 1))
+
+    def demand_solitude(self, waiting: Run) -> bool:
+        """Whether a run that waits for its next claim is to be executed alone. Not one that is given up: it may end
+        beside others."""
+        return self.alone_after <= waiting.attempts_without_progress < self.given_up_after
+
+    def give_up(self, claimed: Run) -> bool:
+        """Whether a claimed run is to end as failed: its own claim is one of its attempts."""
+        return claimed.attempts_without_progress > self.given_up_after
+
+
 StepStatus = Literal["pending", "success", "failed", "cancelled"]
 
 Feedback = Literal["positive", "negative"]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from shared.concurrency import MovingTimer
 from shared.domain.ids import RunId, Seq
 from shared.domain.log_writer import of_bytes
 from shared.redis import keys
@@ -46,10 +47,9 @@ class Subscription:
         self._behind = True
         self._has_news = True
         self._waiting: asyncio.Future[None] | None = None
-        self._until = self._looks_at = 0.0
+        self._until = 0.0
         """When the reader has waited long enough, by the event loop's clock."""
-        self._timer: asyncio.TimerHandle | None = None
-        """Looks whether it has. It stays from one event to the next: a timer for each would be one for each token."""
+        self._timer = MovingTimer()
 
     @property
     def behind(self) -> bool:
@@ -87,8 +87,7 @@ class Subscription:
             return True
         loop = asyncio.get_running_loop()
         self._until = loop.time() + within
-        if self._timer is None or self._looks_at > self._until:
-            self._look_in_time(loop)
+        self._timer.look_at(self._until, self._look)
         # For each token of each reader: an event and a timeout around it cost several times as much.
         self._waiting = loop.create_future()
         try:
@@ -97,24 +96,15 @@ class Subscription:
             self._waiting = None
         return self._has_news
 
-    def _look_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.stop_waiting()
-        # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
-        self._looks_at = self._until
-        self._timer = loop.call_at(self._until, self._look, loop)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        if self._waiting is not None and loop.time() < self._until:
-            self._look_in_time(loop)
+    def _look(self) -> None:
+        if self._waiting is not None and asyncio.get_running_loop().time() < self._until:
+            self._timer.look_at(self._until, self._look)
         else:
             self._wake()
 
     def stop_waiting(self) -> None:
         """Nobody waits here any more. The feed calls it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -6,8 +6,14 @@ the other. Rooms are few: a small module that one other imports belongs into tha
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tests.architecture.test_imports import imported_modules, imports
-from tests.kit.project.source_tree import PRODUCT_PACKAGES, Source, expect_none, product_sources
+from tests.kit.project.source_tree import (
+    PRODUCT_PACKAGES,
+    Source,
+    expect_none,
+    imported_modules,
+    imports,
+    product_sources,
+)
 
 _STATE = (
     "shared",

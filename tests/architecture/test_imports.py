@@ -7,7 +7,7 @@ database, Redis, a web framework or the network is imported in one place each.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from tests.kit.project.source_tree import (
@@ -15,6 +15,8 @@ from tests.kit.project.source_tree import (
     Source,
     dotted_name,
     expect_none,
+    imported_modules,
+    imports,
     product_sources,
 )
 
@@ -100,27 +102,6 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """Every import with the dotted name that it asks for; `from a import b` asks for `a.b`."""
-    for node in source.nodes:
-        match node:
-            case ast.Import(names=aliases):
-                yield from ((node, alias.name) for alias in aliases)
-            case ast.ImportFrom(names=aliases):
-                origin = _origin(source, node)
-                yield from ((node, f"{origin}.{alias.name}") for alias in aliases)
-            case _:
-                pass
-
-
-def _origin(source: Source, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    package = source.module.split(".")
-    climbs = node.level - source.path.endswith("__init__.py")
-    return ".".join([*package[: len(package) - climbs], *([node.module] if node.module else [])])
-
-
 def wrong_directions(source: Source) -> Iterator[str]:
     for node, name in imports(source):
         package = name.split(".")[0]
@@ -166,14 +147,6 @@ def cycles(sources: Iterable[Source]) -> Iterator[str]:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         yield "import cycle: " + " imports ".join(reversed(error.args[1]))
-
-
-def imported_modules(source: Source, modules: Mapping[str, Source]) -> Iterator[str]:
-    """The modules among `modules` that the source imports, without itself."""
-    for _, name in imports(source):
-        target = name if name in modules else name.rpartition(".")[0]
-        if target in modules and target != source.module:
-            yield target
 
 
 def test_packages_import_in_one_direction() -> None:

@@ -228,3 +228,17 @@ async def test_a_request_that_is_not_traced_elsewhere_is_not_traced_here(
         run = await ended(product, agent.id, {"traceparent": TRACEPARENT.removesuffix("01") + "00"})
     assert run["metadata"]["trace_id"] == CALLER
     assert receiver.spans == []
+
+
+async def test_each_process_had_another_name_in_traces_than_in_the_list_of_processes(
+    traced: Traced, receiver: TraceReceiver
+) -> None:
+    async with traced.product() as product:
+        agent = await product.agent()
+        await ended(product, agent.id)
+        listed = (await product.http.get("/v1/admin/operations")).json()
+        await receiver.came(f"invoke_agent {agent.name}")
+        await receiver.came("submit")
+    names = {span.service: span.resource["service.instance.id"] for span in receiver.spans}
+    assert names["holdfast-api"] == listed["api_processes"][0]["name"]
+    assert names["holdfast-worker"] == listed["workers"][0]["name"]

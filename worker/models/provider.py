@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from shared.concurrency import LATE_S
+from shared.concurrency import LATE_S, MovingTimer
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens, tokens_in, weight
@@ -183,10 +183,8 @@ class SilenceLimit:
         self._waiting: asyncio.Timeout | None = None
         self._arrival: asyncio.Future[None] | None = None
         self._has_passed = False
-        self._looks_at = self._deadline
-        self._timer: asyncio.TimerHandle | None = None
-        """Looks at the deadline, which moves with each event: a timer for each would be one for each token. One that is
-        left when the answer has ended finds nobody waiting."""
+        self._timer = MovingTimer()
+        """Looks at the deadline. When the answer has ended before, it finds nobody waiting."""
 
     def event_seen(self) -> None:
         """The answer has begun: from here on only silence counts."""
@@ -201,7 +199,7 @@ class SilenceLimit:
     async def wait(self, awaitable: Awaitable[_Result]) -> _Result:
         """What `awaitable` gives, or `ModelError` when the limit passes first."""
         limit = asyncio.timeout(None)
-        self._look_in_time()
+        self._timer.look_at(self._deadline, self._look)
         try:
             async with limit:
                 self._waiting = limit
@@ -216,22 +214,12 @@ class SilenceLimit:
     async def wait_for(self, arrival: "asyncio.Future[None]") -> None:
         """The same for a future that somebody else ends: without the scope that `wait` makes, once for each token."""
         self._arrival = arrival
-        self._look_in_time()
+        self._timer.look_at(self._deadline, self._look)
         await arrival
         if self._has_passed:
             raise self._expired()
 
-    def _look_in_time(self) -> None:
-        if self._timer is not None:
-            if self._looks_at <= self._deadline:
-                return
-            self._timer.cancel()
-        # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
-        self._looks_at = self._deadline
-        self._timer = self._loop.call_at(self._deadline, self._look)
-
     def _look(self) -> None:
-        self._timer = None
         awaits_arrival = self._arrival is not None and not self._arrival.done()
         if not awaits_arrival and (self._waiting is None or self._waiting.expired()):
             return
@@ -239,7 +227,7 @@ class SilenceLimit:
         if now - self._deadline > LATE_S:  # this process stood still, and may not have read what was said meanwhile
             self._deadline = now + (self._idle if self._answering else self._first_event)
         if now < self._deadline:
-            self._look_in_time()
+            self._timer.look_at(self._deadline, self._look)
         elif self._arrival is not None and awaits_arrival:
             self._has_passed = True
             self._arrival.set_result(None)

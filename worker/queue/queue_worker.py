@@ -107,17 +107,12 @@ class QueueWorker:
 
     @property
     def run_count(self) -> int:
-        """Runs that it has in hand."""
+        """The number of runs that it executes at this moment."""
         return len(self._running)
 
     def looked_s_ago(self) -> float:
         """Seconds since Redis last answered what waits, or all places were last seen taken. Infinite before that."""
         return time.monotonic() - self._looked_at
-
-    @property
-    def runs_in_hand(self) -> int:
-        """How many jobs run at this moment."""
-        return len(self._running)
 
     async def serve(self) -> None:
         """Claims and runs jobs until `stop` or `drain`; returns when the last job has ended."""

@@ -25,7 +25,7 @@ from shared.domain.errors import (
 from shared.domain.events import StatusChanged
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
-from shared.domain.runs import Run
+from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.compaction import compact_thread
@@ -62,7 +62,7 @@ class RunExecutor:
     services: RunServices
     active_runs: ActiveRuns
     finisher: RunFinisher
-    max_attempts: int
+    limits: AttemptLimits
     run_timeout_s: float
     start_slots: asyncio.Semaphore
     """A worker that claims many runs starts a few at a time: all at once, none would start before the last."""
@@ -76,26 +76,19 @@ class RunExecutor:
         # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
         with bound_contextvars(run_id=run_id), self.active_runs.tracking(run_id, dispatch) as active:
             try:
-                await self._execute_tracked(active, run_id, dispatch, alone_after=self._alone_after)
+                await self._execute_tracked(active, run_id, dispatch, limits=self.limits)
             except MustRunAlone as error:
                 log.warning("run_alone", reason=str(error))
                 with self.active_runs.alone(active):
                     await self.active_runs.others_left(active)
                     await self._execute_tracked(active, run_id, dispatch)
 
-    @property
-    def _alone_after(self) -> range:
-        """The numbers of lost workers after which a run is executed alone. One loss is an accident. Every run that two
-        workers were lost with is suspect, and which of them is guilty shows when each runs by itself."""
-        first = min(2, self.max_attempts)
-        return range(first, max(self.max_attempts, first + 1))
-
     async def _execute_tracked(
-        self, active: ActiveRun, run_id: RunId, dispatch: int, *, alone_after: range = range(0)
+        self, active: ActiveRun, run_id: RunId, dispatch: int, *, limits: AttemptLimits | None = None
     ) -> None:
         async with AsyncExitStack() as starting:
             await starting.enter_async_context(self.start_slots)
-            run = await self._claim(run_id, dispatch, alone_after)
+            run = await self._claim(run_id, dispatch, limits)
             if run is None:
                 log.debug("dispatch_ignored", dispatch=dispatch)
                 return
@@ -113,11 +106,11 @@ class RunExecutor:
                 with publisher.observation.executing():
                     await self._execute(publisher, active.interruption, starting)
 
-    async def _claim(self, run_id: RunId, dispatch: int, alone_after: range) -> Run | None:
+    async def _claim(self, run_id: RunId, dispatch: int, limits: AttemptLimits | None) -> Run | None:
         runs, clock = self.services.runs, self.services.clock
         owner = f"{self.worker}/{self.services.ids.claim()}"
         return await retry_while_unavailable(
-            lambda _: runs.claim(run_id, dispatch, owner, clock.now(), alone_after=alone_after),
+            lambda _: runs.claim(run_id, dispatch, owner, clock.now(), limits=limits),
             for_s=PATIENCE_S,
             clock=clock,
         )
@@ -161,7 +154,7 @@ class RunExecutor:
         worker continues the run, `BudgetExceeded` when it is to wait for room."""
         run = context.run
         try:
-            if run.attempts_without_progress > self._alone_after.stop:
+            if self.limits.give_up(run):
                 return Outcome(end=failed_by_lost_workers(run))
             async with context.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
                 if context.publisher.follows == 1 and run.options.status_events:

@@ -14,7 +14,7 @@ from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import Message, NewMessage
-from shared.domain.runs import CancelRequest, Dispatch, Run
+from shared.domain.runs import AttemptLimits, CancelRequest, Dispatch, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
@@ -134,7 +134,7 @@ class RunStore:
         ]
 
     async def claim(
-        self, run_id: RunId, dispatch: int, owner: str, now: datetime, *, alone_after: range = range(0)
+        self, run_id: RunId, dispatch: int, owner: str, now: datetime, *, limits: AttemptLimits | None = None
     ) -> Run | None:
         """Makes `owner` the run's owner, with a new fence. None when this dispatch may not execute the run, or not yet.
 
@@ -142,8 +142,7 @@ class RunStore:
         The first claim puts the run's input into the history. `owner` is made up for this claim, so a repeated claim by
         the same owner happens once.
 
-        Raises `MustRunAlone`, and changes nothing, when the number of workers that were lost with the run since it
-        finished a step is in `alone_after`.
+        Raises `MustRunAlone`, and changes nothing, when `limits` demand that the run is executed alone.
         """
         try:
             async with self._database.write(CrashPoint.CLAIM) as connection:
@@ -151,7 +150,7 @@ class RunStore:
                 if waiting.owner == owner:
                     return _claimed_before(waiting)
                 claimed = await claim_run(connection, waiting, given, dispatch, owner, now)
-                if waiting.attempts_without_progress in alone_after:
+                if limits is not None and limits.demand_solitude(waiting):
                     raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
                 return claimed
         except (LifecycleError, NotFound):

@@ -3,7 +3,7 @@
 import ast
 import io
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -162,3 +162,37 @@ def imported_names(source: Source, packages: tuple[str, ...]) -> set[str]:
             case _:
                 pass
     return names
+
+
+def imports(source: Source, *, without: Container[ast.AST] = ()) -> Iterator[tuple[ast.AST, str]]:
+    """Every import with the dotted name that it asks for; `from a import b` asks for `a.b`. `without`: statements that
+    do not count."""
+    for node in source.nodes:
+        if node in without:
+            continue
+        match node:
+            case ast.Import(names=aliases):
+                yield from ((node, alias.name) for alias in aliases)
+            case ast.ImportFrom(names=aliases):
+                origin = _origin(source, node)
+                yield from ((node, f"{origin}.{alias.name}") for alias in aliases)
+            case _:
+                pass
+
+
+def _origin(source: Source, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = source.module.split(".")
+    climbs = node.level - source.path.endswith("__init__.py")
+    return ".".join([*package[: len(package) - climbs], *([node.module] if node.module else [])])
+
+
+def imported_modules(
+    source: Source, modules: Mapping[str, Source], *, without: Container[ast.AST] = ()
+) -> Iterator[str]:
+    """The modules among `modules` that the source imports, without itself."""
+    for _, name in imports(source, without=without):
+        target = name if name in modules else name.rpartition(".")[0]
+        if target in modules and target != source.module:
+            yield target

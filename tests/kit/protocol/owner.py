@@ -15,6 +15,7 @@ from shared.domain.errors import CancelRequested, LogClosed, ShutdownRequested
 from shared.domain.events import TextChunk
 from shared.domain.ids import MessageId, RunId, StepId
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.runs import AttemptLimits
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.secret_keys import NO_KEYS
@@ -149,7 +150,7 @@ class Owner:
                 clock=around.clock,
                 patience_s=PATIENCE_S,
             ),
-            max_attempts=1000,
+            limits=AttemptLimits.of(1000),
             run_timeout_s=1e9,
             start_slots=asyncio.Semaphore(),
         )
