@@ -160,9 +160,8 @@ def _create_agents() -> None:
 def _create_tools_and_blocks() -> None:
     _create(
         "tools",
-        _row_number(), _text("id"), _text("project_id"), _text("name"), _text("document"),
-        _text("packages", null=True), _text("limits", null=True), _text("network", default="'none'"),
-        _text("scratch", default="'call'"), _moment("created_at"), _moment("updated_at"),
+        _row_number(), _text("id"), _text("project_id"), _text("name"), _text("document"), _moment("created_at"),
+        _moment("updated_at"),
         unique=[["id"], ["project_id", "name"]],
     )  # fmt: skip
     _create(
