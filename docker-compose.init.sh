@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes what docker-compose.yml asks for and only this deployment knows: passwords in .env, keys in secrets/. It changes
-# none that is there, so it may run again, and before an upgrade it moves the keys of an older .env to where they are read.
+# none that is there, so it may run again. Keys that you have written into .env are moved to where they are read.
 set -eu
 cd "$(dirname "$0")"
 umask 077

@@ -17,13 +17,13 @@ AT_ONCE = 100_000
 MOMENT = int(NOW.timestamp() * 1_000_000)
 NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
 INSERT_RUNS = f"""
-    INSERT INTO runs (id, project_id, agent_id, thread_id, status, stop_reason, background, options, input, turn, ring,
-        fence, stalled_claims, usage, step_count, last_seq, checkpoint_seq, reserved_seq, created_at, started_at,
+    INSERT INTO runs (id, project_id, agent_id, thread_id, status, stop_reason, background, options, turn, dispatch,
+        fence, attempts_without_progress, usage, step_count, last_seq, checkpoint_seq, created_at, started_at,
         completed_at, updated_at)
     {{numbers}}
     SELECT '{{name}}-' || n, '{{project_id}}', '{{agent_id}}',
         CASE WHEN n <= {{of_thread}} THEN '{{thread_id}}' ELSE 'other-' || (n % {THREADS}) END,
-        'completed', 'end_turn', FALSE, CAST(:options AS TEXT), '[]', n, 1, 1, 0, CAST(:usage AS TEXT), 1, 9, 9, 9,
+        'completed', 'end_turn', FALSE, CAST(:options AS TEXT), n, 1, 1, 0, CAST(:usage AS TEXT), 1, 9, 9,
         {MOMENT} + n, {MOMENT} + n, {MOMENT} + n, {MOMENT} + n
     FROM numbers
 """

@@ -48,11 +48,11 @@ FILL = (
     FROM generate_series(1, {PROJECTS}) p, generate_series(1, {AGENTS}) a
     """,
     f"""
-    INSERT INTO runs (id, project_id, agent_id, thread_id, status, background, options, input, ring, fence,
-        stalled_claims, usage, step_count, last_seq, checkpoint_seq, reserved_seq, created_at, updated_at)
+    INSERT INTO runs (id, project_id, agent_id, thread_id, status, background, options, dispatch, fence,
+        attempts_without_progress, usage, step_count, last_seq, checkpoint_seq, created_at, updated_at)
     SELECT 'run-' || p || '-' || a || '-' || r, 'project-' || p, 'agent-' || p || '-' || a,
-        'agent-' || p || '-' || a, 'completed', FALSE, CAST(:options AS TEXT), '[]', 1, 1, 0, CAST(:usage AS TEXT), 1,
-        9, 9, 9, {MOMENT} + r, {MOMENT} + r
+        'agent-' || p || '-' || a, 'completed', FALSE, CAST(:options AS TEXT), 1, 1, 0, CAST(:usage AS TEXT), 1,
+        9, 9, {MOMENT} + r, {MOMENT} + r
     FROM generate_series(1, {PROJECTS}) p, generate_series(1, {AGENTS}) a, generate_series(1, {MESSAGES // 2}) r
     """,
     f"""

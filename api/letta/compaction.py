@@ -57,7 +57,8 @@ class CompactionSettings(BaseModel):
 def when_full(of_agent: Mapping[str, Any]) -> CompactionOptions:
     """How the agent's context is compacted when it is full; `of_agent` is `Agent.extra`.
 
-    Earlier releases kept settings that they did not check. A message is no occasion to refuse them: the defaults hold.
+    Another release may have stored settings that this one does not know. A message is no occasion to refuse them: the
+    defaults hold.
     """
     try:
         return CompactionSettings.model_validate(of_agent.get(SETTINGS) or {}).options()

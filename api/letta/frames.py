@@ -209,8 +209,9 @@ class Frames:
         match event:
             case events.StepRestarted():
                 event_type = "step_restarted"
-                data: dict[str, Any] = {"attempt": event.attempt, "void_message_ids": event.void_message_ids}
-                data |= {} if event.follows is None else {"follows": event.follows}
+                data: dict[str, Any] = {
+                    "attempt": event.attempt, "void_message_ids": event.void_message_ids, "follows": event.follows
+                }  # fmt: skip
             case events.LogContinued():
                 event_type, data = "log_continued", {"follows": event.follows}
             case events.Gap():

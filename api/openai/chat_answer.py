@@ -28,8 +28,7 @@ Owned = events.StepRestarted | events.LogContinued
 def is_void(seq: Seq, message_id: MessageId, told: Owned) -> bool:
     """Whether an entry that came before does not count: by its number, as when the last worker's entries were lost with
     Redis and nobody can say whose they were; or by its message."""
-    is_behind = told.follows is not None and seq > told.follows
-    return is_behind or (isinstance(told, events.StepRestarted) and message_id in told.void_message_ids)
+    return seq > told.follows or (isinstance(told, events.StepRestarted) and message_id in told.void_message_ids)
 
 
 class ChatOutcome:

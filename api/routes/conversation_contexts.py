@@ -102,7 +102,7 @@ async def recompile_conversation(
     named = None if request is None else request.agent_id
     thread = await services.threads.find(project_id, conversation_id, named)
     if thread.conversation_id is not None and not dry_run:
-        await services.conversations.render_again(project_id, thread.conversation_id, services.ids.message())
+        await services.conversations.render_again(project_id, thread.conversation_id)
     blocks = await services.blocks.for_agent(project_id, thread.agent.id)
     show = partial(render_system, thread.agent, blocks, thread.conversation_id)
     return await beside(show, characters_of_memory(blocks))

@@ -1,9 +1,9 @@
 """Breaks a deployment of its own for some minutes and says which promises held. Exit status 1: one did not.
 
-It starts a Redis, a database on the given Postgres server, workers and APIs of the release before this one, and keeps
-runs of every kind going, in two projects that meet their limits at times. Tools run behind the best walls that the
-machine has. It upgrades the deployment, one worker of which becomes one of a release that
-is yet to come. Then it kills, freezes, cuts, empties and fails over what they work with, by a schedule that the seed
+It starts a Redis, a database on the given Postgres server, workers and APIs, and keeps runs of every kind going, in two
+projects that meet their limits at times. Tools run behind the best walls that the machine has. It upgrades the
+deployment to a release that is yet to come, which writes what this one does not know, and back; one worker stays one of
+that release. Then it kills, freezes, cuts, empties and fails over what they work with, by a schedule that the seed
 draws. Everything is on loopback, and all that it has started is dead at the end.
 """
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import sqlalchemy as sa
 from api.callbacks.signature import key_of_project
 from bench.chaos.deployment import CALLBACK_SECRET
 from bench.chaos.ledger import Column, Ledger
-from bench.chaos.readers import without_new_fields
 from shared.domain.ids import ProjectId
 from shared.domain.lifecycle import TERMINAL
 from shared.sql.engine import Database
@@ -75,12 +73,10 @@ class Callbacks:
         if row is None:
             self.ledger.broken(Column.CALLBACKS, run_id, "called back, and nobody had asked for it or it has not ended")
             return
-        record = self.ledger.runs.get(run_id)
-        words = _words if record is None or not self.ledger.may_be_of_earlier(record) else _words_of_both_releases
-        if len({words(one) for one in received}) > 1:
+        if len({one.content for one in received}) > 1:
             self.ledger.broken(Column.CALLBACKS, run_id, f"told different things: {[one.content for one in received]}")
         for one in received:
-            if not _is_signed(one, may_be_of_earlier=record is None or self.ledger.may_be_of_earlier(record)):
+            if not _is_signed(one):
                 self.ledger.broken(Column.CALLBACKS, run_id, f"not signed by us: {one.headers}")
         body = received[0].body
         said = body["run_id"], body["status"], body["metadata"]["result"]["stop_reason"]["stop_reason"]
@@ -93,23 +89,11 @@ class Callbacks:
             return {row.id: row for row in await connection.execute(query)}
 
 
-def _words(one: ReceivedCallback) -> bytes:
-    return one.content
-
-
-def _words_of_both_releases(one: ReceivedCallback) -> bytes:
-    """What the release before this one said, too: of the run's times and counts in `metadata` it knew less, and its
-    times had no zone."""
-    body = without_new_fields(one.body)
-    ended = str(body["completed_at"]).removesuffix("Z")
-    return json.dumps({**body, "completed_at": ended, "metadata": body["metadata"]["result"]}, sort_keys=True).encode()
-
-
-def _is_signed(one: ReceivedCallback, *, may_be_of_earlier: bool) -> bool:
-    """With the key of the run's project; the earlier release had one for all projects."""
+def _is_signed(one: ReceivedCallback) -> bool:
+    """With the key of the run's project."""
     signed = f"{one.headers['webhook-id']}.{one.headers['webhook-timestamp']}.".encode() + one.content
-    secret = CALLBACK_SECRET.encode()
-    keys = [key_of_project(secret, ProjectId(one.body.get("project_id", ""))), *([secret] if may_be_of_earlier else [])]
-    expected = [hmac.new(key, signed, hashlib.sha256).digest() for key in keys if key is not None]
+    key = key_of_project(CALLBACK_SECRET.encode(), ProjectId(one.body.get("project_id", "")))
+    assert key is not None
+    expected = hmac.new(key, signed, hashlib.sha256).digest()
     signature = one.headers.get("webhook-signature", "")
-    return any(hmac.compare_digest("v1," + base64.b64encode(digest).decode(), signature) for digest in expected)
+    return hmac.compare_digest("v1," + base64.b64encode(expected).decode(), signature)

@@ -151,9 +151,7 @@ class Client:
             body = content.decode(errors="replace")
         if status >= 400:
             self._ledger.http[f"status {status}"] += 1
-        if body == EARLIER_CANNOT_READ:
-            self._ledger.notes["answers that the earlier release could not read to their end"] += 1
-        elif status >= 500 and status != 503 and not _is_end_of_run(body):
+        if status >= 500 and status != 503 and not _is_end_of_run(body):
             detail = f"{request.method} {request.path} answered {status}: {str(body)[:300]}"
             self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
         retry_after = response.headers.get("Retry-After")
@@ -169,11 +167,6 @@ class Client:
             self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
         else:
             self._ledger.limits[f"{self.project}: {said[0]}"] += 1
-
-
-EARLIER_CANNOT_READ = {"detail": "An unknown error occurred"}
-"""A 500 of the earlier release's API, which cannot read every event of this one's workers (docs/operations/upgrade.md).
-Those of this release have a code."""
 
 
 def _is_end_of_run(body: Any) -> bool:

@@ -38,7 +38,7 @@ async def _stored(run_id: str, database: Database) -> list[str]:
     async with database.read() as connection:
         found = await connection.execute(sa.select(runs).where(runs.c.id == run_id))
         rows = found.mappings().all()
-    fields = [f"{name}: {value}" for row in rows for name, value in row.items() if name != "input"]
+    fields = [f"{name}: {value}" for row in rows for name, value in row.items()]
     entries = await EventStore(database).read(RunId(run_id), Seq(0), limit=10_000)
     return [*fields, *(f"event {seq}: {entry.decode()}" for seq, entry in entries)]
 

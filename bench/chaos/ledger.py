@@ -149,8 +149,6 @@ class Ledger:
     notes: Counter[str] = field(default_factory=Counter[str])
     """What is worth knowing and breaks no promise."""
     began_at: float = field(default_factory=time.monotonic)
-    upgraded_at: float = 0.0
-    """Since then (the monotonic clock's) no process of the release before this one is there."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def otid(self, word: str) -> str:
@@ -181,16 +179,6 @@ class Ledger:
         violation = Violation(column, run_id, record.kind if record else "-", detail)
         if violation not in self.violations:
             self.violations.append(violation)
-
-    def may_be_of_earlier(self, record: RunRecord) -> bool:
-        """Whether something of this run may have been shown by the release before this one, which does not know that a
-        new owner's numbers begin elsewhere: it says a gap there, and leaves out what the first frame follows."""
-        return record.accepted_at < self.upgraded_at
-
-    @property
-    def is_upgrading(self) -> bool:
-        """Whether processes of the release before this one are there."""
-        return time.monotonic() < self.upgraded_at
 
     @property
     def elapsed_s(self) -> float:

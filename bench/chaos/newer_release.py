@@ -1,6 +1,6 @@
 """A newer release beside the deployment, as its words: on every channel, in the queue, and as a mode of cancels.
 
-What it writes into logs is written by a worker of its own, `newer_worker.py`.
+What it writes into logs and rows is written by processes of its own, `newer_process.py`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from shared.sql.run_tables import runs
 from shared.sql.runs.run_store import RunStore
 from tests.kit.commands import execute
 
-launch_newer_worker = partial(execute, program="from bench.chaos.newer_worker import work; work()")
+launch_newer = partial(execute, program="from bench.chaos.newer_process import work; work()")
 
 SPEAKS_EVERY_S = 0.5
 UNKNOWN_MODE = "gracefully"
@@ -39,12 +39,9 @@ class NewerRelease:
     deployment: Deployment
     ledger: Ledger
     dice: random.Random
-    is_there: bool = False
-    """The release before this one does not bear what the newer one says: it comes when that is gone."""
 
     async def speak(self) -> None:
         """Says on every channel what nobody understands, again and again."""
-        self.is_there = True
         while True:
             with suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(5):

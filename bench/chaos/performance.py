@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.chaos.budget_checks import check_budgets
@@ -27,7 +26,6 @@ from bench.chaos.deployment import (
     say,
     tier_of,
 )
-from bench.chaos.earlier_release import launch_of_earlier, upgrade, use_newer_worker
 from bench.chaos.evidence import write_evidence
 from bench.chaos.faults import Faults
 from bench.chaos.ledger import Ledger
@@ -43,6 +41,7 @@ from bench.chaos.stream_checks import StreamChecks
 from bench.chaos.submitting import Submitting
 from bench.chaos.tool_checks import check_counts, check_tools
 from bench.chaos.tools import STARTS, StartLog, kill_left_over
+from bench.chaos.upgrade import upgrade_and_return
 from bench.chaos.witness import Witness
 from bench.progress import progress_bar
 from shared.concurrency import background
@@ -52,8 +51,6 @@ from tests.kit.services.databases import new_database
 
 PROGRESS_S = 5.0
 REST_S = 90.0
-
-NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass
@@ -70,7 +67,6 @@ class Performance:
     sandbox: str
     """A value of HOLDFAST_SANDBOX."""
     ledger: Ledger = field(default_factory=Ledger)
-    upgraded_at: datetime = NEVER
     tier: str = ""
 
     async def play(self) -> Scoreboard:
@@ -79,9 +75,6 @@ class Performance:
         self.tier = await tier_of(self.sandbox)
         starts = StartLog(self.directory / "starts.txt")
         settings = {**SETTINGS, **limits_for(self.at_once), "HOLDFAST_SANDBOX": self.sandbox, STARTS: str(starts.path)}
-        earlier = launch_of_earlier(self.directory / "earlier release")
-        if earlier is None:
-            self.ledger.notes["the earlier release is not in this repository: no upgrade"] += 1
         async with (
             new_database(self.postgres_url) as url,
             deployed(
@@ -90,19 +83,19 @@ class Performance:
                 settings,
                 workers=self.workers,
                 apis=self.apis,
-                launch=earlier or launch_counted,
+                launch=launch_counted,
                 behind_proxies=True,
             ) as deployment,
         ):
             orphans = Orphans(deployment, self.ledger)
             try:
                 async with background(orphans.watch(), name="watch for orphans"):
-                    return await self._play(deployment, starts, is_earlier=earlier is not None)
+                    return await self._play(deployment, starts)
             finally:
                 orphans.kill()
                 kill_left_over(starts.starts())
 
-    async def _play(self, deployment: Deployment, starts: StartLog, *, is_earlier: bool) -> Scoreboard:
+    async def _play(self, deployment: Deployment, starts: StartLog) -> Scoreboard:
         dice = random.Random(f"crowd {self.seed}")
         ledger = self.ledger
         recoveries = Recoveries(deployment.database, deployment.redis_client)
@@ -125,11 +118,10 @@ class Performance:
             await stack.enter_async_context(background(witness.watch(), name="watch what has ended"))
             await stack.enter_async_context(background(faults.watch_over(), name="watch over processes"))
             async with background(self._say_how_it_goes(crowds), name="progress"):
-                async with self._telling(crowds, hurry):
-                    await (upgrade(deployment, ledger) if is_earlier else use_newer_worker(deployment))
-                    self.upgraded_at = datetime.now(UTC)
-                    async with background(newer.speak(), name="speak as a newer release"):
-                        await self._break(faults)
+                speaking = background(newer.speak(), name="speak as a newer release")
+                async with self._telling(crowds, hurry), speaking:
+                    await upgrade_and_return(deployment)
+                    await self._break(faults)
                 await self._come_to_rest(witness, crowds)
                 await callbacks.come_in()
             await callbacks.check()
@@ -184,7 +176,7 @@ class Performance:
         tool_starts = check_tools(ledger, starts.starts())
         await check_counts(ledger, database, starts.starts())
         await check_decisions(ledger, database, starts.starts())
-        await check_budgets(ledger, database, self.upgraded_at)
+        await check_budgets(ledger, database)
         say("reading every stream again")
         stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()

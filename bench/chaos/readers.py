@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
 
 from bench.chaos.client import Client, Refused, Request, StreamLost
 from bench.chaos.ledger import Column, Ledger, RunRecord, json_of
@@ -126,13 +125,8 @@ class Reader:
                 self._broken(Column.GAPS, f"{seq} came after {self._last} without a word of what is missing")
         self._last = seq
         known = self.record.frames.setdefault(seq, frame)
-        if known != frame and not self._is_of_earlier(known, frame):
+        if known != frame:
             self._broken(Column.DUPLICATED, f"frame {seq} was {known[:250]!r}, later {frame[:250]!r}")
-
-    def _is_of_earlier(self, known: bytes, frame: bytes) -> bool:
-        """Whether two frames differ only in what the earlier release leaves out."""
-        assert self.record is not None
-        return self._ledger.may_be_of_earlier(self.record) and _as_earlier(known) == _as_earlier(frame)
 
     def _broken(self, column: Column, detail: str) -> None:
         assert self.record is not None
@@ -148,22 +142,6 @@ def follows_of(frame: bytes) -> int | None:
             return follows
         case _:
             return None
-
-
-NEW_FIELDS = frozenset({"follows", "code", "hint", "outcome", "project_id"})
-"""What the earlier release does not show."""
-
-
-def _as_earlier(frame: bytes) -> Any:
-    return without_new_fields(json_of(frame))
-
-
-def without_new_fields(value: Any) -> Any:
-    """A JSON value as the earlier release shows it."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {name: without_new_fields(inside) for name, inside in fields.items() if name not in NEW_FIELDS}
-    return [without_new_fields(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def first_missing(frame: bytes) -> int | None:

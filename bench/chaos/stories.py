@@ -146,9 +146,6 @@ class Stories:
 
     async def called_tool(self, story: Story) -> None:
         """A client calls a tool of an agent, beside what the agent does. Sent again, it is the same call."""
-        if self.ledger.is_upgrading:
-            await self.text(story)  # the release before this one does not have it
-            return
         name = self.dice.choice([NOTE, NOTE_AGAIN, TAKE_SECONDS])
         seconds = self.dice.uniform(0, 4) if name == TAKE_SECONDS else 0.0
         key = self.ledger.otid("called")
@@ -209,7 +206,7 @@ class Stories:
                 return
             record.is_pushed = True
             await asyncio.sleep(self.dice.uniform(0, 3))
-            if self.newer.is_there and await self.newer.cancel(record.run_id):
+            if await self.newer.cancel(record.run_id):
                 status = await self.submitting.poll(record.run_id)
                 self.ledger.notes[f"cancels of a newer release: {status}"] += 1
 

@@ -133,8 +133,6 @@ class StreamChecks:
         if not record.gaps:
             return
         self.explicit_gaps += len(record.gaps)
-        if self.ledger.may_be_of_earlier(record):
-            return
         since = [one for one in self.happened if one.ended_at > record.accepted_at - JUST_BEFORE_S]
         workers = [one for one in since if one.fault.kind in LOSES_WORKER]
         redis = [one for one in since if one.fault.kind in LOSES_REDIS]

@@ -113,8 +113,8 @@ class Reservation(msgspec.Struct, frozen=True):
     day: str
     accounts: list[str]
     amount: Amount
-    prompt: Amount = NOTHING
-    """The part of the amount that is for what the call asks; nothing where an earlier release has set it aside."""
+    prompt: Amount
+    """The part of the amount that is for what the call asks."""
 
 
 def priced_as_set_aside(call: Usage, reservation: Reservation | None) -> Usage:

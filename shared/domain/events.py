@@ -118,16 +118,15 @@ class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True
     stats: CompactionStats
 
 
-class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True):
+class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True, kw_only=True):
     """A worker continues a run that another one began, and begins its step again: what was streamed of these messages
     is void. The first event of that worker, or a later one when the model could not go on with what was shown."""
 
     at: int
     attempt: int
     void_message_ids: list[MessageId] = []
-    follows: Seq | None = None
-    """The last number before this one that counts; what a reader has seen after it is void. None in logs of releases in
-    which numbers did not jump."""
+    follows: Seq
+    """The last number before this one that counts; what a reader has seen after it is void."""
     lost_call: bool = False
     """The owner before was lost, and so was its call of the model, whether or not anything was shown of the answer."""
 

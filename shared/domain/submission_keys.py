@@ -61,7 +61,7 @@ class SubmissionKeys(msgspec.Struct, frozen=True):
 
     names: list[str] = []
     content: str | None = None
-    """A hash of what the submission says. None: whatever comes under its names is the same submission."""
+    """A hash of what the submission says, where it has names."""
     body: SentBody | None = None
 
 

@@ -1,7 +1,7 @@
 """The directory of `holdfast dev`: one process at a time has it, and only its user may look into it.
 
 The database has messages and secrets in it, and the key that the secrets are encrypted with lies beside it. So the
-files are made for the user alone whatever the umask is, and those of an earlier version are taken back.
+files are made for the user alone whatever the umask is, and those that others could read are closed.
 
 The embedded Redis lives in its process. So there is a lock on the directory: a second process would not see the first.
 """

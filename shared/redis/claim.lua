@@ -28,7 +28,7 @@ local function set_visible(id, moment)
   redis.call('ZADD', QUEUE, 'XX', whole(moment + slack), id)
 end
 
--- What is due and stands in no project's queue: its lease has ended, or a release that knows of no projects put it there.
+-- What is due and stands in no project's queue: its lease has ended.
 local function sort_in()
   local due = redis.call('ZRANGEBYSCORE', QUEUE, '0', whole(now + slack), 'WITHSCORES', 'LIMIT', 0, SORTED_AT_ONCE)
   for position = 1, #due, 2 do

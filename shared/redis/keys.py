@@ -22,9 +22,8 @@ QUEUE = "holdfast:runs"
 """Sorted set, job id → score: every job there is. Written by `dispatch.lua` and the lease scripts, by Redis' own clock.
 No expiry.
 
-A job that waits for its project's turn has a score below 0 (`turns.lua`), which a worker of an earlier release takes
-for one that has waited long; one that is leased has the end of its lease, moved into the future by `SCORE_SLACK_MS`.
-What is due above 0 has lost its lease, or comes from an earlier release: the next claim sorts it in."""
+A job that waits for its project's turn has a score below 0 (`turns.lua`); one that is leased has the end of its lease,
+moved into the future by `SCORE_SLACK_MS`. What is due above 0 has lost its lease: the next claim sorts it in."""
 
 TURNS = "holdfast:turns"
 """Sorted set, project that has waiting jobs → rank; the first one's job is claimed next. Written by the scripts of the
@@ -44,7 +43,7 @@ its last job, and the sweep removes what is left of a loss."""
 
 SCORE_SLACK_MS = 60_000
 """By how many ms the clock that scored a waiting job may run ahead before workers find the job late. It is the clock of
-a Redis that a failover has replaced, or of an API process of the release that scored by its own."""
+a Redis that a failover has replaced."""
 
 WAKE_CHANNEL = "holdfast:wake"
 """Published by `dispatch` and by a release, heard by every worker: there may be a job to claim. The payload is empty.

@@ -5,7 +5,7 @@
 --
 -- KEYS[1]  holdfast:runs                 sorted set  job id → score. Of a job that waits in its project's queue: the ms
 --                                        of its dispatch minus SHOWN, so below 0. Everything above 0 is leased until
---                                        then, or was put there by a release that knows nothing of projects.
+--                                        then.
 -- KEYS[2]  holdfast:turns                sorted set  project that has waiting jobs → rank: runs in flight, then the
 --                                        number of its turn; RESTING is added while its runs in flight are at their limit
 -- KEYS[3]  holdfast:turn                 string      the number of the newest turn
@@ -31,7 +31,7 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- The project and the priority of a job. One that does not say, of an earlier release, is the project of nobody.
+-- The project and the priority of a job. One whose description does not say, or is gone, is the project of nobody.
 local function described(id)
   local text = redis.call('GET', JOB .. id)
   local is_json, job = pcall(cjson.decode, text or '')

@@ -52,8 +52,8 @@ EVERYBODY = ""
 """In the place of a project: those who work for all of them, as workers do. They see every row."""
 
 PROJECT_SETTING = "holdfast.project"
-"""What the policies of the tables read on Postgres: whose rows a session sees and may write. Without it, everybody's;
-so releases before the policies and workers go on as they did."""
+"""What the policies of the tables read on Postgres: whose rows a session sees and may write. Without it, everybody's,
+as workers need."""
 
 _SHOWN = "holdfast_shown"
 

@@ -20,7 +20,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
-_REVISION = re.compile(r"\d{4}(?=_\w+\.pyc?$)")
+_REVISION = re.compile(r"\d{4}_\w+(?=\.pyc?$)")
+
+_UNRELEASED = re.compile(r"\d{4}")
+"""What a commit from before the first release called a revision: a number alone."""
 
 _VERSIONS = sa.table("alembic_version", sa.column("version_num", sa.Text))
 """Where Alembic keeps the revision of a database, in one row."""
@@ -46,7 +49,7 @@ async def migrate(database: Database) -> str:
     try:
         async with database.read() as connection:
             revision = await connection.run_sync(_revision_of)
-        _refuse_newer(revision)
+        _refuse_unknown(revision)
         for target in _lacking(revision):
             await _apply(database, target)
     except ProgrammingError as error:
@@ -66,7 +69,7 @@ async def _apply(database: Database, target: str) -> None:
         try:
             async with database.migrating() as connection:
                 # Another process may have migrated it meanwhile.
-                _refuse_newer(await connection.run_sync(_revision_of))
+                _refuse_unknown(await connection.run_sync(_revision_of))
                 await connection.run_sync(_refuse_foreign)
                 await connection.run_sync(upgrade, MIGRATIONS, target)
         except Unavailable as error:
@@ -88,18 +91,25 @@ async def require_current(database: Database) -> None:
     """Raises `Unusable` for a database that does not have the shape that this version needs, or `Unavailable`."""
     async with database.read() as connection:
         revision = await connection.run_sync(_revision_of)
-    _refuse_newer(revision)
+    _refuse_unknown(revision)
     if revision != newest_revision():
         raise Unusable("it does not have the shape that this version needs: run `holdfast migrate`")
 
 
-def _refuse_newer(revision: str | None) -> None:
-    """Raises `Unusable` for a revision that this version does not know: migrations only go forward."""
-    if revision is not None and revision not in revisions():
+def _refuse_unknown(revision: str | None) -> None:
+    """Raises `Unusable` for a revision that this version does not know: migrations only go forward, and none leads here
+    from what commits before the first release have made."""
+    if revision is None or revision in revisions():
+        return
+    if _UNRELEASED.fullmatch(revision):
         raise Unusable(
-            f"a newer version has migrated the database, to revision {revision[:40]!r}: run that version, or restore a "
-            "back-up from before"
+            f"a version from before 0.2.0, which was never released, made the database (revision {revision!r}), and no "
+            "migration leads from it to this version: give Holdfast a new, empty database"
         )
+    raise Unusable(
+        f"a newer version has migrated the database, to revision {revision[:40]!r}: run that version, or restore a "
+        "back-up from before"
+    )
 
 
 def _lacking(revision: str | None) -> Sequence[str]:
@@ -116,8 +126,8 @@ def newest_revision() -> str:
 
 @cache
 def revisions() -> Sequence[str]:
-    """Every revision, oldest first: the numbers that the migrations' files begin with. Readiness asks every few
-    seconds."""
+    """Every revision, oldest first: the names of the migrations' files, which begin with a number. Readiness asks every
+    few seconds."""
     found = (_REVISION.match(path.name) for path in (MIGRATIONS / "versions").iterdir())
     return sorted({match[0] for match in found if match})
 

@@ -39,17 +39,15 @@ runs = sa.Table(
     sa.Column("error", sa.Text),
     sa.Column("background", sa.Boolean, nullable=False),
     sa.Column("options", sa.Text, nullable=False),
-    # Releases before `run_inputs` kept the input here. The next release drops the column.
-    sa.Column("input", sa.Text, nullable=False),
     sa.Column("continues", sa.Text),
     sa.Column("continued_by", sa.Text),
     sa.Column("decided_at", UtcMoment),
     sa.Column("turn", sa.Integer),
-    sa.Column("ring", sa.Integer, key="dispatch", nullable=False),
+    sa.Column("dispatch", sa.Integer, nullable=False),
     sa.Column("priority", sa.Integer, nullable=False, server_default=sa.text("0")),
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("owner", sa.Text),
-    sa.Column("stalled_claims", sa.Integer, key="attempts_without_progress", nullable=False),
+    sa.Column("attempts_without_progress", sa.Integer, nullable=False),
     sa.Column("cancel_requested_at", UtcMoment),
     sa.Column("cancel_actor", sa.Text),
     sa.Column("cancel_reason", sa.Text),
@@ -59,10 +57,6 @@ runs = sa.Table(
     sa.Column("step_count", sa.Integer, nullable=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False),
     sa.Column("checkpoint_seq", sa.BigInteger, nullable=False),
-    # A worker of the release before looks here for the numbers that may have been shown, and continues behind them. The
-    # next release drops both columns.
-    sa.Column("reserved_seq", sa.BigInteger, nullable=False),
-    sa.Column("reserved_log", sa.Text),
     # What is set aside for the call of a model that is under way (`Reservation`).
     sa.Column("reservation", sa.Text),
     sa.Column("waits_until", UtcMoment),
@@ -119,7 +113,7 @@ submission_keys = sa.Table(
     sa.Column("thread_id", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    # Of a name: a hash of what was sent under it. Null in what earlier releases have stored.
+    # Of a name: a hash of what was sent under it.
     sa.Column("content", sa.Text),
     # Of a body: when it was sent last.
     sa.Column("sent_at", UtcMoment),
@@ -185,7 +179,7 @@ approvals = sa.Table(
     sa.Column("tool_name", sa.Text, nullable=False),
     sa.Column("arguments", sa.Text, nullable=False),
     sa.Column("arguments_hash", sa.Text, nullable=False),
-    # Null in what earlier releases have stored, and for a tool of the client's.
+    # Null for a tool of the client's.
     sa.Column("tool_version", sa.Text),
     sa.Column("client_side", sa.Boolean, nullable=False),
     sa.Column("asked_at", UtcMoment, nullable=False),
@@ -208,9 +202,8 @@ injected_messages = sa.Table(
     metadata,
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    # Both are null in what earlier releases have stored.
-    sa.Column("thread_id", sa.Text),
-    sa.Column("message_id", sa.Text),
+    sa.Column("thread_id", sa.Text, nullable=False),
+    sa.Column("message_id", sa.Text, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("if_ended", sa.Text, nullable=False),
     sa.Column("delivered_at", UtcMoment),

@@ -53,25 +53,14 @@ IN_NAMES = (
 """Looked for in names and log events only: in prose they are English."""
 
 ALLOWED: dict[str, tuple[str, str]] = {
-    "shared/sql/migrations/": (r"ring|stalled|reserved.*", "a migration names the columns that a release had"),
-    "shared/sql/run_tables.py": (r"ring|stalled|reserved.*", "columns that a running earlier release reads"),
-    "shared/sql/runs/checkpoints.py": (r"reserved.*", "as above"),
-    "shared/sql/runs/submissions.py": (r"reserved.*", "as above"),
-    "shared/sql/runs/run_store.py": (r"reserved.*", "as above"),
-    "shared/sql/runs/claims.py": (r"reserved.*", "as above"),
-    "tests/contract/test_migrations.py": (r"ring|stalled|reserved.*", "rows as the earlier release wrote them"),
-    "tests/kit/runs/previous_release.py": (r"ring|stalled|reserved.*", "rows as the earlier release wrote them"),
-    "tests/kit/protocol/witness.py": (r"ring|stalled", "reads the columns without the product's help"),
     "tests/kit/services/tcp_proxy.py": (r"stall.*", "a connection stalls: the networks' own word"),
     "tests/kit/product/behind_proxies.py": (r"stall.*", "as above"),
     "tests/faults/": (r"stalled", "as above"),
     "bench/chaos/": (r"stall.*", "as above"),
-    "bench/earlier_runs.py": (r"ring|stalled|reserved.*", "rows are inserted without the product's help"),
-    "bench/row_level_security.py": (r"ring|stalled|reserved.*", "as above"),
     "api/tool_source/": (r"reserved", "parameters that a tool's own signature may not use"),
     "tests/unit/": (r"reserved", "as above"),
     "CHANGELOG.md": (r"stalled", "the earlier name of a setting, which it says"),
-    "docs/decisions/0009": (r"reserved.*", "says what is not done, and why two columns are still written"),
+    "docs/decisions/0009": (r"reserved.*", "says what is not done"),
     "README.md": (r"holds on", "the product's name, explained"),
     "tests/architecture/": (r".*", "the lists themselves, and the rules' examples"),
 }

@@ -267,4 +267,4 @@ def test_a_retired_word_is_found_in_a_text(text: str) -> None:
     """In every form of it, in code and in prose; not in a longer word, and not where it is allowed."""
     assert list(retired_texts("docs/x.md", text))
     assert not list(retired_texts("docs/x.md", "Installing during a spring; a run is taken over, and its log adopted."))
-    assert not list(retired_texts("shared/sql/run_tables.py", 'sa.Column("ring"), sa.Column("stalled_claims")'))
+    assert not list(retired_texts("tests/kit/services/tcp_proxy.py", "a connection that is stalled"))

@@ -7,7 +7,7 @@ import pytest
 from shared.domain.runs import Run
 from shared.sql.history.context_ids import ids_in_context
 from tests.kit.runs.definitions import PROJECT
-from tests.kit.runs.previous_release import fill_with_ended_runs
+from tests.kit.runs.ended_runs import fill_with_ended_runs
 from tests.kit.runs.stored_runs import Stores, said, stored_runs
 from tests.kit.services.sent_statements import sent_statements
 

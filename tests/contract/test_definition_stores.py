@@ -1,16 +1,20 @@
 """Tools, blocks and conversations in SQL."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound, UnknownTools
 from shared.domain.ids import AgentId, IdMaker, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
+from shared.domain.packages import ToolPackages
+from shared.domain.tools import ToolLimits
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
 from shared.sql.definitions.conversations import ConversationFilter, ConversationStore
@@ -18,6 +22,7 @@ from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.engine import Database
 from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
+from shared.sql.tables import tools as tool_rows
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
 from tests.kit.services.databases import open_database
 
@@ -41,6 +46,21 @@ async def test_a_tool_is_read_as_it_was_stored(tools: ToolStore) -> None:
     assert await tools.get(PROJECT, tool.id) == tool
     with pytest.raises(NotFound, match=f"Tool with ID {tool.id} not found"):
         await tools.get(OTHER_PROJECT, tool.id)
+
+
+async def test_a_tool_with_a_field_of_a_newer_release_could_not_be_read(database: Database, tools: ToolStore) -> None:
+    """No list that had it could be read either, and no run began of an agent that has it. So each new field of a tool
+    had a column of its own, which an older process does not look for."""
+    limits, packages = ToolLimits(timeout_s=2.0), ToolPackages(["numpy==2.4.6"], ["numpy"])
+    tool = await tools.upsert(some_tool(network="host", scratch="run", limits=limits, packages=packages))
+    async with database.write() as connection:
+        [text] = (await connection.execute(sa.select(tool_rows.c.document))).scalars()
+        document = json.loads(text)
+        for part in (document, document["limits"], document["packages"]):
+            part["mood"] = {"since": 1}
+        await connection.execute(sa.update(tool_rows).values(document=json.dumps(document)))
+    assert await tools.get(PROJECT, tool.id) == tool
+    assert await tools.list(PROJECT, ToolFilter(), Page()) == [tool]
 
 
 async def test_an_upsert_changes_the_tool_of_the_name(tools: ToolStore) -> None:

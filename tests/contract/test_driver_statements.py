@@ -149,7 +149,6 @@ async def test_a_statement_for_one_use_is_not_kept(database: Database) -> None:
 
 
 async def test_a_transaction_begins_with_its_locks_whatever_they_are_called(postgres_url: str) -> None:
-    """They are the locks of the release before, which named them beside the statement."""
     is_free = sa.select(sa.func.pg_try_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("name"), 0)))
     async with open_database(postgres_url) as database, open_database(postgres_url) as others:
 

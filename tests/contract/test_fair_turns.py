@@ -142,27 +142,13 @@ async def test_a_run_that_lost_its_worker_waited_for_all_that_had_not_begun(
     assert await claim(worker, 1) == ["a-later-00000"]
 
 
-async def test_jobs_of_an_earlier_release_are_found(queue: RunQueue, worker: JobLeases, redis: ArqRedis) -> None:
-    """It scores by the moment of dispatch and names no project."""
-    await queue_runs(queue, "a", 2)
-    await redis.zadd(keys.QUEUE, {"old-run:1": time.time() * 1000})
-    assert sorted(await claim(worker, 3)) == ["a-run-00000", "a-run-00001", "old-run"]
-
-
-async def test_a_worker_of_an_earlier_release_finds_the_jobs_of_this_one(
-    queue: RunQueue, worker: JobLeases, redis: ArqRedis
-) -> None:
-    client = cast("Any", redis)
-    await queue_runs(queue, "a", 2)
-    now = time.time() * 1000
-    taken, left = [b"a-run-00000:1", b"a-run-00001:1"]
-    assert await client.zrangebyscore(keys.QUEUE, "-inf", now + keys.SCORE_SLACK_MS, start=0, num=1) == [taken]
-    await client.set(keys.lease(taken.decode()), "of-the-earlier-release", nx=True, px=30_000)
-    await client.zadd(keys.QUEUE, {taken: now + 30_000 + keys.SCORE_SLACK_MS}, xx=True)
-    assert await claim(worker, 2) == [left.decode().partition(":")[0]]
-    await client.zrem(keys.QUEUE, taken)
-    await client.delete(keys.lease(taken.decode()))
-    assert await claim(worker, 2) == []
+async def test_a_job_whose_description_is_gone_is_found(queue: RunQueue, worker: JobLeases, redis: ArqRedis) -> None:
+    """Its lease has ended, and nothing says any more of which project it is."""
+    await queue_runs(queue, "a", 3)
+    assert await claim(worker) == ["a-run-00000"]
+    await redis.delete(keys.job("a-run-00000:1"), keys.lease("a-run-00000:1"))
+    await redis.zadd(keys.QUEUE, {"a-run-00000:1": time.time() * 1000}, xx=True)
+    assert sorted(await claim(worker, 3)) == ["a-run-00000", "a-run-00001", "a-run-00002"]
 
 
 async def test_what_a_loss_has_left_is_put_right(queue: RunQueue, worker: JobLeases, redis: ArqRedis) -> None:

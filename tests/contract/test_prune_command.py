@@ -12,7 +12,7 @@ import pytest
 
 from shared.domain.ids import RunId
 from tests.kit.commands import Command, CommandProcess, fork
-from tests.kit.runs.previous_release import fill_with_ended_runs
+from tests.kit.runs.ended_runs import fill_with_ended_runs
 from tests.kit.runs.stored_runs import Stores, stored_runs
 from tests.kit.wait_until import wait_until
 

@@ -33,7 +33,7 @@ from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.previous_release import EARLIER, OURS, fill_with_ended_runs
+from tests.kit.runs.ended_runs import EARLIER, OURS, fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     IDS,

@@ -101,7 +101,7 @@ async def test_secrets_in_plain_text_need_no_key(database: Database, redis: Redi
 async def test_a_worker_knows_whether_it_reads_what_the_api_will_store(
     database: Database, redis: Redis, api: SecretKeys | None, worker: SecretKeys, is_fine: bool
 ) -> None:
-    """Nothing is stored yet. An API of the release before tells nothing of its keys."""
+    """Nothing is stored yet. An API that says nothing of its keys is no reason to doubt."""
     await api_with(api, redis)
     found = await problem(worker, database, redis)
     assert (found == "") is is_fine

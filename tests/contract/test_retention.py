@@ -21,11 +21,11 @@ from shared.domain.submission_keys import SubmissionKeys
 from shared.runs.retention import BATCHES_OF_A_ROUND, Retention
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
-from shared.sql.run_tables import OF_A_RUN, RETAINED_FOR_A_WHILE, event_blocks, metadata, runs
+from shared.sql.run_tables import OF_A_RUN, RETAINED_FOR_A_WHILE, event_blocks, metadata
 from shared.sql.runs.retention import RUNS_AT_ONCE
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.previous_release import fill_with_ended_runs
+from tests.kit.runs.ended_runs import fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
@@ -102,9 +102,6 @@ async def pruned_by(stores: Stores, limit: int = RUNS_AT_ONCE) -> Counter[str]:
 
 async def test_the_run_and_its_conversation_stay_and_all_else_goes(stores: Stores) -> None:
     run, other = await whole_run(stores), await stores.claimed(thread_id=ThreadId("conv-2"))
-    async with stores.database.write() as connection:
-        # As an earlier release stored it.
-        await connection.execute(sa.update(runs).where(runs.c.id == run.id).values(input='["megabytes"]'))
     had, others_had = await rows_of(stores, run), await rows_of(stores, other)
     assert {table.name for table in RETAINED_FOR_A_WHILE} | {"messages"} == set(had)
     context = await stores.context()

@@ -154,7 +154,7 @@ async def test_a_submission_of_a_project_is_stored_with_all_that_hangs_on_its_ru
                 assert len(await store.input_of(run.id)) == 1
 
 
-async def test_a_process_of_the_release_before_says_nothing_and_sees_all(database: Database) -> None:
+async def test_a_process_that_says_nothing_sees_all(database: Database) -> None:
     assert [await count(database, table) for table in PROTECTED] == [2] * len(PROTECTED)
 
 

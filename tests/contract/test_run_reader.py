@@ -63,7 +63,7 @@ def _reader(stores: Stores, redis: Any, log: EventLog) -> RunReader:
 
 def restarted(follows: int) -> bytes:
     """The first entry of a second owner, which goes on behind a number."""
-    return encode(StepRestarted(0, attempt=2, follows=Seq(follows)))
+    return encode(StepRestarted(at=0, attempt=2, follows=Seq(follows)))
 
 
 async def all_of(reader: RunReader, run: Run, after: int) -> list[tuple[Seq, bytes]]:

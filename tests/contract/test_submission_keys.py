@@ -79,8 +79,3 @@ async def test_a_name_stands_for_one_content(stores: Stores) -> None:
     with pytest.raises(NameTaken):
         await stores.runs.of_keys(PROJECT, ThreadId("conv-1"), SubmissionKeys(["otids:1"], "b"))
     assert await submit(stores, SubmissionKeys(["otids:1"], "a")) == one
-
-
-async def test_a_name_of_the_release_before_stands_for_whatever_comes(stores: Stores) -> None:
-    one = await submit(stores, SubmissionKeys(["otids:1"]))
-    assert await submit(stores, SubmissionKeys(["otids:1"], "b")) == one

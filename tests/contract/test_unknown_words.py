@@ -13,11 +13,11 @@ from shared.domain.events import Ended, TextChunk, Unknown, decode, encode
 from shared.domain.ids import MessageId, RunId, Seq, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, unbroken
-from shared.domain.messages import ApprovalResponse, Decision, NewMessage
+from shared.domain.messages import NewMessage
 from shared.domain.runs import Step
 from shared.domain.shown_step import ShownStep
 from shared.sql.run_tables import approvals, injected_messages, run_inputs, runs, steps
-from shared.sql.tables import from_json, messages
+from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
@@ -109,19 +109,6 @@ async def add_field(stores: Stores, column: sa.Column[Any]) -> None:
                 part["mood"] = {"since": 1}
             newer = {column: json.dumps(document)}
             await connection.execute(sa.update(table).where(key == number).values(newer))
-
-
-async def test_a_worker_of_the_release_before_started_a_tool_that_was_denied(stores: Stores) -> None:
-    """It reads the input where that was kept then, and took a run without a decision for one that was approved."""
-    await stores.park(await stores.claimed(), WAITS)
-    continuation = await stores.decide(Decision(tool_call_id="a", approve=False))
-    async with stores.database.read() as connection:
-        found = await connection.execute(sa.select(runs.c.input).where(runs.c.id == continuation.id))
-        given = from_json(found.scalar_one(), list[NewMessage])
-    assert given == await stores.runs.input_of(continuation.id)
-    [response] = given
-    assert isinstance(response.body, ApprovalResponse)
-    assert [one.approve for one in response.body.decisions] == [False]
 
 
 async def test_fields_of_a_newer_release_are_passed_over(stores: Stores) -> None:

@@ -143,11 +143,6 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "contract/test_migration_locks.py": {
         "test_a_migration_kept_the_locks_of_one_table_while_it_waited_for_another": 2,
     },
-    "contract/test_migrations.py": {
-        "test_a_question_is_still_answered_after_the_upgrade": 2,
-        "test_a_run_that_has_ended_is_read_as_before_the_upgrade": 2,
-        "test_no_number_of_a_run_in_flight_is_given_again_after_the_upgrade": 2,
-    },
     "contract/test_models_ended.py": {
         "test_a_whole_answer_was_lost_with_its_connection": 8,
         "test_so_were_whole_calls": 8,

@@ -49,15 +49,14 @@ Launch = Callable[[Command], CommandProcess]
 HOLDFAST = "from cli.main import main; main()"
 
 
-def execute(command: Command, program: str = HOLDFAST, directory: Path = ROOT) -> CommandProcess:
-    """A new interpreter, as an operator starts it. `program` is what it executes, `holdfast` by default, with the code
-    in `directory`."""
+def execute(command: Command, program: str = HOLDFAST) -> CommandProcess:
+    """A new interpreter, as an operator starts it. `program` is what it executes, `holdfast` by default."""
     with command.output.open("ab") as output, command.log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", program, *command.arguments],
             stdout=output,
             stderr=log,
-            cwd=directory,
+            cwd=ROOT,
             env=dict(command.environment),
         )
     return CommandProcess(process.pid, process.poll)

@@ -36,10 +36,9 @@ def says(message_id: MessageId, *texts: str, part: int = 0) -> list[events.Event
     return [events.TextChunk(0, StepId(STEP), message_id, text, part) for text in texts]
 
 
-def restarted(*void: MessageId, follows: int | None = None) -> events.Event:
-    """`follows`: the number behind which nothing counts; releases that said none named the messages."""
-    number = None if follows is None else Seq(follows)
-    return events.StepRestarted(0, attempt=2, void_message_ids=list(void), follows=number)
+def restarted(*void: MessageId, follows: int = 1000) -> events.Event:
+    """`follows`: the number behind which nothing counts."""
+    return events.StepRestarted(at=0, attempt=2, void_message_ids=list(void), follows=Seq(follows))
 
 
 def calls(message_id: MessageId, *pieces: tuple[str, str | None, str | None]) -> list[events.Event]:

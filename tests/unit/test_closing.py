@@ -203,7 +203,7 @@ def test_a_partial_answer_is_what_was_streamed() -> None:
         [StatusChanged(1, "running")],
         [InputDelivered(1, M1, "more")],
         [ToolsReturned(1, STEP, M1, [])],
-        [text("void"), StepRestarted(2, attempt=2, void_message_ids=[M1])],
+        [text("void"), StepRestarted(at=2, attempt=2, follows=Seq(2), void_message_ids=[M1])],
         [thought("hm")],
         [ToolCallChunk(1, STEP, M2, "a", name="look")],
         [ToolCalls(1, STEP, M2, [A])],
@@ -214,7 +214,7 @@ def test_where_no_text_was_shown_there_is_no_partial_answer(events: list[Event])
 
 
 def test_what_a_restarted_step_had_shown_is_void() -> None:
-    cut = partial(text("void"), StepRestarted(2, attempt=2, void_message_ids=[M1]), text("new", M2))
+    cut = partial(text("void"), StepRestarted(at=2, attempt=2, follows=Seq(2), void_message_ids=[M1]), text("new", M2))
     assert body_of(cut).text == "new"
     assert cut is not None
     assert cut.id == M2
@@ -240,7 +240,7 @@ def test_a_new_fence_of_the_same_worker_loses_no_call() -> None:
         [thought("hm"), text("so")],
         [text("so"), ToolCallChunk(1, STEP, M1, "a", name="look")],
         [text("so"), InputDelivered(1, M2, "more")],
-        [text("void"), StepRestarted(2, attempt=2, void_message_ids=[M1])],
+        [text("void"), StepRestarted(at=2, attempt=2, follows=Seq(2), void_message_ids=[M1])],
     ],
 )
 def test_what_no_model_can_go_on_with_is_no_beginning(events: list[Event]) -> None:
@@ -298,7 +298,10 @@ def test_a_failed_stream_says_why_before_it_ends() -> None:
 
 @pytest.mark.parametrize(
     "opening",
-    [StepRestarted(2, attempt=2, lost_call=True), LogContinued(2, Seq(2), attempt=2, lost_call=True)],
+    [
+        StepRestarted(at=2, attempt=2, follows=Seq(2), lost_call=True),
+        LogContinued(2, Seq(2), attempt=2, lost_call=True),
+    ],
 )
 def test_a_call_is_lost_whether_or_not_it_had_shown_anything(opening: Event) -> None:
     for shown, text_lost in ((ShownStep([opening]), ""), (ShownStep([text("first"), opening]), "first")):
@@ -307,4 +310,4 @@ def test_a_call_is_lost_whether_or_not_it_had_shown_anything(opening: Event) -> 
 
 
 def test_a_worker_that_left_between_steps_has_lost_no_call() -> None:
-    assert ShownStep([StepRestarted(2, attempt=2)]).lost_calls == 0
+    assert ShownStep([StepRestarted(at=2, attempt=2, follows=Seq(2))]).lost_calls == 0

@@ -189,11 +189,25 @@ async def test_a_damaged_database_is_refused(tmp_path: Path, sqlite_url: str) ->
 
 async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, sqlite_url: str) -> None:
     with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE alembic_version SET version_num = '0002_of_a_newer_one'")
     connection.close()
     for command in (["migrate"], ["prune", "--older-than-days", "1"]):
         said = await refused(tmp_path, command, {URL: sqlite_url})
-        assert "a newer version has migrated the database, to revision '9999'" in said
+        assert "a newer version has migrated the database, to revision '0002_of_a_newer_one'" in said
+
+
+@pytest.mark.parametrize("revision", ["0001", "0023"])
+async def test_a_database_from_before_the_first_release_is_refused(
+    tmp_path: Path, sqlite_url: str, revision: str
+) -> None:
+    """`0002` was taken for what a newer version calls a migration, and the way back was said to be a back-up."""
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", [revision])
+    connection.close()
+    for command in (["migrate"], ["prune", "--older-than-days", "1"]):
+        said = await refused(tmp_path, command, {URL: sqlite_url})
+        assert f"from before 0.2.0, which was never released, made the database (revision '{revision}')" in said
+        assert "give Holdfast a new, empty database" in said
 
 
 async def test_tables_of_somebody_else_are_left_alone(tmp_path: Path) -> None:

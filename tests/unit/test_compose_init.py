@@ -77,8 +77,8 @@ def test_two_deployments_had_the_same_password(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quote", ["", '"', "'"])
 @pytest.mark.parametrize("end", ["\n", ""])
-def test_an_upgrade_lost_the_keys_of_the_release_before(deployment: Deployment, quote: str, end: str) -> None:
-    """Its keys are in `.env`. Without the second one the secrets of all agents cannot be read."""
+def test_the_keys_that_an_operator_had_written_were_lost(deployment: Deployment, quote: str, end: str) -> None:
+    """They were in `.env`. Without the second one the secrets of all agents cannot be read."""
     encrypting = f"{new_key()},old:{new_key().partition(':')[2]}"
     deployment.variables.write_text(
         f"HOLDFAST_API_KEYS={quote}default={'a' * 24},team={'b' * 24}{quote}\n"

@@ -55,7 +55,7 @@ async def test_everybody_on_the_machine_could_read_the_database_of_dev(tmp_path:
         await database.aclose()
 
 
-async def test_a_directory_of_an_earlier_version_is_closed(tmp_path: Path) -> None:
+async def test_a_directory_that_others_could_read_is_closed(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     directory.mkdir(mode=0o755)
     for name in (DATABASE, "holdfast.db-wal", "lock"):

@@ -1,5 +1,5 @@
-"""An upgrade replaces the workers before the API, on each platform: what a newer API accepts, an older worker executes
-without its input. The commands are read where an operator reads them, and held against what `deploy/` has."""
+"""An upgrade replaces the workers before the API, on each platform: a newer API may accept what an older worker does
+not know. The commands are read where an operator reads them, and held against what `deploy/` has."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Answers are stored in one form, which workers of earlier releases and every wire can read."""
+"""Answers are stored in one form, which every wire can read."""
 
 import json
 
@@ -16,7 +16,7 @@ PARTS = [
 ]
 
 
-def test_an_earlier_release_reads_what_this_one_keeps() -> None:
+def test_the_sdk_reads_what_our_own_wires_keep() -> None:
     kept = write_kept(PARTS, GIVEN)
     assert kept is not None
     [answer] = ModelMessagesTypeAdapter.validate_json(kept)
@@ -33,8 +33,8 @@ def test_an_earlier_release_reads_what_this_one_keeps() -> None:
     assert called.provider_details == {"extra_content": {"google": {"thought_signature": "s"}}}
 
 
-def test_what_an_earlier_release_kept_is_read() -> None:
-    earlier = ModelResponse(
+def test_what_the_sdk_keeps_is_read() -> None:
+    kept = ModelResponse(
         parts=[
             ThinkingPart("Hm.", signature="signed", provider_name="anthropic"),
             TextPart("Adding."),
@@ -42,7 +42,7 @@ def test_what_an_earlier_release_kept_is_read() -> None:
         ],
         provider_name="anthropic",
     )
-    answer = read_kept(ModelMessagesTypeAdapter.dump_json([earlier]).decode(), "anthropic")
+    answer = read_kept(ModelMessagesTypeAdapter.dump_json([kept]).decode(), "anthropic")
     assert answer is not None
     assert answer.parts == [Reasoned("Hm.", None, "signed"), Said("Adding."), Called("one", "add", '{"a":1}')]
 

@@ -20,7 +20,7 @@ from shared.domain.log_writer import (
 FIRST, SECOND = Fence(1), Fence(2)
 MILLION = 1_000_000
 A, B, C, D = (encode(StatusChanged(number, "running")) for number in range(4))
-OPENING = encode(StepRestarted(0, 2, [], Seq(5)))
+OPENING = encode(StepRestarted(at=0, attempt=2, follows=Seq(5)))
 
 
 def first_owner(*entries: bytes) -> LogWriter:
@@ -275,7 +275,7 @@ def test_an_owner_that_gets_no_new_fence_gives_no_number_of_the_next_one(fence: 
         (8, MILLION + 1, OPENING, True),  # what it has seen behind 5 is void
         (MILLION + 1, MILLION + 1, OPENING, False),
         (5, MILLION + 1, encode(LogContinued(0, Seq(5))), True),
-        (5, MILLION + 1, encode(StepRestarted(0, 2)), False),  # of a release in which numbers did not jump
+        (5, MILLION + 1, b'{"type":"restarted","at":0,"attempt":2}', False),
         (5, 50, encode(Gap(0, Seq(6))), True),
         (4, 50, encode(Gap(0, Seq(6))), False),
         (5, 6, b'{"type":"of a newer release"}', True),

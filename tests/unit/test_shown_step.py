@@ -31,7 +31,9 @@ TEXT = TextChunk(7, STEP, MESSAGE, "one")
     ids=lambda piece: type(piece).__name__,
 )
 @pytest.mark.parametrize(
-    "taken", [StepRestarted(9, 2, [MESSAGE], Seq(3)), LogContinued(9, Seq(3), 2)], ids=["restarted", "continued"]
+    "taken",
+    [StepRestarted(at=9, attempt=2, void_message_ids=[MESSAGE], follows=Seq(3)), LogContinued(9, Seq(3), 2)],
+    ids=["restarted", "continued"],
 )
 def test_the_first_piece_stays_the_first_when_another_worker_goes_on(piece: Event, taken: Event) -> None:
     """Also when it is void since: somebody has seen it."""

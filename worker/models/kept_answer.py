@@ -1,7 +1,7 @@
 """An answer in the form in which it is stored when its provider wants some of it back: signatures, ids, reasoning.
 
-The form is the JSON of pydantic-ai's `ModelResponse`, whatever gave the answer: stored conversations outlive releases,
-and a worker of an earlier release reads what this one writes.
+The form is the JSON of pydantic-ai's `ModelResponse`, whatever gave the answer: an agent that changes its model goes on
+with its history over every wire, and two of them are pydantic-ai's.
 """
 
 from collections.abc import Sequence

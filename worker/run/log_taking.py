@@ -54,4 +54,5 @@ def _opening(run: Run, shown: ShownStep, follows: Seq, at: int, *, goes_on: bool
     attempt, lost_call = int(run.fence), run.follows_lost_owner
     if goes_on and shown.beginning is not None:
         return LogContinued(at, follows, attempt, lost_call)
-    return StepRestarted(at, attempt, list(shown.message_ids), follows, lost_call)
+    void = list(shown.message_ids)
+    return StepRestarted(at=at, attempt=attempt, void_message_ids=void, follows=follows, lost_call=lost_call)

@@ -130,8 +130,9 @@ class Publisher:
         """Says that what was shown of the step in hand is void after all."""
         shown = self.shown.message_id
         void = [] if shown is None else [shown]
+        at, attempt = unix_ms(self._clock.now()), int(self.run.fence)
         self.observation.restarted()
-        self.emit(StepRestarted(unix_ms(self._clock.now()), int(self.run.fence), void, self._writer.last))
+        self.emit(StepRestarted(at=at, attempt=attempt, void_message_ids=void, follows=self._writer.last))
 
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[Run]:

@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping
 from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
-from shared.domain.messages import MessageBody, NewMessage, SystemMessage
+from shared.domain.messages import NewMessage
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import begin_history, system_message
@@ -85,11 +85,8 @@ class ConversationStore:
                 )
         return conversation
 
-    async def render_again(
-        self, project_id: ProjectId, conversation_id: ConversationId, system_message_id: MessageId
-    ) -> None:
-        """Brings the system message to what the agent and its blocks say now. A conversation that an earlier release
-        began without one gets it, with the id given. Raises `NotFound`."""
+    async def render_again(self, project_id: ProjectId, conversation_id: ConversationId) -> None:
+        """Brings the system message to what the agent and its blocks say now. Raises `NotFound`."""
         async with self._database.write() as connection:
             conversation = await _load(connection, project_id, conversation_id, lock=True)
             agent = await load_agent(connection, project_id, conversation.agent_id)
@@ -99,12 +96,8 @@ class ConversationStore:
                 messages.c.turn == FIRST_TURN,
                 messages.c.position == SYSTEM_POSITION,
             )
-            first = (await connection.execute(sa.select(messages.c.body).where(place))).scalar_one_or_none()
-            if first is None:
-                begin_history(connection, agent, blocks, system_message_id, conversation=conversation)
-            elif isinstance(msgspec.json.decode(first, type=MessageBody), SystemMessage):
-                text = to_json(system_message(agent, blocks, conversation_id))
-                await connection.execute(sa.update(messages).where(place).values(body=text))
+            text = to_json(system_message(agent, blocks, conversation_id))
+            await connection.execute(sa.update(messages).where(place).values(body=text))
 
     async def get(self, project_id: ProjectId, conversation_id: ConversationId) -> Conversation:
         """One conversation of this project. Raises `NotFound`."""

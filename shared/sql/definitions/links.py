@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
-from msgspec.structs import asdict
 from sqlalchemy import RowMapping
 
 from shared.domain.agents import Block
@@ -19,9 +19,8 @@ from shared.sql.tables import agent_blocks, agent_tools, blocks, document_of, fr
 
 Noun = TypeVar("Noun", Tool, Block)
 
-OPENINGS = ("network", "scratch")
-"""Fields of a tool that have columns, as its packages and limits have, and are in no document: a running earlier
-release makes a tool of all that it finds in a document, and does not know them."""
+_FIELDS = frozenset(Tool.__struct_fields__)
+_STRUCTS = {"packages": ToolPackages, "limits": ToolLimits}
 
 _SEED = 1
 """Keeps these advisory locks apart from those of other nouns."""
@@ -43,25 +42,19 @@ async def lock_definitions(connection: Connection, project_id: ProjectId) -> Non
 
 
 def tool_of(row: RowMapping) -> Tool:
-    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id."""
+    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id. What only a newer
+    release knows of a tool is passed over."""
     document = from_json(row["document"], dict[str, Any])
-    columns = {name: row[name] for name in ("id", "project_id", "name", "created_at", "updated_at", *OPENINGS)}
-    kinds = {"packages": ToolPackages, "limits": ToolLimits}
-    columns |= {name: row[name] and from_json(row[name], kind) for name, kind in kinds.items()}
-    return Tool(**document | columns)
+    known = {name: value for name, value in document.items() if name in _FIELDS}
+    for name, kind in _STRUCTS.items():
+        known[name] = known.get(name) and msgspec.convert(known[name], kind)
+    columns = {name: row[name] for name in ("id", "project_id", "name", "created_at", "updated_at")}
+    return Tool(**known | columns)
 
 
 def tool_values(tool: Tool) -> dict[str, Any]:
     """The columns of a tool's row."""
-    fields = asdict(tool)
-    openings = {name: fields.pop(name) for name in OPENINGS}
-    structs = {name: fields.pop(name) for name in ("packages", "limits")}
-    return {
-        **_values(tool, tool.name, "name"),
-        "document": document_of(fields),
-        **openings,
-        **{name: value and document_of(value) for name, value in structs.items()},
-    }
+    return _values(tool, tool.name, "name")
 
 
 def block_of(row: RowMapping) -> Block:

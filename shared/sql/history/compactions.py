@@ -15,8 +15,7 @@ IDS_AT_ONCE = 500
 
 
 def compacted_by(run_id: RunId) -> str:
-    """Why a message has left the context: a summary of this run has taken its place. Rows of earlier releases lack the
-    run."""
+    """Why a message has left the context: a summary of this run has taken its place."""
     return f"compacted by {run_id}"
 
 

@@ -18,7 +18,7 @@ from shared.crash_points import CrashPoint, crash_point
 from shared.domain.compaction import Compaction
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus
-from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, consecutive
+from shared.domain.log_writer import Entries, LogTail, consecutive
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn
 from shared.domain.runs import Run, Step, Usage
 from shared.sql.connection import Connection
@@ -157,9 +157,7 @@ class CheckpointStore:
             was_taken = locked.fence == renewed.fence and locked.owner == run.owner
             # The tail of a repeated try may be longer than that of the first.
             last_seq = await store_tail(connection, renewed if was_taken else run, tail)
-            reserved_seq = renewed.fence * NUMBERS_PER_FENCE
-            values = {"last_seq": last_seq, "fence": renewed.fence, "reserved_seq": reserved_seq}
-            update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, {"last_seq": last_seq, "fence": renewed.fence})
             return renewed
 
     async def has_fence(self, run: Run) -> bool:

@@ -14,31 +14,20 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.domain.ids import Fence, RunId
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.history.messages import clear_context, insert_into_new_turn, insert_messages
 from shared.sql.history.thread_queue import input_to_place, is_next_in_queue, lock_of, turn_after_all
-from shared.sql.run_tables import runs
+from shared.sql.run_tables import run_inputs, runs
 from shared.sql.runs.inbox import has_left_over, take_left_over
-from shared.sql.runs.rows import (
-    GIVEN,
-    RUN_COLUMNS,
-    RUNS_WITH_INPUTS,
-    lock_run,
-    move_of,
-    not_found,
-    parameters_of,
-    refusal,
-    run_of,
-)
+from shared.sql.runs.rows import RUN_COLUMNS, lock_run, move_of, not_found, parameters_of, refusal, run_of
 from shared.sql.tables import from_json
 
 # Only the first claim reads the input, which may be megabytes.
 _WAITING = (
-    sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, GIVEN)).label("given"))
-    .select_from(RUNS_WITH_INPUTS)
+    sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"))
+    .select_from(sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True))
     .where(runs.c.id == sa.bindparam("run_id"))
 )
 _WAITING_AND_LOCKED = _WAITING.add_columns(lock_of(runs.c.thread_id))
@@ -75,9 +64,6 @@ async def claim_run(
         "owner": owner,
         "attempts_without_progress": waiting.attempts_without_progress + 1,
         "started_at": waiting.started_at or now,
-        # Workers of the release before read here what this owner may show.
-        "reserved_seq": fence * NUMBERS_PER_FENCE,
-        "reserved_log": None,
         "waits_until": None,
     }
     of_run = {"of_thread": waiting.thread_id, "of_number": waiting.number, "of_dispatch": dispatch}

@@ -114,24 +114,17 @@ _UNDELIVERED = (
 
 
 _ENDED = runs.alias("ended")
-_THREAD = sa.bindparam("of_thread", type_=sa.Text)
-
-
-def _left_over(of_thread: sa.ColumnElement[bool], *of_run: sa.ColumnElement[bool]) -> sa.Select[tuple[int]]:
-    is_open = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
+_LEFT_OVER = sa.select(injected_messages.c.number).where(
+    injected_messages.c.delivered_at.is_(None),
+    injected_messages.c.if_ended == "next",
+    injected_messages.c.thread_id == sa.bindparam("of_thread", type_=sa.Text),
     # Where SQLite returns something of a row that it has changed, columns stand without their tables. Here the
     # innermost table that has a column of the name is meant each time.
-    has_ended = sa.exists().where(_ENDED.c.id == injected_messages.c.run_id, _ENDED.c.status.in_(TERMINAL), *of_run)
-    return sa.select(injected_messages.c.number).where(*is_open, of_thread, has_ended)
-
-
-_LEFT_OVERS = (
-    _left_over(injected_messages.c.thread_id == _THREAD),
-    _left_over(injected_messages.c.thread_id.is_(None), _ENDED.c.thread_id == _THREAD),
+    sa.exists().where(_ENDED.c.id == injected_messages.c.run_id, _ENDED.c.status.in_(TERMINAL)),
 )
 _TAKE_LEFT_OVER = (
     sa.update(injected_messages)
-    .where(injected_messages.c.number.in_(sa.union_all(*_LEFT_OVERS)))
+    .where(injected_messages.c.number.in_(_LEFT_OVER))
     .values(delivered_at=sa.bindparam("now", type_=injected_messages.c.delivered_at.type))
     .returning(injected_messages.c.number, injected_messages.c.message)
 )
@@ -139,7 +132,7 @@ _TAKE_LEFT_OVER = (
 
 def has_left_over() -> sa.ColumnElement[bool]:
     """Whether `take_left_over` would find messages for the thread that the parameter `of_thread` names."""
-    return sa.or_(*(left_over.exists() for left_over in _LEFT_OVERS))
+    return _LEFT_OVER.exists()
 
 
 async def take_left_over(connection: Connection, run: Run, now: datetime) -> list[NewMessage]:

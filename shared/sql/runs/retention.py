@@ -36,8 +36,7 @@ class RetentionStore:
             for table in RETAINED_FOR_A_WHILE:
                 deleted = await connection.execute(sa.delete(table).where(table.c.run_id.in_(run_ids)))
                 pruned[table.name] = deleted.rowcount
-            # An earlier release kept the input in the run's row.
-            await connection.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(pruned_at=now, input="[]"))
+            await connection.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(pruned_at=now))
             return pruned
 
     async def count(self, before: datetime) -> AsyncGenerator[tuple[str, int]]:

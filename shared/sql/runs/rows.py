@@ -28,8 +28,8 @@ from shared.sql.history.thread_queue import lock_of
 from shared.sql.run_tables import run_inputs, runs
 from shared.sql.tables import from_json
 
-RUN_COLUMNS = [column for column in runs.c if column is not runs.c.input and column is not runs.c.reservation]
-"""The columns that are read of a run; not `input`, which holds megabytes in some runs of an earlier release."""
+RUN_COLUMNS = [column for column in runs.c if column is not runs.c.reservation]
+"""The columns that are read of a run. Only a write that locks the run reads what is set aside for its call."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
@@ -89,12 +89,7 @@ async def get_run(connection: Connection, run_id: RunId) -> Run:
     return run_of(row)
 
 
-GIVEN = sa.func.coalesce(run_inputs.c.input, runs.c.input)
-"""The input of a run: an earlier release kept it in the run's row."""
-
-RUNS_WITH_INPUTS = sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True)
-
-_INPUT = sa.select(GIVEN).select_from(RUNS_WITH_INPUTS).where(runs.c.id == sa.bindparam("run_id"))
+_INPUT = sa.select(run_inputs.c.input).where(run_inputs.c.run_id == sa.bindparam("run_id"))
 
 
 async def input_of(connection: Connection, run_id: RunId) -> list[NewMessage]:

@@ -12,7 +12,6 @@ from shared.crash_points import CrashPoint
 from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone, NotFound
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
-from shared.domain.log_writer import NUMBERS_PER_FENCE
 from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import AttemptLimits, CancelRequest, Dispatch, Run
 from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
@@ -173,8 +172,7 @@ class RunStore:
                 return msgspec.structs.replace(current, follows_lost_owner=True)
             locked = await lock_owned(connection, run.id, run.fence)
             fence = Fence(locked.fence + 1)
-            values = {"fence": fence, "owner": owner, "reserved_seq": fence * NUMBERS_PER_FENCE}
-            update_owned(connection, run.id, now, values)
+            update_owned(connection, run.id, now, {"fence": fence, "owner": owner})
             is_lost = current.owner is not None
             return msgspec.structs.replace(current, fence=fence, owner=owner, follows_lost_owner=is_lost)
 

@@ -35,7 +35,7 @@ async def run_of_keys(
     )
     rows = found.all()
     for row in rows:
-        if row.key in keys.names and None not in (row.content, keys.content) and row.content != keys.content:
+        if row.key in keys.names and row.content != keys.content:
             raise NameTaken(name=shown_name(row.key), run_id=row.run_id)
     named = [row.run_id for row in rows if row.key in keys.names]
     if named:

@@ -33,7 +33,6 @@ async def insert_run(
     connection: Connection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
 ) -> InsertedRun:
     """Stores a new run with its input, and the keys by which a repeated submission is recognised."""
-    stored = to_json(list(given))
     # A list of runs says how each begins, and must not read the inputs for that. A continuation that brings decisions
     # alone goes on with what the run before was asked.
     words = first_words(given) or run.options.first_words
@@ -49,10 +48,6 @@ async def insert_run(
             "status": run.status,
             "background": run.options.background,
             "options": to_json(run.options),
-            # A worker of the release before looks here, and without decisions it would start what was denied. Workers
-            # are replaced before the API, so the only run that a new process stores and an old worker may claim is a
-            # continuation, by the expiry of an approval.
-            "input": "[]" if run.continues is None else stored,
             "continues": run.continues,
             "turn": run.turn,
             "dispatch": run.dispatch,
@@ -63,7 +58,6 @@ async def insert_run(
             "step_count": 0,
             "last_seq": run.last_seq,
             "checkpoint_seq": run.checkpoint_seq,
-            "reserved_seq": run.last_seq,
             "callback_url": run.callback_url,
             "created_at": run.created_at,
             "updated_at": run.created_at,
@@ -73,7 +67,7 @@ async def insert_run(
     )
     # Behind the run, because the policies of these tables ask for it.
     if given:
-        connection.defer(_INSERT_INPUT, {"run_id": run.id, "input": stored})
+        connection.defer(_INSERT_INPUT, {"run_id": run.id, "input": to_json(list(given))})
     store_keys(connection, run.keys_thread_id, run.id, keys)
     row = inserted.one()
     return InsertedRun(msgspec.structs.replace(run, number=row.number), row.behind)

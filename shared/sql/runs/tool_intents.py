@@ -60,7 +60,7 @@ async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collec
 
 
 class _StoredResult(ToolReturn, frozen=True):
-    """A result as the row has it: also who reads it as a plain result understands it, as earlier releases do."""
+    """A result as the row has it. It decodes as a plain `ToolReturn`, too."""
 
     edited: Sequence[EditedBlock] = ()
 

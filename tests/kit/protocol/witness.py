@@ -17,7 +17,7 @@ from shared.domain.runs import Run
 from shared.redis import keys
 
 _TRACE = """
-SELECT status, fence, owner, ring, last_seq, checkpoint_seq, stalled_claims, stop_reason, updated_at,
+SELECT status, fence, owner, dispatch, last_seq, checkpoint_seq, attempts_without_progress, stop_reason, updated_at,
        completed_at, cancel_acknowledged_at, cancel_mode,
        (SELECT count(*) FROM event_blocks WHERE run_id = runs.id),
        (SELECT count(*) FROM tool_intents WHERE run_id = runs.id),

@@ -1,4 +1,4 @@
-// Times of a run in ms, as far as the wire shows them. A server of an earlier release shows fewer.
+// Times of a run in ms, as far as the wire shows them.
 
 import { moment } from "./format.js";
 

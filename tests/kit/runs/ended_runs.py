@@ -56,9 +56,9 @@ def _runs_and_logs(ended: Sequence[tuple[int, str]]) -> Rows:
             {
                 "id": f"run-{number}", **owner_of(number), "thread_id": thread,
                 "status": RunStatus.COMPLETED, "stop_reason": "end_turn", "background": False,
-                "options": to_json(RunOptions()), "input": "[]", "turn": number + 1, "dispatch": 0, "fence": 1,
+                "options": to_json(RunOptions()), "turn": number + 1, "dispatch": 0, "fence": 1,
                 "attempts_without_progress": 0, "usage": to_json(Usage()), "step_count": 1, "last_seq": 9,
-                "checkpoint_seq": 9, "reserved_seq": 9, "created_at": NOW, "updated_at": NOW, "completed_at": NOW,
+                "checkpoint_seq": 9, "created_at": NOW, "updated_at": NOW, "completed_at": NOW,
             }
             for number, thread in ended
         ),
