@@ -93,7 +93,7 @@ PUBLIC_USES = (
 
 @pytest.mark.parametrize("name", PRIVATE_USES)
 def test_a_private_name_is_found(name: str) -> None:
-    source = Source.parse("api/x.py", PRIVATE_USES[name])
+    source = Source("api/x.py", PRIVATE_USES[name])
     found = [line for line in unlisted_names({}, source, {}) if f": {name} is private" in line]
     assert found
     assert not [line for line in unlisted_names({"foreign": {"api/x.py": [name]}}, source, {}) if f": {name} " in line]
@@ -101,19 +101,19 @@ def test_a_private_name_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("text", PUBLIC_USES)
 def test_a_name_of_ours_or_of_python_is_not_private(text: str) -> None:
-    assert list(unlisted_names({}, Source.parse("api/x.py", text), {})) == []
+    assert list(unlisted_names({}, Source("api/x.py", text), {})) == []
 
 
 def test_the_private_names_of_a_base_in_another_file_of_ours_are_ours() -> None:
-    base = Source.parse("shared/base.py", "class Base:\n    def __init__(self):\n        self._mine = 1")
-    heir = Source.parse(
+    base = Source("shared/base.py", "class Base:\n    def __init__(self):\n        self._mine = 1")
+    heir = Source(
         "shared/heir.py", "from shared.base import Base\nclass A(Base):\n    def f(self):\n        return self._mine"
     )
     assert list(unlisted_names({}, heir, {"shared.base": base})) == []
 
 
 def test_an_entry_that_no_file_uses_is_found() -> None:
-    source = Source.parse("api/x.py", "thing._used")
+    source = Source("api/x.py", "thing._used")
     listed = {"foreign": {"api/x.py": ["_used", "_left"], "api/gone.py": ["_all"]}}
     found = list(outdated_entries(listed, {source.path: source}))
     assert [line.split(":")[0] for line in found] == [
@@ -153,7 +153,7 @@ def test_a_closure_has_late_imports_and_none_for_types_alone() -> None:
         "api/d.py": "",
         "api/e.py": "import api.a",
     }
-    assert closure("api.a", [Source.parse(*one) for one in texts.items()]) == {"api.b", "api.c"}
+    assert closure("api.a", [Source(*one) for one in texts.items()]) == {"api.b", "api.c"}
 
 
 def test_middlewares_of_a_library_are_not_counted() -> None:
@@ -161,7 +161,7 @@ def test_middlewares_of_a_library_are_not_counted() -> None:
         "from starlette.middleware.cors import CORSMiddleware\nfrom api.ours import Ours\n"
         "app.add_middleware(CORSMiddleware)\napp.add_middleware(Ours, a=1)"
     )
-    assert middlewares(Source.parse("api/application.py", text)) == 1
+    assert middlewares(Source("api/application.py", text)) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_middlewares_of_a_library_are_not_counted() -> None:
     ],
 )
 def test_dialect_questions_are_counted(line: str, questions: int) -> None:
-    assert dialect_questions(Source.parse("shared/sql/x.py", line)) == questions
+    assert dialect_questions(Source("shared/sql/x.py", line)) == questions
 
 
 def test_a_name_in_two_files_is_one_name() -> None:
