@@ -10,54 +10,83 @@ import pytest
 
 IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "browser/test_agents.py": {
+        "test_a_project_without_agents_says_how_to_make_one": 0,
         "test_an_agent_that_does_not_exist_is_said": 0,
         "test_short_documents_among_the_settings_had_no_name": 0,
         "test_the_list_of_agents_was_wider_than_a_narrow_screen": 0,
+        "test_the_prompt_is_shown_as_the_model_is_told_it": 0,
+        "test_the_settings_of_an_agent_are_shown": 0,
+        "test_the_source_of_a_tool_is_text_whatever_it_says": 0,
     },
     "browser/test_approval_pages.py": {
         "test_a_name_that_no_agent_or_several_have_is_said_and_can_be_corrected": 0,
         "test_a_page_that_was_decided_elsewhere_leads_back_to_what_waits": 0,
+        "test_an_agent_without_decisions_leads_to_those_of_all": 0,
     },
     "browser/test_approvals.py": {
+        "test_a_call_is_approved_without_a_mouse": 0,
+        "test_a_call_of_the_clients_is_answered_with_a_result": 0,
+        "test_a_denied_call_never_runs_and_the_model_is_told_the_reason": 0,
         "test_an_empty_inbox_says_what_makes_a_call_wait": 0,
+        "test_many_are_decided_at_once_and_each_refusal_is_said_where_it_belongs": 0,
         "test_somebody_else_who_was_faster_is_named": 0,
         "test_what_was_decided_is_listed_with_who_did_it_newest_first": 0,
     },
     "browser/test_argument_checks.py": {
         "test_a_change_is_shown_line_by_line": 0,
         "test_a_schema_that_refers_to_itself_is_given_up_on": 0,
+        "test_what_does_not_fit_is_named_by_its_field": 0,
     },
     "browser/test_first_words.py": {
+        "test_a_run_that_goes_on_after_a_decision_says_what_was_asked": 0,
         "test_first_words_are_text_and_a_long_name_hides_no_column": 0,
+        "test_runs_could_be_told_apart_by_their_ids_alone": 0,
         "test_runs_that_no_words_began_say_what_they_do": 0,
         "test_what_a_failed_run_was_asked_was_nowhere_on_its_page": 0,
     },
     "browser/test_folds.py": {
         "test_a_gap_and_an_error_are_shown_where_they_are": 0,
         "test_a_step_that_is_begun_again_makes_what_was_shown_void": 0,
+        "test_a_text_that_is_cut_twice_is_cut_by_its_numbers": 0,
         "test_an_answer_that_goes_on_behind_all_that_was_shown_loses_nothing": 0,
         "test_calls_come_in_pieces_and_their_ids_may_come_twice": 0,
+        "test_the_result_of_a_call_that_was_not_stored_comes_again_to_its_call": 0,
         "test_the_run_that_goes_on_after_an_approval_follows": 0,
+        "test_the_waterfall_has_every_wait": 0,
         "test_the_waterfall_shows_a_lost_worker_and_a_person": 0,
     },
+    "browser/test_keys.py": {
+        "test_another_tab_does_not_have_the_key": 0,
+    },
+    "browser/test_lost_processes.py": {
+        "test_the_server_is_killed_and_comes_back": 0,
+    },
     "browser/test_operations.py": {
+        "test_a_callback_that_failed_is_tried_again_at_a_press": 0,
         "test_a_key_without_the_scope_is_told_which_one_is_needed": 0,
         "test_the_last_hour_is_there_as_lines_and_as_a_table": 0,
     },
     "browser/test_run.py": {
+        "test_a_failed_run_says_why": 0,
         "test_a_hidden_tab_kept_the_connection_of_its_stream": 0,
+        "test_a_message_is_injected": 0,
         "test_a_question_to_a_model_is_shown_as_one": 0,
         "test_a_run_is_replayed_from_a_number": 0,
         "test_a_run_that_goes_on_was_not_found_behind_a_hundred_of_another_conversation": 0,
         "test_a_run_that_is_not_there_says_so": 0,
+        "test_calls_reasoning_and_the_waterfall": 0,
         "test_escape_leaves_the_run_alone": 0,
         "test_reasoning_is_folded_under_its_name": 0,
         "test_ten_thousand_events_are_a_few_rows": 0,
     },
     "browser/test_run_at_work.py": {
         "test_a_run_that_waits_for_a_person_was_said_to_wait_until_nothing": 0,
+        "test_the_first_token_of_a_run_at_work_was_a_dash_until_its_step_had_ended": 0,
     },
     "browser/test_runs.py": {
+        "test_a_new_project_says_what_to_do_first": 0,
+        "test_any_id_leads_to_what_it_names": 0,
+        "test_filters_are_kept_in_the_address": 0,
         "test_lists_showed_ids_where_people_know_names": 0,
         "test_the_documentation_of_paths_shows_without_the_internet": 0,
         "test_the_keyboard_alone_leads_from_the_top_into_a_run": 0,
@@ -66,24 +95,32 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "browser/test_steering.py": {
         "test_a_message_that_is_on_its_way_cannot_be_injected_again": 0,
         "test_a_run_that_is_cancelled_while_it_waits_for_a_person_comes_to_rest": 0,
+        "test_the_receipt_of_a_cancel_says_when_the_run_has_stopped": 0,
     },
     "browser/test_talk.py": {
+        "test_a_call_that_waits_is_decided_where_the_talk_is": 0,
         "test_a_double_click_showed_older_messages_twice": 0,
         "test_a_message_that_is_refused_can_be_sent_again": 0,
+        "test_a_message_whose_answer_was_lost_is_sent_again_and_answered_once": 0,
+        "test_a_run_that_somebody_else_began_is_shown_while_it_answers": 0,
+        "test_older_messages_are_a_button_away": 0,
         "test_older_messages_that_could_not_be_fetched_failed_without_a_word": 0,
+        "test_what_is_told_to_an_answer_in_progress_is_shown_once": 0,
         "test_what_stops_an_answer_in_progress_is_shown_once": 0,
     },
     "browser/test_talk_layout.py": {
         "test_a_reader_who_had_scrolled_up_a_little_was_taken_to_the_end": 0,
         "test_a_window_too_low_for_a_talk_is_scrolled": 0,
         "test_an_answer_that_grows_is_followed": 1,
-        "test_the_last_line_of_a_talk_was_cut_off": 1,
+        "test_the_last_line_of_a_talk_was_cut_off": 0,
     },
     "browser/test_talk_runs.py": {
         "test_a_hidden_tab_kept_the_connection_of_its_stream": 0,
         "test_a_queued_run_is_streamed_when_its_turn_has_come": 0,
+        "test_a_run_that_waits_for_a_person_was_hidden_by_those_queued_behind_it": 0,
         "test_an_answer_that_had_failed_sank_below_those_that_came_later": 0,
         "test_answers_of_the_past_were_followed_for_as_long_as_the_page_was_open": 0,
+        "test_runs_of_a_conversation_hid_what_the_agents_own_history_was_answering": 0,
     },
     "browser/test_waiting_runs.py": {
         "test_an_input_that_cannot_be_fetched_is_said_and_asked_for_again": 0,
@@ -138,7 +175,7 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
         "test_a_page_of_messages_had_as_many_megabytes_as_there_were": 2,
     },
     "contract/test_lost_answers.py": {
-        "test_a_write_whose_answer_was_lost_is_recognised_when_repeated": 31,
+        "test_a_write_whose_answer_was_lost_is_recognised_when_repeated": 20,
     },
     "contract/test_migration_locks.py": {
         "test_a_migration_kept_the_locks_of_one_table_while_it_waited_for_another": 2,
@@ -150,6 +187,9 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "contract/test_models_failures.py": {
         "test_a_model_that_falls_silent_is_given_up": 2,
         "test_an_answer_may_take_longer_than_either_limit": 1,
+    },
+    "contract/test_models_odd_fields.py": {
+        "test_a_field_of_another_kind_lost_the_whole_answer": 44,
     },
     "contract/test_models_pauses.py": {
         "test_a_pause_was_cut_short_where_the_header_was_not_understood": 24,
@@ -201,12 +241,17 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
         "test_an_event_that_comes_behind_the_end_is_refused_and_changes_no_number": 8,
     },
     "e2e/test_documentation.py": {
-        "test_python_examples_do_what_they_say": 5,
+        "test_curl_examples_do_what_they_say": 4,
+        "test_python_examples_do_what_they_say": 3,
     },
     "e2e/test_imported_packages.py": {
         "test_a_missing_setting_was_said_after_all_imports": 3,
         "test_a_wrong_setting_was_said_after_all_imports": 3,
         "test_an_operators_wrong_setting_was_said_after_all_imports": 5,
+    },
+    "e2e/test_into_your_product.py": {
+        "test_a_new_users_first_requests_at_once_were_of_two_agents": 0,
+        "test_what_is_not_a_users_own_is_not_shown": 0,
     },
     "faults/test_clock_jumps.py": {
         "test_a_cancel_of_a_dead_workers_run_is_settled_across_a_jump": 1,
@@ -258,6 +303,8 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
         "test_hostile_calls_that_are_cancelled_are_dead_at_once": 1,
     },
     "security/test_event_loop_holds.py": {
+        "test_a_history_of_many_megabytes_held_the_loop_while_it_was_prepared_for_the_model": 0,
+        "test_a_page_of_much_was_made_json_in_one_go": 0,
         "test_a_sample_of_the_largest_requests_holds_the_loop_of_nobody": 0,
         "test_no_answer_of_a_model_and_no_result_of_a_tool_holds_the_loop_of_the_worker": 0,
     },
@@ -324,7 +371,10 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
         "test_every_time_of_a_list_has_its_zone": 6,
     },
     "story/test_ways_out.py": {
-        "test_what_an_error_named_to_resolve_it_could_not_be_sent_so": 6,
+        "test_what_an_error_named_to_resolve_it_could_not_be_sent_so": 3,
+    },
+    "story/test_wire.py": {
+        "test_frames_were_left_out_where_cursors_contradict_each_other": 10,
     },
     "unit/test_deploy_upgrade.py": {
         "test_every_worker_of_systemd_has_a_port_of_its_own": 20,
@@ -348,6 +398,12 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "unit/test_tool_sandbox.py": {
         "test_a_failing_tool_is_an_outcome": 7,
         "test_results_become_text": 7,
+    },
+    "unit/test_tool_walls.py": {
+        "test_a_call_at_its_processor_limit_was_said_to_be_killed_for_no_reason": 1,
+    },
+    "unit/test_tracer.py": {
+        "test_the_sdk_is_not_loaded_by_a_process_that_exports_nothing": 0,
     },
     "unit/test_typescript.py": {
         "test_a_source_of_any_depth_is_read_or_refused_without_a_crash": 4,
