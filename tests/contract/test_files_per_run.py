@@ -15,7 +15,8 @@ from tests.kit.services.redis_servers import PrivateRedis
 async def expect_figures(database: Database, redis: ArqRedis, setup: str) -> None:
     passed = await files_per_run(database, redis, on_scenario=print)
     figures = {figure: len(files) for figure, files in passed.items()}
-    expect_none(beyond(figures, shape()["files"][setup], f"files.{setup}"))
+    # A busy machine may still tidy up when the count ends, and one without these walls has fewer files before a tool.
+    expect_none(beyond(figures, shape()["files"][setup], f"files.{setup}", may_fall=True))
 
 
 async def test_runs_on_embedded_parts_pass_through_no_more_files_than_their_limits(sqlite_url: str) -> None:
