@@ -34,7 +34,7 @@ def outdated_entries(listed: Listed, sources: dict[str, Source]) -> Iterator[str
 
 
 def open_ranges(listed: Listed, requirements: list[str]) -> Iterator[str]:
-    """Libraries of the list that `pip install holdfast` may take in a release that nobody has tried."""
+    """Libraries of the list that an installation of the wheel may take in a release that nobody has tried."""
     wanted = {canonicalize_name(one.name): one for one in map(Requirement, requirements)}
     for library in listed:
         requirement = wanted.get(canonicalize_name(library))
@@ -61,7 +61,7 @@ def test_each_private_name_that_is_listed_is_used() -> None:
 
 
 def test_a_library_whose_private_names_are_used_has_an_upper_bound() -> None:
-    """constraints.txt saves a checkout; `pip install holdfast` takes the newest release that pyproject.toml allows."""
+    """constraints.txt saves a checkout; an installation of the wheel takes the newest release that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     expect_none(open_ranges(shape()["private"], project["dependencies"]))
 
