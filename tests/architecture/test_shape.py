@@ -61,7 +61,7 @@ def test_each_private_name_that_is_listed_is_used() -> None:
 
 
 def test_a_library_whose_private_names_are_used_has_an_upper_bound() -> None:
-    """constraints.txt saves a checkout; an installation of the wheel takes the newest release that pyproject.toml allows."""
+    """constraints.txt saves a checkout; who installs the wheel gets the newest release that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     expect_none(open_ranges(shape()["private"], project["dependencies"]))
 
