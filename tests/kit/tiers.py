@@ -102,6 +102,8 @@ class FailureLines:
             return
         # Ahead of it stand the dots of other tests, which have no end of their line.
         self._terminal.write_line(f"\n{report.outcome.upper()} {report.nodeid} ({report.when})", red=True)
+        if report.outcome == "rerun":  # the summary has its name alone, and it may never fail again
+            self._terminal.write_line(report.longreprtext)
         self._terminal.flush()
 
 

@@ -63,6 +63,18 @@ def test_that_hangs_until_the_failures_were_read():
     while not pathlib.Path(os.environ["GO"]).exists() and time.monotonic() < end:
         time.sleep(0.01)
 """
+FAILS_ONCE = """
+TRIES = []
+
+
+def test_that_fails_once():
+    TRIES.append(1)
+    assert len(TRIES) > 1, "what was wrong at the first try"
+
+
+def test_that_passes():
+    pass
+"""
 FAILURES = {
     "FAILED test_some.py::test_that_fails (call)",
     "FAILED test_some.py::test_that_cannot_begin (setup)",
@@ -100,6 +112,25 @@ def test_a_suite_that_was_stopped_had_named_no_failure(tmp_path: Path, processes
     outcomes = {line for line in shown if line.partition(" ")[0] in ("FAILED", "ERROR", "SKIPPED", "PASSED", "XFAILED")}
     assert outcomes == FAILURES
     assert "1 failed" in rest
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_test_that_passed_at_its_second_try_had_hidden_why_it_had_failed(tmp_path: Path, processes: str) -> None:
+    """CI tries a failure once more and names the test. The name alone told nobody what to mend."""
+    (tmp_path / "test_some.py").write_text(FAILS_ONCE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    plugins = ["tests.kit.tiers", "tests.kit.side_by_side", "pytest_rerunfailures", "no:cacheprovider"]
+    options = [*(f"-p{plugin}" for plugin in plugins), "--processes", processes, "--reruns", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, "-c", tmp_path / "pytest.ini", tmp_path],
+        cwd=ROOT,
+        env={"PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "RERUN test_some.py::test_that_fails_once (call)" in done.stdout
+    assert "AssertionError: what was wrong at the first try" in done.stdout
 
 
 def test_guarantees_say_which_of_their_tests_make_test_leaves_out(request: pytest.FixtureRequest) -> None:
