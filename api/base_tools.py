@@ -38,7 +38,7 @@ class BaseToolShelf:
             json_schema=tool.json_schema,
             tags=[tool.kind],
             enable_parallel_execution=tool.enable_parallel_execution,
-            idempotent=True,
+            idempotent=not tool.starts_once,
             tool_type=tool.kind,
             created_at=now,
             updated_at=now,

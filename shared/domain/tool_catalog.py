@@ -23,6 +23,9 @@ class BaseTool(msgspec.Struct, frozen=True):
     properties: dict[str, JsonObject]
     required: Sequence[str] = ()
     enable_parallel_execution: bool = False
+    starts_once: bool = False
+    """It runs a program of which nobody knows what a second start would do. Other base tools only read, or store their
+    result in the transaction of what they change."""
 
     @property
     def json_schema(self) -> JsonObject:
@@ -233,6 +236,7 @@ BASE_TOOLS: Final = (
         },
         ["code", "language"],
         enable_parallel_execution=True,
+        starts_once=True,
     ),
     BaseTool(
         "run_code_with_tools",
@@ -240,6 +244,7 @@ BASE_TOOLS: Final = (
         "Runs Python code in a sandbox, which can call your tools, and gives what it prints.",
         {"code": _text("The Python code.")},
         ["code"],
+        starts_once=True,
     ),
 )
 

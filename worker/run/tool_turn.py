@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from shared.concurrency import task_group
-from shared.domain.base_tools import is_base_tool
+from shared.domain.base_tools import runs_in_sandbox
 from shared.domain.errors import NotFound
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
@@ -75,8 +75,8 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
         await context.read_equipment()
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
         stored = started.get(call.id)
-        if stored is not None and not (tool and tool.idempotent and is_base_tool(tool)):
-            # A base tool is called again: it finds its result by itself, and what it has done to the memory.
+        if stored is not None and (tool is None or runs_in_sandbox(tool)):
+            # Any other tool is called again: it finds its result by itself, and what it has done to the memory.
             context.progress.returns[call.id] = stored
             continue
         may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
