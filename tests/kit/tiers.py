@@ -98,11 +98,12 @@ class FailureLines:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Called in the session's process, also of tests that ran in others."""
-        if report.outcome == "passed" or report.outcome == "skipped":
+        outcome = str(report.outcome)  # pytest's own are three; the plugin that tries again has a fourth
+        if outcome in ("passed", "skipped"):
             return
         # Ahead of it stand the dots of other tests, which have no end of their line.
-        self._terminal.write_line(f"\n{report.outcome.upper()} {report.nodeid} ({report.when})", red=True)
-        if report.outcome == "rerun":  # the summary has its name alone, and it may never fail again
+        self._terminal.write_line(f"\n{outcome.upper()} {report.nodeid} ({report.when})", red=True)
+        if outcome == "rerun":  # the summary has its name alone, and it may never fail again
             self._terminal.write_line(report.longreprtext)
         self._terminal.flush()
 
