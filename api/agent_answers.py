@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.access.callers import Caller, may_see_instructions, may_see_secrets
-from api.letta.agent_state import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent, without_instructions
+from api.letta.agents import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent, without_instructions
 from api.letta.messages import wire_approval_request
 from api.services import Services
 from shared.concurrency import beside

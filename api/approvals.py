@@ -8,12 +8,12 @@ from typing import Any
 from api.letta.approvals import DecisionIn, parsed_arguments
 from api.letta.content import tool_result
 from api.runs.submission_traces import SubmissionTraces
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.ids import ApprovalId, ProjectId
 from shared.domain.messages import Decision
-from shared.runs.approvals import ApprovalService
+from shared.runs.unowned import ApprovalService
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.decisions import Decided

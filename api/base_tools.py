@@ -1,6 +1,6 @@
 """The base tools of a project: rows like those of any other tool, made when a project is first asked for tools."""
 
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.tool_catalog import BASE_TOOLS, BaseTool
 from shared.domain.tools import Tool

@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.access.callers import Caller
 from api.errors import domain_error_answer
-from shared.clock import Clock
-from shared.concurrency import repeating
+from shared.concurrency import Clock, repeating
 from shared.domain.errors import Unavailable
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits

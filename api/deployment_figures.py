@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.clock import Clock, unix_ms
+from shared.concurrency import Clock, unix_ms
 from shared.domain.errors import Unavailable
 from shared.domain.events import decode
 from shared.redis.event_log import EventLog
+from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
-from shared.redis.server_memory import RedisServers
 from shared.sql.runs.figures import RunFigureStore
 from shared.telemetry.api_metrics import DeploymentState
 from shared.telemetry.metrics import Metrics

@@ -17,9 +17,9 @@ from api.openai.errors import as_openai, invalid_input, speaks_openai
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import request_id
 from shared.domain import errors as domain
-from shared.domain.error_codes import ErrorCode, code_of
+from shared.domain.errors import ErrorCode, code_of
 from shared.domain.limits import LimitReached
-from shared.process.not_ready import RETRY_AFTER_S
+from shared.process.service_answers import RETRY_AFTER_S
 from shared.sql.causes import DATABASE_ERRORS, as_ours
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

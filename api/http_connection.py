@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from api.connection_rules import ConnectionLimit
 from api.event_stream import KEEP_ALIVE_BYTES
 from api.letta.refusals import refusal
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

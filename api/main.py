@@ -30,7 +30,7 @@ from api.callbacks.delivery import CallbackDelivery
 from api.callbacks.places import DeliveryPlaces
 from api.callbacks.signature import signing_key
 from api.caller_quotas import CallerQuotas
-from api.letta.models import OfferedModels
+from api.letta.model_settings import OfferedModels
 from api.operations_parts import operations_service, showing_process
 from api.run_parts import (
     approval_decisions,
@@ -50,14 +50,13 @@ from api.runs.streaming import AnswerService
 from api.runs.threads import AgentThreads
 from api.runs.waiting import RunWaiter
 from api.services import Readiness, Services
-from shared.archival.archival_memory import ArchivalMemory
-from shared.archival.embedding_client import EmbeddingClient
+from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
-from shared.process.context import ProcessContext
+from shared.process.logging import ProcessContext
 from shared.process.measurements import measured
 from shared.process.service_answers import ServiceAnswers
 from shared.process.traces import traced
@@ -66,18 +65,13 @@ from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
 from shared.redis.quotas import Quotas
-from shared.sql.access.api_keys import ApiKeyStore
+from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
-from shared.sql.access.owners import OwnerStore
 from shared.sql.archival.archives import ArchiveStore
-from shared.sql.archival.passages import PassageStore
-from shared.sql.archival.search import PassageSearchStore
-from shared.sql.archival.vectors import VectorStore
-from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.definitions.blocks import BlockStore
-from shared.sql.definitions.brought_agents import BroughtAgentStore
+from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
+from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.definitions.tags import TagStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore

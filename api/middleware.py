@@ -21,8 +21,7 @@ from api.errors import RETRY_AFTER_S, input_refusal, refused
 from api.openai.errors import as_openai, speaks_openai, status_of
 from api.request_log import ASKED_METHOD
 from shared.concurrency import others_turn
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import Unavailable
+from shared.domain.errors import ErrorCode, Unavailable
 from shared.json_limits import flaw_of_document
 
 SAID = "SERVICE_UNAVAILABLE: this server is ending; send the request again"

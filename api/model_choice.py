@@ -8,7 +8,7 @@ from fastapi import Response
 from api.answer_headers import warning_of
 from api.letta.agents import AgentFields
 from api.letta.conversations import ConversationFields
-from api.letta.models import OfferedModels
+from api.letta.model_settings import OfferedModels
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

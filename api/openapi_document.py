@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from api.openai.errors import speaks_openai
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 
 Json = dict[str, Any]
 

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from api.deployment_figures import DeploymentFigures
-from api.letta.operations import OperationsView
-from shared.clock import Clock
+from api.letta.admin import OperationsView
+from shared.concurrency import Clock
 from shared.domain.errors import Unavailable
 from shared.domain.ids import ProjectId
 from shared.process.version import VERSION
 from shared.redis.connection import greet
-from shared.redis.process_presence import ProcessPresence
+from shared.redis.process_presence import ProcessPresence, RedisServers, ToolPresence
 from shared.redis.queue import RunQueue
-from shared.redis.server_memory import RedisServers
-from shared.redis.tool_presence import ToolPresence
 from shared.sql.engine import Database
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.figures import RunFigureStore

@@ -7,13 +7,11 @@ from api.caller_quotas import CallerQuotas
 from api.deployment_figures import DeploymentFigures
 from api.operations import Operations
 from shared.domain.operations import ApiState
-from shared.process.context import ProcessContext
+from shared.process.logging import ProcessContext
 from shared.process.version import VERSION
 from shared.redis.event_log import EventLog
-from shared.redis.process_presence import ProcessPresence
+from shared.redis.process_presence import ProcessPresence, RedisServers, ToolPresence
 from shared.redis.queue import RunQueue
-from shared.redis.server_memory import RedisServers
-from shared.redis.tool_presence import ToolPresence
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.figures import RunFigureStore
 

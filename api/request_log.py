@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars, clear_contextvars, get_contextvars
 
 from api.access.client_address import Network, client_address
-from shared.clock import Clock
+from shared.concurrency import Clock
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

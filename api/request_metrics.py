@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.request_log import asked_method
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.telemetry.api_metrics import ApiMetrics
 
 NO_ROUTE = "none"

@@ -6,7 +6,7 @@ from functools import partial
 from api.approvals import ApprovalDecisions
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
-from api.letta.models import OfferedModels
+from api.letta.model_settings import OfferedModels
 from api.runs.cancel import RunCanceller
 from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
@@ -19,27 +19,25 @@ from api.runs.submission import SubmissionService
 from api.runs.submission_traces import SubmissionTraces
 from api.runs.tool_runs import ToolRunService
 from api.runs.waiting import RunWaiter
-from shared.process.context import ProcessContext
-from shared.redis.cancel_signal import CancelSignal
+from shared.process.logging import ProcessContext
+from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
-from shared.runs.approvals import ApprovalService
-from shared.runs.unowned import UnownedRuns
+from shared.runs.unowned import ApprovalService, UnownedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
-from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.checkpoints import CheckpointStore, ToolRunStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
-from shared.sql.runs.tool_runs import ToolRunStore
 
 
 def run_reader(

@@ -9,7 +9,7 @@ from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolShelf
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
-from api.letta.models import OfferedModels
+from api.letta.model_settings import OfferedModels
 from api.operations import Operations
 from api.runs.cancel import CancelService
 from api.runs.chat import ChatService
@@ -19,7 +19,7 @@ from api.runs.streaming import AnswerService, StreamService
 from api.runs.threads import AgentThreads
 from api.runs.tool_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.ids import IdMaker
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
@@ -28,11 +28,9 @@ from shared.process.settings import Settings
 from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
-from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.definitions.blocks import BlockStore
-from shared.sql.definitions.brought_agents import BroughtAgentStore
+from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.definitions.tags import TagStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore

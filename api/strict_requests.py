@@ -22,7 +22,7 @@ from api.errors import input_refusal
 from api.letta.refusals import MOST_FLAWS
 from api.letta.unused_input import Unacted, unacted
 from api.route_index import RouteIndex
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 
 STRICT = b"x-holdfast-strict"
 OURS = "x-holdfast-"

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from bench.deployments import SETTINGS, machine
 from bench.earlier_runs import EarlierRuns
 from bench.figures import quantile
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import SubmissionKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate

@@ -20,7 +20,7 @@ from shared.domain.archival import PassageQuery
 from shared.domain.ids import AgentId, IdMaker, ProjectId, RunId, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run, RunOptions, Usage
-from shared.sql.archival.search import PassageSearchStore
+from shared.sql.archival.passages import PassageSearchStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import EVERY_SHOWN
 from shared.sql.engine import Database

@@ -21,9 +21,7 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.node_choice import find_node
-from worker.tools.plain_process import PlainProcess
-from worker.tools.process_sandbox import ProcessSandbox
-from worker.tools.sandbox_choice import SandboxChoice
+from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox, SandboxChoice
 from worker.tools.walled_sandbox import WalledSandbox
 
 LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=64 << 20)

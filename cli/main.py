@@ -10,8 +10,7 @@ import typer
 
 from cli.command_table import COMMANDS, CommandTable
 from cli.exit_statuses import FAILURE, MISTAKE, OK
-from cli.log_lines import event_line
-from cli.printable import printable
+from cli.printable import event_line, printable
 from shared.domain.errors import HoldfastError, Unavailable, Unusable
 from shared.process.version import VERSION
 

@@ -2,6 +2,9 @@
 
 import re
 import unicodedata
+from datetime import UTC, datetime
+
+import msgspec
 
 _JOINER = "\u200d"
 """Between the parts of one emoji."""
@@ -26,3 +29,13 @@ def _shown(one: str) -> str:
     if one.isprintable() or one in f"\n\t{_JOINER}" or unicodedata.category(one) == "Zs":
         return one
     return " " if one.isspace() else ""
+
+
+# Lines of the log that a process writes before it has a log, or without one: in the form of all others, as JSON.
+
+
+def event_line(event: str, level: str, **facts: object) -> str:
+    """One event, as `HOLDFAST_LOG_JSON` asks for it."""
+    moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    line = {"event": event, **facts, "level": level, "logger": "holdfast", "timestamp": moment}
+    return msgspec.json.encode(line).decode()

@@ -6,17 +6,47 @@ cancelled: it must not go on as if nothing had happened.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from shared.clock import Clock
 from shared.domain.errors import Unavailable
+
+# The time, handed in to everything that needs it: tests own their clock, the product uses the system's.
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now(self) -> datetime:
+        """Wall-clock time, aware, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, for durations."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def unix_ms(moment: datetime) -> int:
+    """Unix time in milliseconds, as the log's events carry it."""
+    return int(moment.timestamp() * 1000)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from shared.bounded_schema import characters_of, shortened
+from shared.json_limits import characters_of, shortened
 
 MAX_REFERENCES = 10_000
 MAX_COST = 100_000

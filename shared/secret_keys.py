@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from shared.domain.agent_secrets import SEALED, is_sealed
+from shared.domain.agents import SEALED, is_sealed
 from shared.domain.errors import InvalidRequest, UnreadableSecret
 from shared.domain.ids import AgentId
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from shared.bounded_schema import schema_flaw
-from shared.json_limits import flaw_of
+from shared.json_limits import flaw_of, schema_flaw
 
 MAX_ARGUMENTS_CHARS = 1_000_000
 

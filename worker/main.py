@@ -11,29 +11,25 @@ from uuid import uuid4
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from shared.archival.archival_memory import ArchivalMemory
-from shared.archival.embedding_client import EmbeddingClient
+from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
 from shared.network.checked_http import NetworkRules
-from shared.process.context import ProcessContext
 from shared.process.importing import without_collections
+from shared.process.logging import ProcessContext
 from shared.process.measurements import measured
 from shared.process.traces import traced
 from shared.process.version import VERSION
-from shared.redis.cancel_signal import CancelSignal
+from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
-from shared.redis.process_presence import ProcessPresence
+from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import InFlightLimits, RunQueue
-from shared.redis.tool_presence import ToolPresence
 from shared.runs.unowned import UnownedRuns
-from shared.sql.archival.passages import PassageStore
-from shared.sql.archival.search import PassageSearchStore
-from shared.sql.archival.vectors import VectorStore
+from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.memory import MemoryStore
+from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore

@@ -13,20 +13,17 @@ import structlog
 
 from shared.concurrency import repeating
 from shared.domain.tools import SandboxTier
-from shared.network.allowed_hosts import AllowedHosts
-from shared.network.checked_http import NetworkRules
+from shared.network.checked_http import AllowedHosts, NetworkRules
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
-from shared.process.context import ProcessContext
+from shared.process.logging import ProcessContext
 from shared.process.settings import Settings
-from worker.proxy.reach import Reach
-from worker.tools.bounded_sandbox import BoundedSandbox
-from worker.tools.folders import ToolFolders, remove_left_folders, worker_folder
+from worker.proxy.exchange import Reach
 from worker.tools.invocation import CallLimits, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
-from worker.tools.plain_process import PlainProcess, plain_process
-from worker.tools.sandbox_choice import SandboxChoice
-from worker.tools.zygote_plan import ZygotePlan
+from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
+from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
+from worker.tools.zygote import ZygotePlan
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

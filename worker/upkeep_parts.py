@@ -4,21 +4,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
-from shared.archival.embedding_client import EmbeddingClient
-from shared.archival.embedding_upkeep import EmbeddingUpkeep
-from shared.process.context import ProcessContext
+from shared.archival.archival_memory import EmbeddingClient, EmbeddingUpkeep
+from shared.process.logging import ProcessContext
 from shared.redis.queue import IntervalLock, RunQueue
-from shared.runs.approvals import ApprovalService
-from shared.runs.record_retention import RecordRetention
-from shared.runs.retention import Retention
-from shared.runs.unowned import UnownedRuns
+from shared.runs.retention import RecordRetention, Retention
+from shared.runs.unowned import ApprovalService, UnownedRuns
 from shared.sql.access.audit import AuditLog
-from shared.sql.archival.vectors import VectorStore
+from shared.sql.archival.passages import VectorStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.retention import RetentionStore
-from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.run_store import RetentionStore, RunStore
 from worker.upkeep.sweeper import Sweeper
 
 PRUNE_EVERY_S = 60.0

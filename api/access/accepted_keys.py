@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from api.access.callers import EVERYBODY, Caller, ConfiguredKeys
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.api_keys import Scopes, digest_of, is_well_formed
 from shared.domain.errors import Unavailable
 from shared.sql.access.api_keys import ApiKeyStore, FoundKey

@@ -16,9 +16,9 @@ from api.access.agent_fields import refused_field
 from api.access.callers import Caller
 from api.access.route_rules import CHAT, Reach
 from api.errors import refused
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.domain.ids import ProjectId, is_id
-from shared.sql.access.owners import OwnerStore
+from shared.sql.access.api_keys import OwnerStore
 
 NOBODY = ProjectId("")
 """A project that no key is of, and that has nothing."""

@@ -21,10 +21,9 @@ from api.access.route_rules import OF_ADMINS, RULES, Reach
 from api.access.stream_tokens import StreamTokens
 from api.errors import SHOULD_RETRY, Refused, answer_domain_error
 from api.route_index import RouteIndex
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.api_keys import Level
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import HoldfastError
+from shared.domain.errors import ErrorCode, HoldfastError
 from shared.domain.ids import IdMaker, RunId
 from shared.sql.access.audit import Asker, AuditLog, asked_by
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from ipaddress import IPv6Address, ip_address
 from typing import TypeVar
 
-from shared.clock import Clock
+from shared.concurrency import Clock
 
 BURST = 30
 """Wrong keys that an address may send at once."""

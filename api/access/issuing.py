@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.api_keys import LONGEST_GRACE_S, SECRET_BYTES, ApiKey, Scopes, check_new_key, new_secret
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, KeyId, ProjectId

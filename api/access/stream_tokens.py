@@ -14,7 +14,7 @@ from api.access.accepted_keys import AcceptedKeys, TokenSigner
 from api.access.callers import Caller
 from api.errors import Refused
 from shared.domain.api_keys import Level, Scopes
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.domain.ids import ProjectId, RunId
 
 _SALT = b"holdfast stream tokens"

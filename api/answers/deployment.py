@@ -4,7 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from api.answers.values import Fields, Nothing, Time
+from api.answers.messages import Fields, Nothing, Time
 
 
 class Index(TypedDict):

@@ -6,17 +6,19 @@ A name does not change: programs are written with it.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from api.answers.archives import Archive, FoundMemories, FoundPassage, Passage
-from api.answers.chat import ChatCompletion, ChatFrame
 from api.answers.definitions import (
     AgentFileContent,
     AgentState,
+    Archive,
     Block,
     ContextOverview,
     EmbeddingModel,
+    FoundMemories,
+    FoundPassage,
     ImportedAgents,
     Memory,
     Model,
+    Passage,
     Secret,
     Tool,
 )
@@ -36,11 +38,22 @@ from api.answers.deployment import (
     OperationsView,
     Readiness,
 )
-from api.answers.frames import Frame
-from api.answers.messages import Answer, Captured, CompactionResult, FoundMessage, Generated, Message
+from api.answers.messages import (
+    Answer,
+    Captured,
+    CompactionResult,
+    Fields,
+    FoundMessage,
+    Frame,
+    Generated,
+    Message,
+    Nothing,
+)
 from api.answers.runs import (
     Approval,
     CancelReceipt,
+    ChatCompletion,
+    ChatFrame,
     Conversation,
     DecidedApproval,
     Injected,
@@ -53,7 +66,6 @@ from api.answers.runs import (
     StreamToken,
     ToolRunResult,
 )
-from api.answers.values import Fields, Nothing
 
 
 class Operation(NamedTuple):

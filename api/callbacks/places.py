@@ -5,7 +5,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.ids import ProjectId
 
 PLACES = 8

@@ -1,13 +1,25 @@
 """Keys and the audit log on the wire. Letta's server has neither: the shapes are ours, in Letta's manner."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from api.letta.envelope import wire_time
 from shared.domain.api_keys import MOST_AGENTS, MOST_NAME, ApiKey
+from shared.domain.operations import (
+    ApiState,
+    CallbackFigures,
+    Minute,
+    OpenCallback,
+    QueueState,
+    RunFigures,
+    ServerMemory,
+    WorkerState,
+)
 from shared.domain.tools import SandboxTier
 from shared.sql.access.audit import AuditEvent
 
@@ -94,4 +106,108 @@ def wire_audit_event(event: AuditEvent) -> dict[str, Any]:
         "address": event.address,
         "user_agent": event.user_agent,
         "request_id": event.request_id,
+    }
+
+
+# What an operator sees of a deployment, on the wire. Letta's server shows none of it: the shapes are ours.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationsView:
+    """A deployment, and a project's work on it, at one moment. None: the service that knows it is away."""
+
+    at: datetime
+    version: str
+    services: Mapping[str, bool | None]
+    database_kind: str
+    database_ms: float | None
+    redis_is_embedded: bool
+    redis_ms: float | None
+    redis_memory: list[ServerMemory] | None
+    """Of the server that all share, and behind it of those that keep logs; nothing of an embedded one."""
+    workers: list[WorkerState] | None
+    api_processes: list[ApiState] | None
+    queue: QueueState | None
+    runs: RunFigures | None
+    callbacks: CallbackFigures | None
+
+
+def wire_operations(view: OperationsView) -> dict[str, Any]:
+    """The whole answer. A field is null while the service that knows it is away."""
+    queue, runs, callbacks = view.queue, view.runs, view.callbacks
+    shared_memory, *log_memory = view.redis_memory or [ServerMemory(server="")]
+    return {
+        "at": wire_time(view.at),
+        "version": view.version,
+        "services": dict(view.services),
+        "database": {"kind": view.database_kind, "answers_ms": view.database_ms},
+        "redis": {
+            "embedded": view.redis_is_embedded,
+            "answers_ms": view.redis_ms,
+            **_memory(shared_memory),
+        },
+        "log_servers": None
+        if view.redis_memory is None
+        else [{"server": one.server, **_memory(one)} for one in log_memory],
+        "workers": None if view.workers is None else [_process(worker) for worker in view.workers],
+        "api_processes": None if view.api_processes is None else [_process(one) for one in view.api_processes],
+        "queue": {
+            "waiting": None if queue is None else queue.waiting,
+            "oldest_wait_s": None if queue is None else queue.oldest_wait_s,
+            "in_flight": None if queue is None else queue.in_flight,
+        },
+        "runs": None if runs is None else _active(runs),
+        "ended_last_hour": None if runs is None else _ended(runs),
+        "queue_wait_ms": None if runs is None else msgspec.to_builtins(runs.queue_wait_ms),
+        "first_token_ms": None if runs is None else msgspec.to_builtins(runs.first_token_ms),
+        "callbacks": None if callbacks is None else msgspec.to_builtins(callbacks),
+        "last_hour": None if runs is None else [_minute(minute) for minute in runs.minutes],
+    }
+
+
+def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
+    """A callback that waits, or was given up: then `next_attempt_at` is null."""
+    return {
+        "run_id": callback.run_id,
+        "url": callback.url,
+        "attempts": callback.attempts,
+        "next_attempt_at": wire_time(callback.next_attempt_at),
+        "last_status_code": callback.last_status_code,
+        "last_error": callback.last_error,
+        "created_at": wire_time(callback.created_at),
+    }
+
+
+def _memory(of: ServerMemory) -> dict[str, int | None]:
+    return {"used_memory_bytes": of.used, "max_memory_bytes": of.limit}
+
+
+def _active(runs: RunFigures) -> dict[str, int]:
+    return {"created": runs.created, "running": runs.running, "awaiting_approval": runs.awaiting_approval}
+
+
+def _ended(runs: RunFigures) -> dict[str, int]:
+    return {
+        "completed": sum(minute.completed for minute in runs.minutes),
+        "failed": sum(minute.failed for minute in runs.minutes),
+        "cancelled": sum(minute.cancelled for minute in runs.minutes),
+    }
+
+
+def _process(state: WorkerState | ApiState) -> dict[str, Any]:
+    shown = msgspec.to_builtins(state)
+    # Of a whole deployment, and only for who has its settings: `holdfast doctor` compares them.
+    del shown["secret_keys"]
+    return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
+
+
+def _minute(minute: Minute) -> dict[str, Any]:
+    return {
+        "at": wire_time(minute.at),
+        "submitted": minute.submitted,
+        "completed": minute.completed,
+        "failed": minute.failed,
+        "cancelled": minute.cancelled,
+        "queue_wait_p50_ms": minute.queue_wait_p50_ms,
+        "first_token_p50_ms": minute.first_token_p50_ms,
     }

@@ -10,14 +10,13 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from api.letta.agent_state import wire_agent
+from api.letta.agents import wire_agent
 from api.letta.blocks import wire_block
-from api.letta.compaction import SETTINGS as COMPACTION
+from api.letta.context import SETTINGS as COMPACTION
 from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool
 from shared.domain.agents import Agent, Block
-from shared.domain.local_time import zone_of
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -33,6 +32,7 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
+from shared.domain.searches import zone_of
 from shared.domain.tools import Tool
 from shared.sql.definitions.agents import AgentDetails
 

@@ -8,22 +8,18 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileTool, checked
+from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileHistory, FileTool, checked
 from api.letta.agent_file_export import OURS, OURS_OF_AGENTS, OURS_OF_TOOLS
-from api.letta.agent_file_messages import FileHistory
 from api.letta.agents import AgentCreate, new_agent
 from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
-from api.letta.models import OfferedModels
-from api.letta.tool_limits import refuse_network
-from api.letta.tools import ToolCreate, blank_tool
+from api.letta.model_settings import OfferedModels
+from api.letta.tools import ToolCreate, blank_tool, refuse_network
 from shared.domain.agents import Block
 from shared.domain.brought_agents import BroughtAgent, BroughtAgents, BroughtTool
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import BlockId, IdMaker, ProjectId
-from shared.domain.model_catalog import context_window_of
-from shared.domain.model_providers import leaves_choice, split_handle
-from shared.domain.packages import ToolPackages
-from shared.domain.tools import CUSTOM
+from shared.domain.models import context_window_of, leaves_choice, split_handle
+from shared.domain.tools import CUSTOM, ToolPackages
 
 COPY = "_copy"
 _KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from shared.bounded_schema import schema_flaw
+from shared.json_limits import schema_flaw
 
 MOST_ENTRIES = 1000
 """Of a list, or of an object whose names are the client's own: tools, blocks and tags of an agent, lines, rules."""

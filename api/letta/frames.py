@@ -15,9 +15,9 @@ from api.letta.messages import (
     tool_return_fields,
 )
 from api.letta.waiting_calls import CODE, wire_waiting
-from shared.clock import unix_ms
+from shared.concurrency import unix_ms
 from shared.domain import events
-from shared.domain.error_codes import code_of
+from shared.domain.errors import code_of
 from shared.domain.ids import RunId, Seq
 from shared.domain.runs import RunError
 

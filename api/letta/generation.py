@@ -6,8 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.letta.bounded_fields import BoundedSchema
 from api.letta.frames import usage_fields
-from shared.domain.generation import DEFAULT_SYSTEM, Generation
-from shared.domain.runs import Run
+from shared.domain.runs import DEFAULT_SYSTEM, Generation, Run
 
 
 class GenerateRequest(BaseModel):

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, f
 
 from api.letta.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts
 from api.letta.content import as_object, content_parts, tool_result
+from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest, WrongToolCalls
 from shared.domain.ids import IdMaker
@@ -19,10 +20,9 @@ from shared.domain.messages import (
     NewMessage,
     UserMessage,
 )
-from shared.domain.model_providers import split_handle
-from shared.domain.skills import ClientSkill
+from shared.domain.models import split_handle
 from shared.domain.tools import ClientTool
-from shared.network.addresses import flaw_of_url
+from shared.network.checked_http import flaw_of_url
 
 
 def _checked(url: str) -> str:

@@ -10,7 +10,7 @@ from api.letta.envelope import in_utc, wire_time
 from api.letta.messages import wire_messages
 from shared.domain.ids import UUID4_PATTERN, AgentId, ConversationId
 from shared.domain.messages import Message
-from shared.domain.words import LONGEST_QUERY
+from shared.domain.searches import LONGEST_QUERY
 
 SAID = frozenset({"user_message", "assistant_message"})
 """The messages that are searched."""

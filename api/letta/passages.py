@@ -6,21 +6,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.letta.bounded_fields import Metadata
+from api.letta.agents import EmbeddingConfigFields
+from api.letta.bounded_fields import Description, Metadata
 from api.letta.envelope import wire_time
 from api.letta.model_settings import wire_embedding_config
 from shared.concurrency import beside
 from shared.domain.archival import (
     MOST_FOUND,
     MOST_TAGS,
+    Archive,
     FoundPassage,
     NewPassage,
     Passage,
     PassageQuery,
 )
-from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker
-from shared.domain.local_time import zone_of
-from shared.domain.words import LONGEST_QUERY
+from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker, ProjectId
+from shared.domain.models import LONGEST_HANDLE
+from shared.domain.searches import LONGEST_QUERY, zone_of
 
 MOST_AT_ONCE = 500
 """Passages of one request."""
@@ -148,3 +150,60 @@ def wire_memories(found: Sequence[FoundPassage], timezone: str) -> dict[str, Any
         for one in found
     ]
     return {"results": results, "count": len(results)}
+
+
+# Archives on Letta's wire.
+
+
+LONGEST_NAME = 1000
+
+
+class ArchiveCreate(BaseModel):
+    """An archive to make."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field(min_length=1, max_length=LONGEST_NAME)
+    description: Description | None = None
+    embedding: str | None = Field(default=None, min_length=1, max_length=LONGEST_HANDLE)
+    embedding_config: EmbeddingConfigFields | None = None
+
+
+class ArchiveUpdate(BaseModel):
+    """What to change of an archive. A field that is left out, or null, stays."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str | None = Field(default=None, min_length=1, max_length=LONGEST_NAME)
+    description: Description | None = None
+
+
+def new_archive(body: ArchiveCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Archive:
+    """The archive that the request asks for."""
+    config = body.embedding_config.full_handle() if body.embedding_config else None
+    return Archive(
+        id=ids.archive(),
+        project_id=project_id,
+        name=body.name,
+        description=body.description,
+        embedding=config or body.embedding,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def wire_archive(archive: Archive, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The wire's archive."""
+    return {
+        "created_by_id": None,
+        "last_updated_by_id": None,
+        "created_at": wire_time(archive.created_at),
+        "updated_at": wire_time(archive.updated_at),
+        "name": archive.name,
+        "description": archive.description,
+        "organization_id": None,
+        "vector_db_provider": "native",
+        "embedding_config": wire_embedding_config(archive.embedding, environment),
+        "metadata": {},
+        "id": archive.id,
+    }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
 
-from shared.domain.error_codes import ErrorCode, code_of, error_fields
+from shared.domain.errors import ErrorCode, code_of, error_fields
 
 NO_MESSAGES = "Messages must not be empty"
 

@@ -6,13 +6,13 @@ from typing import Any
 from api.letta.envelope import wire_time
 from api.letta.frames import error_fields, usage_fields
 from api.letta.messages import NOT_ANSWERS, wire_messages
-from api.letta.run_metrics import duration_ns, ns_between
+from api.letta.traces import duration_ns, ns_between
 from api.letta.waiting_calls import wire_waiting
 from shared.domain.approvals import WaitingCalls
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Message
-from shared.domain.model_catalog import context_window_of
+from shared.domain.models import context_window_of
 from shared.domain.runs import CancelRequest, Run, RunError, Step, Usage
 
 WIRE_STATUSES: dict[str, list[RunStatus]] = {

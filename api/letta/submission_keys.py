@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from api.letta.message_input import IfBusy, MessageIn
-from shared.domain.submission_keys import IDEMPOTENCY_KEY, SentBody, SubmissionKeys, key_of_otids
+from shared.domain.runs import IDEMPOTENCY_KEY, SentBody, SubmissionKeys, key_of_otids
 
 BODY = "body:"
 """The beginning of a submission key that holds the hash of a request's body."""

@@ -5,30 +5,114 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.letta.approvals import Waiting
 from api.letta.bounded_fields import Description, Metadata, Objects, Tags
-from api.letta.tool_limits import LimitsIn
-from api.tool_source.imports import refuse_missing_modules
+from api.letta.messages import outcome_field
 from api.tool_source.reader import ToolDeclaration, read_tool_source
+from api.tool_source.syntax import refuse_missing_modules
 from api.tool_source.typescript import read_typescript_source
-from shared.bounded_schema import schema_flaw
-from shared.domain.base_tools import is_base_tool
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
-from shared.domain.packages import ToolPackages
+from shared.domain.messages import ToolReturn
+from shared.domain.tool_catalog import is_base_tool
 from shared.domain.tools import (
     CUSTOM,
     DEFAULT_RETURN_CHAR_LIMIT,
     LANGUAGES,
+    LEAST_TOOL_MEMORY_MB,
     PYTHON,
     TYPESCRIPT,
     Tool,
     ToolLimits,
+    ToolPackages,
 )
+from shared.json_limits import schema_flaw
+
+# What a tool may be given: less than the worker gives to each call, and a network where the operator allows one.
+
+
+class LimitsIn(BaseModel):
+    """What one call of the tool may use, where that is less than the worker gives."""
+
+    # A misspelled limit must not be none.
+    model_config = ConfigDict(extra="forbid")
+
+    timeout_s: float | None = Field(default=None, gt=0, le=86_400)
+    cpu_s: int | None = Field(default=None, ge=1, le=86_400)
+    memory_mb: int | None = Field(default=None, ge=LEAST_TOOL_MEMORY_MB, le=1 << 20)
+
+
+def limits_that_are_less_here(wanted: LimitsIn | None, *, timeout_s: float, cpu_s: int, memory_mb: int) -> list[str]:
+    """A sentence for each limit that a tool asks for and this server does not give: the server's is less."""
+    if wanted is None:
+        return []
+    given = (
+        ("timeout_s", wanted.timeout_s, timeout_s, "HOLDFAST_TOOL_TIMEOUT"),
+        ("cpu_s", wanted.cpu_s, cpu_s, "HOLDFAST_TOOL_CPU_S"),
+        ("memory_mb", wanted.memory_mb, memory_mb, "HOLDFAST_TOOL_MEMORY_MB"),
+    )
+    return [
+        f"limits.{name} is {asked:g}, and this server gives a call {most:g} ({setting})"
+        for name, asked, most, setting in given
+        if asked is not None and asked > most
+    ]
+
+
+def refuse_network(wanted: Literal["none", "host"] | None, allowed_hosts: str) -> None:
+    """Raises `InvalidRequest` for a tool that asks for a network where the operator allows no host."""
+    if wanted == "host" and not allowed_hosts:
+        raise InvalidRequest(
+            "network: this server gives tools no network; its operator can allow hosts with HOLDFAST_TOOL_NETWORK",
+            field="network",
+        )
+
+
+# Calls of an agent's tools that a client asks for, on Letta's wire.
+
+
+class ToolRunRequest(BaseModel):
+    """What a tool is to be called with."""
+
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    def arguments(self) -> str:
+        """The arguments as JSON, as a model would write them."""
+        return msgspec.json.encode(self.args).decode()
+
+
+def wire_tool_result(result: ToolReturn) -> dict[str, Any]:
+    """What a call came to. One that failed returns nothing: why it did is the last of what it complained of."""
+    failed = result.status == "error"
+    complaints = result.stderr
+    if failed:
+        complaints = [*(complaints or ()), result.text]
+    return {
+        "status": result.status,
+        "func_return": None if failed else _returned(result),
+        "agent_state": None,
+        "stdout": result.stdout,
+        "stderr": complaints,
+        "sandbox_config_fingerprint": None,
+        **outcome_field(result),
+    }
+
+
+def _returned(result: ToolReturn) -> Any:
+    """What the tool returned, as far as JSON can say it."""
+    if result.is_text:
+        return result.text
+    if result.text == "None":
+        return None
+    try:
+        return msgspec.json.decode(result.text)
+    except msgspec.DecodeError:
+        return result.text
+
 
 TOOL_TYPES = (
     "custom", "letta_core", "letta_memory_core", "letta_multi_agent_core", "letta_sleeptime_core",

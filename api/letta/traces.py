@@ -11,9 +11,138 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any
 
-from api.letta.run_metrics import NS_PER_MS, model_ms, ns_between, step_ms
+from api.letta.envelope import wire_time
+from shared.concurrency import unix_ms
+from shared.domain.approvals import Approval
 from shared.domain.lifecycle import TERMINAL, RunStatus
-from shared.domain.runs import Run, Step, ToolTiming
+from shared.domain.runs import Run, Step, StepTiming, ToolTiming
+
+# How long runs and steps took, part by part, in nanoseconds as the wire counts. What nobody measured is null.
+#
+# The times of a step are those that its worker noted, in milliseconds.
+
+
+NS_PER_MS = 1_000_000
+
+
+def duration_ns(run: Run) -> int | None:
+    """How long the run took from its submission, in nanoseconds; None while it has not ended."""
+    return ns_between(run.created_at, run.completed_at)
+
+
+def ns_between(begin: datetime, end: datetime | None) -> int | None:
+    """None when one of them has not come. Never below 0: two machines' clocks may differ."""
+    return None if end is None else max(0, round((end - begin).total_seconds() * 1e6) * 1000)
+
+
+def wire_run_metrics(
+    run: Run, tools_used: Sequence[str], steps: Sequence[Step], approvals: Sequence[Approval]
+) -> dict[str, Any]:
+    """Counts and times of a run. The wire's fields first, then ours."""
+    timings = [step.timing for step in steps if step.timing.asked_at]
+    return {
+        "id": run.id,
+        "organization_id": None,
+        "agent_id": run.agent_id,
+        "project_id": run.project_id,
+        "run_start_ns": unix_ns(run.created_at),
+        "run_ns": duration_ns(run),
+        "num_steps": run.step_count,
+        "tools_used": list(tools_used) or None,
+        "template_id": None,
+        "base_template_id": None,
+        "queue_wait_ns": ns_between(run.created_at, run.started_at),
+        "ttft_ns": ns_between(run.created_at, run.first_token_at),
+        "model_ns": sum(model_ms(timing) or 0 for timing in timings) * NS_PER_MS if timings else None,
+        "tokens_per_second": _tokens_per_second(steps),
+        "tools": _tools([tool for timing in timings for tool in timing.tools]) if timings else None,
+        "waiting_for_approval_ns": _waited_for_approval(approvals),
+        "pruned_at": wire_time(run.pruned_at),
+    }
+
+
+def wire_step_metrics(step: Step, project_id: str) -> dict[str, Any]:
+    """Times of a step, as the wire has them."""
+    timing = step.timing
+    asked, whole = model_ms(timing), step_ms(timing)
+    return {
+        "id": step.id,
+        "organization_id": None,
+        "provider_id": None,
+        "run_id": step.run_id,
+        "agent_id": step.agent_id,
+        "step_start_ns": timing.asked_at * NS_PER_MS or None,
+        "llm_request_start_ns": timing.asked_at * NS_PER_MS or None,
+        "llm_request_ns": None if asked is None else asked * NS_PER_MS,
+        "tool_execution_ns": tools_ms(timing.tools) * NS_PER_MS if timing.tools else None,
+        "step_ns": None if whole is None else whole * NS_PER_MS,
+        "base_template_id": None,
+        "template_id": None,
+        "project_id": project_id,
+    }
+
+
+def unix_ns(moment: datetime) -> int:
+    """Unix time in nanoseconds, exact to the microsecond."""
+    return unix_ms(moment) * NS_PER_MS + moment.microsecond % 1000 * 1000
+
+
+def model_ms(timing: StepTiming) -> int | None:
+    """From the question to the whole answer; None when there was none."""
+    return max(0, timing.answered_at - timing.asked_at) if timing.asked_at and timing.answered_at else None
+
+
+def tools_ms(tools: Sequence[ToolTiming]) -> int:
+    """The time in which at least one of the calls was under way: calls may run side by side."""
+    total, reached = 0, 0
+    for tool in sorted(tools, key=lambda one: one.started_at):
+        total += max(0, tool.ended_at - max(reached, tool.started_at))
+        reached = max(reached, tool.ended_at)
+    return total
+
+
+def step_ms(timing: StepTiming) -> int | None:
+    """From the question to the end of the answer and of its last call."""
+    ended_at = max([timing.answered_at, *(tool.ended_at for tool in timing.tools)])
+    return max(0, ended_at - timing.asked_at) if timing.asked_at and ended_at else None
+
+
+def _tokens_per_second(steps: Sequence[Step]) -> float | None:
+    """Tokens of the answers by the time from their first piece to their last; None when nothing was measured."""
+    measured = [step for step in steps if step.timing.first_token_at and step.timing.answered_at]
+    streamed_ms = sum(step.timing.answered_at - step.timing.first_token_at for step in measured)
+    tokens = sum(step.usage.completion_tokens for step in measured)
+    return round(tokens * 1000 / streamed_ms, 3) if streamed_ms > 0 and tokens else None
+
+
+def _tools(calls: Sequence[ToolTiming]) -> list[dict[str, Any]]:
+    """Each tool with its calls, by name."""
+    by_name: dict[str, list[ToolTiming]] = {}
+    for call in calls:
+        by_name.setdefault(call.tool_name, []).append(call)
+    return [
+        {
+            "name": name,
+            "calls": len(some),
+            "errors": sum(call.is_error for call in some),
+            "total_ns": sum(_call_ms(call) for call in some) * NS_PER_MS,
+            "max_ns": max(_call_ms(call) for call in some) * NS_PER_MS,
+        }
+        for name, some in sorted(by_name.items())
+    ]
+
+
+def _call_ms(call: ToolTiming) -> int:
+    return max(0, call.ended_at - call.started_at)
+
+
+def _waited_for_approval(approvals: Sequence[Approval]) -> int | None:
+    """From the first question to the last decision. None when nothing was asked, or something still waits."""
+    decided = [approval.decided_at for approval in approvals if approval.decided_at is not None]
+    if not approvals or len(decided) < len(approvals):
+        return None
+    return ns_between(min(approval.asked_at for approval in approvals), max(decided))
+
 
 SERVICE = "holdfast"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from api.openai.errors import interrupted, model_error
 from shared.domain import events
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.messages import ToolCall
 from shared.domain.runs import Run

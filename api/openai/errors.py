@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from api.letta.refusals import sentence_of, showable
-from shared.domain.error_codes import ErrorCode, code_of
+from shared.domain.errors import ErrorCode, code_of
 
 PATHS = "/v1/chat/"
 """Where requests in OpenAI's shapes are answered."""

@@ -9,8 +9,7 @@ from api.late_route import LateRoute
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
 from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, MOST_TAGS, PassageQuery
 from shared.domain.ids import PassageId
-from shared.domain.local_time import moment_of
-from shared.domain.words import LONGEST_QUERY
+from shared.domain.searches import LONGEST_QUERY, moment_of
 from shared.sql.archival.passages import PassagePage
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], route_class=LateRoute)

@@ -10,7 +10,7 @@ from api.errors import Refused
 from api.late_route import LateRoute
 from api.letta.blocks import BlockUpdate, wire_block
 from shared.domain.agents import Block
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.sql.definitions.blocks import BlockFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"], route_class=LateRoute)

@@ -23,8 +23,7 @@ from api.long_answers import in_pieces
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.brought_agents import Arrival, BroughtAgents
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import InvalidRequest, NotFound
+from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
 from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document

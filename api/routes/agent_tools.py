@@ -17,8 +17,7 @@ from api.dependencies import (
     ToolIdPath,
 )
 from api.late_route import LateRoute
-from api.letta.tool_runs import ToolRunRequest
-from api.letta.tools import wire_tool, without_source
+from api.letta.tools import ToolRunRequest, wire_tool, without_source
 from shared.domain.errors import InvalidRequest
 from shared.sql.definitions.tools import ToolFilter
 

@@ -10,8 +10,7 @@ from api.access.callers import may_see_secrets
 from api.agent_answers import agent_answer, agent_answers, changed_agent_answer, new_agent_answer
 from api.dependencies import AgentIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep, Texts
 from api.direct_route import DirectRoute
-from api.letta.agent_state import SECRETS
-from api.letta.agents import AgentCreate, AgentUpdate, first_messages, new_agent
+from api.letta.agents import SECRETS, AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import new_block
 from api.letta.context import wire_context
 from api.model_choice import with_served_model

@@ -15,8 +15,17 @@ from api.dependencies import (
     Texts,
 )
 from api.late_route import LateRoute
-from api.letta.archives import ArchiveCreate, ArchiveUpdate, new_archive, wire_archive
-from api.letta.passages import PassageCreate, PassagesCreate, new_passages, wire_passage, wire_passages
+from api.letta.passages import (
+    ArchiveCreate,
+    ArchiveUpdate,
+    PassageCreate,
+    PassagesCreate,
+    new_archive,
+    new_passages,
+    wire_archive,
+    wire_passage,
+    wire_passages,
+)
 from shared.sql.archival.archives import ArchiveFilter
 from shared.sql.definitions.agents import AgentFilter
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
 from api.late_route import LateRoute
-from api.letta.compaction import CompactRequest
+from api.letta.context import CompactRequest
 from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
 from api.runs.threads import AgentThread
 from shared.concurrency import beside

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from api.dependencies import NewestFirst, ProjectDep, RunIdPath, ServicesDep
 from api.late_route import LateRoute
-from api.letta.operations import wire_open_callback, wire_operations
+from api.letta.admin import wire_open_callback, wire_operations
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 

@@ -25,11 +25,10 @@ from api.dependencies import (
 from api.direct_route import DirectRoute
 from api.letta.envelope import wire_time
 from api.letta.message_input import InjectRequest, user_messages
-from api.letta.run_metrics import wire_run_metrics
 from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
 from api.letta.runs import WIRE_STATUSES, wire_run, wire_step, wire_usage
 from api.letta.submission_keys import keys_of
-from api.letta.traces import wire_trace
+from api.letta.traces import wire_run_metrics, wire_trace
 from api.message_answers import run_message_answers
 from api.runs.threads import DEFAULT
 from api.services import Services

@@ -17,9 +17,9 @@ from api.dependencies import (
     Texts,
 )
 from api.late_route import LateRoute
-from api.letta.run_metrics import wire_step_metrics
 from api.letta.run_requests import FeedbackRequest
 from api.letta.runs import wire_step
+from api.letta.traces import wire_step_metrics
 from api.message_answers import message_answers, types_for
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, RunId

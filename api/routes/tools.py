@@ -10,8 +10,16 @@ from starlette.responses import Response
 from api.answer_headers import warning_of
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
 from api.late_route import LateRoute
-from api.letta.tool_limits import LimitsIn, limits_that_are_less_here, refuse_network
-from api.letta.tools import TOOL_TYPES, ToolCreate, ToolUpdate, blank_tool, wire_tool
+from api.letta.tools import (
+    TOOL_TYPES,
+    LimitsIn,
+    ToolCreate,
+    ToolUpdate,
+    blank_tool,
+    limits_that_are_less_here,
+    refuse_network,
+    wire_tool,
+)
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import TYPESCRIPT, Tool
 from shared.sql.definitions.tools import ToolFilter

@@ -10,15 +10,14 @@ import structlog
 
 from api.letta.run_requests import CancelRequestIn
 from api.letta.runs import wire_receipt
-from shared.clock import Clock
-from shared.concurrency import PATIENCE_S, retry_while_unavailable
+from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode, LifecycleError, NotFound, NothingToCancel, Unavailable
 from shared.domain.events import is_end
 from shared.domain.ids import AgentId, ProjectId, RunId, Seq, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import CancelRequest, Run
-from shared.redis.cancel_signal import CancelSignal
+from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_feed import EventFeed, Subscription
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue

@@ -20,8 +20,7 @@ from api.openai.errors import interrupted
 from api.runs.reader import RunReader
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import elsewhere
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import PendingApproval
+from shared.domain.errors import ErrorCode, PendingApproval
 from shared.domain.events import decode
 from shared.domain.ids import Seq
 from shared.domain.runs import Run

@@ -6,12 +6,12 @@ from typing import Any
 from starlette.responses import Response
 
 from api.errors import model_error_answer
-from api.letta.compaction import SETTINGS, CompactionSettings, CompactRequest, wire_compaction
+from api.letta.context import SETTINGS, CompactionSettings, CompactRequest, wire_compaction
 from api.long_answers import json_answer
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThread
 from api.runs.waiting import RunWaiter, elsewhere
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.errors import Conflict
 from shared.domain.ids import IdMaker
 from shared.domain.lifecycle import RunStatus

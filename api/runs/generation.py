@@ -1,5 +1,5 @@
 """Questions to a model that a client asks beside an agent's conversations: each becomes a run, because only workers ask
-models. `shared.domain.generation` says what such a run is.
+models. `shared.domain.runs` says what such a run is.
 
 What a run promises holds for the question: it is stored before it is answered for, counts in budgets and limits, goes
 on without its client and when its worker dies, and can be cancelled.
@@ -12,20 +12,19 @@ from starlette.responses import Response
 
 from api.errors import model_error_answer
 from api.letta.generation import GenerateRequest, wire_generated
-from api.letta.models import OfferedModels
+from api.letta.model_settings import OfferedModels
 from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.runs.submission import SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.agents import Agent
 from shared.domain.errors import Conflict, InvalidRequest, NotFound, UnknownHandle
 from shared.domain.events import Event, Gap, StepRestarted, TextChunk, Unknown
-from shared.domain.generation import GENERATE
 from shared.domain.ids import AgentId, IdMaker, ProjectId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import NewMessage, UserMessage
-from shared.domain.model_providers import split_handle
-from shared.domain.runs import Run, RunOptions
+from shared.domain.models import split_handle
+from shared.domain.runs import GENERATE, Run, RunOptions
 from shared.sql.definitions.agents import AgentStore
 from shared.tool_arguments import why_unusable
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.ids import ProjectId
 from shared.domain.limits import LimitReached, ProjectLimits
 from shared.sql.runs.listing import RunListing

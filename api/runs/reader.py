@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from api.runs.log_ends import LogEnd, LogEnds, LogWatch
-from shared.clock import unix_ms
+from shared.concurrency import unix_ms
 from shared.domain.errors import NotFound, Unavailable
 from shared.domain.events import FIRST_SEQ, Gap, RunCreated, decode, encode, is_end
 from shared.domain.ids import RunId, Seq

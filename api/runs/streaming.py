@@ -25,10 +25,8 @@ from api.long_answers import CHARACTERS_OF_A_VALUE, json_answer
 from api.runs.reader import RunReader, Sent
 from api.runs.submission import Submission, SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
-from shared.clock import Clock
-from shared.concurrency import beside
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import InvalidRequest
+from shared.concurrency import Clock, beside
+from shared.domain.errors import ErrorCode, InvalidRequest
 from shared.domain.ids import MAX_SEQ, RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.log_writer import Entries

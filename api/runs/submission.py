@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from api.admission import end_turn
 from api.input_limits import InputLimits
 from api.letta.agents import CLEARS_CONTEXT
-from api.letta.compaction import when_full
+from api.letta.context import when_full
 from api.letta.message_input import (
     IfBusy,
     MessageIn,
@@ -21,20 +21,17 @@ from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.runs.cancel import RunCanceller
 from api.runs.queued_runs import QueuedRuns
 from api.runs.submission_traces import SubmissionTraces
-from shared.clock import Clock
-from shared.concurrency import PATIENCE_S, retry_while_unavailable
+from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable
 from shared.domain.agents import Agent, ModelOptions
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
+from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, ErrorCode, InvalidRequest, PendingApproval
 from shared.domain.ids import ConversationId, IdMaker, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached
 from shared.domain.messages import NewMessage, UserMessage
-from shared.domain.runs import Run, RunError, RunOptions
+from shared.domain.runs import NO_KEYS, Run, RunError, RunOptions, SubmissionKeys
 from shared.domain.settling import RunEnd
-from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
 from shared.redis.queue import RunQueue
-from shared.runs.approvals import ApprovalService
+from shared.runs.unowned import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing

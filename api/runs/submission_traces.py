@@ -12,7 +12,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from api.incoming_traces import bind_trace, incoming_trace
-from shared.clock import Clock, unix_ms
+from shared.concurrency import Clock, unix_ms
 from shared.domain.runs import Run
 from shared.telemetry.run_attributes import of_run
 from shared.telemetry.tracer import Span, Tracer

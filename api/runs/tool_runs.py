@@ -1,7 +1,7 @@
 """Calls of an agent's tools that a client asks for: each becomes a run, because only a worker's sandbox runs tool code.
 
 What a run promises holds for the call: it is stored before it is answered for, goes on without its client, can be
-cancelled, and starts its tool once whoever dies. `shared.domain.tool_runs` says why it does not wait for the agent's
+cancelled, and starts its tool once whoever dies. `shared.domain.runs` says why it does not wait for the agent's
 other runs.
 """
 
@@ -11,22 +11,20 @@ from starlette.responses import Response
 
 from api.errors import model_error_answer
 from api.letta.submission_keys import SubmissionHeaders, keys_of
-from api.letta.tool_runs import ToolRunRequest, wire_tool_result
-from api.letta.tools import refuse_tool_of_clients
+from api.letta.tools import ToolRunRequest, refuse_tool_of_clients, wire_tool_result
 from api.long_answers import json_answer
 from api.runs.submission import SubmissionService
 from api.runs.waiting import RunWaiter, elsewhere
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, IdMaker, ProjectId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
-from shared.domain.runs import Run, RunOptions
-from shared.domain.tool_runs import TOOL_RUN
+from shared.domain.runs import TOOL_RUN, Run, RunOptions
 from shared.domain.tools import Tool
 from shared.sql.access.audit import AuditLog
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.runs.tool_runs import ToolRunStore
+from shared.sql.runs.checkpoints import ToolRunStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from api.errors import RETRY_AFTER_S, SHOULD_RETRY, refused
 from api.event_stream import finishes
 from api.runs.reader import NEVER_QUIET_S, RunReader
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.domain.events import Event, Unknown, decode
 from shared.domain.ids import Seq
 from shared.domain.runs import Run

@@ -1,8 +1,13 @@
 """From text to a syntax tree, and to the function in it that is the tool."""
 
 import ast
+import json
+import sys
 import textwrap
 import warnings
+from collections.abc import Collection, Iterator
+from enum import Enum, auto
+from typing import Any
 
 from shared.domain.errors import InvalidToolSource
 
@@ -73,3 +78,105 @@ def assigned_names(tree: ast.Module) -> dict[str, ast.expr]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             found[node.target.id] = node.value
     return found
+
+
+# Values that a source spells out, as far as JSON can say them. Anything else stays unknown: nothing is computed.
+
+
+class Unknown(Enum):
+    """Stands for a value that cannot be told without running the source."""
+
+    VALUE = auto()
+
+
+def literal(node: ast.expr, names: dict[str, ast.expr]) -> Any:
+    """The value of a literal, or of a module-level name for one; `Unknown.VALUE` for the rest."""
+    if isinstance(node, ast.Name):
+        node = names.get(node.id, node)
+    try:
+        value = ast.literal_eval(node)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return Unknown.VALUE
+    return value
+
+
+def text_of(node: ast.expr, names: dict[str, ast.expr]) -> str | None:
+    """The literal if it is a string."""
+    value = literal(node, names)
+    return value if isinstance(value, str) else None
+
+
+# What one reading of a source has used up and complained about: a small hostile text must not cause much work.
+
+
+MAX_TYPES = 2_000
+MAX_DEPTH = 64
+MAX_WARNINGS = 50
+
+
+class ReadState:
+    """Handed through one call of `read_tool_source`."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self._types_left = MAX_TYPES
+
+    def warn(self, text: str) -> None:
+        """Notes something that the model will not be told as the author may have meant it."""
+        if text not in self.warnings and len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(text)
+
+    def spend(self, depth: int) -> None:
+        """Counts one more type. A type used twice counts twice, because the schema will say it twice."""
+        self._types_left -= 1
+        if self._types_left < 0:
+            raise InvalidToolSource(f"The parameters' types have more than {MAX_TYPES} parts: use simpler types.")
+        if depth > MAX_DEPTH:
+            raise InvalidToolSource(f"A parameter's type is nested deeper than {MAX_DEPTH} levels: flatten it.")
+
+
+# What a source imports, and whether the interpreter that runs tools has it.
+
+
+CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+"""What a source catches that can do without the module."""
+
+
+def refuse_missing_modules(source: str, of_packages: Collection[str] = ()) -> None:
+    """Raises `InvalidToolSource` for a module that the tool cannot import: each call would fail. Tools have Python's
+    standard library and the modules of their packages. An import whose failure the source catches, and one for type
+    checkers only, may fail."""
+    present = sys.stdlib_module_names.union(of_packages)
+    missing = dict.fromkeys(name for name in _imported(parse_source(source)) if name not in present)
+    if missing:
+        raise InvalidToolSource(
+            f"The source imports {', '.join(missing)}, and tools have Python's standard library, with the packages of "
+            "their pip_requirements where the server installs any (HOLDFAST_PACKAGE_INDEX): name the package there, do "
+            "without (urllib instead of requests, for example), or let the client run the tool (client_tools)."
+        )
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """The modules that must be there, by the first part of their names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module.partition(".")[0]
+    for child in _needed(node):
+        yield from _imported(child)
+
+
+def _needed(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a node without those that may fail, or never run."""
+    if isinstance(node, ast.Try | ast.TryStar) and any(map(_catches_imports, node.handlers)):
+        yield from (*node.handlers, *node.orelse, *node.finalbody)
+    elif isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING":
+        yield from node.orelse
+    else:
+        yield from ast.iter_child_nodes(node)
+
+
+def _catches_imports(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(one is None or last_name(one) in CATCHES for one in caught)

@@ -5,7 +5,7 @@ from collections import defaultdict
 import sqlalchemy as sa
 
 from bench.chaos.ledger import Column, Ledger
-from shared.domain.budgets import NOTHING, Amount, amount_of
+from shared.domain.limits import NOTHING, Amount, amount_of
 from shared.domain.runs import Usage
 from shared.sql.engine import Database
 from shared.sql.run_tables import budget_totals, runs

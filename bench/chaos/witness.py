@@ -12,7 +12,7 @@ from bench.chaos.deployment import IN_FLIGHT, Deployment
 from bench.chaos.ledger import Column, Ledger, RunRecord, Standstill
 from bench.chaos.tools import StartLog
 from shared.domain.lifecycle import TERMINAL, RunStatus
-from shared.domain.submission_keys import IDEMPOTENCY_KEY, OTIDS
+from shared.domain.runs import IDEMPOTENCY_KEY, OTIDS
 from shared.sql.run_tables import approvals, runs, submission_keys
 from shared.sql.tables import messages
 

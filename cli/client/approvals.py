@@ -1,15 +1,113 @@
 """`holdfast approvals`: what waits for a person, and the decisions on it."""
 
+import getpass
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from cli.client.agents import LimitOption, agent_of, with_agents
-from cli.client.decisions import arguments_of, decide
-from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
-from cli.client.terminal import hint, print_all, print_fields, print_json
+from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, segment, server_at
+from cli.client.terminal import console, hint, print_all, print_fields, print_json
 from cli.options import JsonOption
+from cli.printable import printable
 from shared.domain.errors import InvalidRequest
+
+# Decisions on tool calls that wait: asked for in place, and sent.
+
+
+MOST = 10_000
+"""Approvals that are looked through for those of a run."""
+
+QUESTION = "[a]pprove, [d]eny, [e]dit the arguments, or [l]ater? [l] "
+
+
+def decide_in_place(server: Server, run: Record) -> str | None:
+    """Asks for a decision on each call that the run waits with. The id of the run that goes on; None: somebody has yet
+    to decide."""
+    continued: str | None = None
+    for approval in list(_of(server, run)):
+        decision = _asked(approval)
+        if decision is None:
+            return None
+        continued = decide(server, approval, decision).get("continued_by")
+    return continued
+
+
+def is_decided(server: Server, run: Record) -> bool:
+    """Whether somebody has decided what the run waited for. The run itself does not tell: it has ended."""
+    return next(_of(server, run), None) is None
+
+
+def continuation_of(server: Server, run: Record) -> str | None:
+    """The id of the run that goes on where this one waited. None: it did not go on."""
+    decided = _of(server, run, decided=True)
+    return next((one["continued_by"] for one in decided if one.get("continued_by")), None)
+
+
+def _of(server: Server, run: Record, *, decided: bool = False) -> Iterator[Record]:
+    found = server.pages("/v1/approvals", MOST, agent_id=run["agent_id"], decided=decided)
+    return (approval for approval in found if approval["run_id"] == run["id"])
+
+
+def decide(server: Server, approval: Record, decision: Record) -> Record:
+    """Sends a decision on the arguments and the tool as they were shown. Gives the decided approval with the run that
+    goes on."""
+    body = {"decided_by": user(), "arguments_hash": approval["arguments_hash"], **decision}
+    if approval.get("tool_version") is not None:
+        body["tool_version"] = approval["tool_version"]
+    return server.post(f"/v1/approvals/{approval['id']}", body)
+
+
+def user() -> str:
+    """Who decides, for the record."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "command-line"
+
+
+def arguments_of(text: str) -> Record:
+    """Edited arguments. Raises `InvalidRequest` for what is no object."""
+    try:
+        return msgspec.json.decode(text, type=Record)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(
+            f'the arguments are no JSON object ({error}): write them as {{"name": "value"}}'
+        ) from error
+
+
+def _asked(approval: Record) -> Record | None:
+    """The person's decision; None: later."""
+    if approval.get("client_side"):
+        hint(f"[{approval['tool_name']} is a tool of the program that sent the message; that program has to answer]")
+        return None
+    console().print(printable(f"\n{approval['tool_name']} wants to run with {approval['arguments']}"), style="magenta")
+    try:
+        while True:
+            answer = input(QUESTION).strip().lower()[:1]
+            if answer == "a":
+                return {"decision": "approve"}
+            if answer == "d":
+                reason = input("Reason, which the model is told (may be empty): ").strip()
+                return {"decision": "deny", **({"reason": reason} if reason else {})}
+            if answer in ("", "l"):
+                return None
+            edited = _edited() if answer == "e" else None
+            if edited is not None:
+                return {"decision": "approve", "arguments": edited}
+    except (KeyboardInterrupt, EOFError):
+        return None
+
+
+def _edited() -> Record | None:
+    try:
+        return arguments_of(input("Arguments as JSON: "))
+    except InvalidRequest as error:
+        hint(f"[{error.message}]")
+        return None
+
 
 commands = typer.Typer(help="List and decide what waits for a person.")
 

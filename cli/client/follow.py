@@ -1,12 +1,200 @@
 """Follows runs for somebody at a terminal, or for a script: to their end, through decisions, until Ctrl-C."""
 
-from cli.client.decisions import continuation_of, decide_in_place, is_decided
-from cli.client.run_stream import RunStream
-from cli.client.server import Record, Server
+import time
+from collections.abc import Generator
+from contextlib import closing
+from typing import cast
+
+from rich.console import Console
+from rich.text import Text
+
+from cli.client.approvals import continuation_of, decide_in_place, is_decided
+from cli.client.server import Record, Server, Silence, segment
 from cli.client.terminal import console, hint, is_interactive, print_json
-from cli.client.transcript import Transcript
 from cli.exit_statuses import FAILURE, INTERRUPTED, OK, RUN_CANCELLED, RUN_FAILED, WAITS_FOR_APPROVAL
-from shared.domain.errors import HoldfastError
+from cli.printable import printable
+from shared.domain.errors import HoldfastError, Unavailable
+
+# A run's frames as text: what the agent says goes to standard output as it comes, tools and notes stand on lines of
+# their own.
+
+
+LONGEST = 400
+"""Characters of arguments and results that a line shows; `holdfast logs RUN --json` has all of them."""
+
+
+class Transcript:
+    """What was shown so far of one run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._kind = ""
+        self._call: str | None = None
+
+    def show(self, frame: Record) -> None:
+        """Shows a frame."""
+        match frame.get("message_type"):
+            case "assistant_message":
+                self._piece("said", str(frame.get("content") or ""))
+            case "reasoning_message":
+                self._piece("thought", str(frame.get("reasoning") or ""), "dim italic")
+            case "tool_call_message" | "approval_request_message" as kind:
+                for call in _calls(frame):
+                    self._show_call(call, waits=kind == "approval_request_message")
+            case "tool_return_message":
+                self._line(f"← {frame.get('status')}: {_short(str(frame.get('tool_return')))}", "dim")
+            case "user_message":
+                self._line(f"» {_short(str(frame.get('content')))}", "bold")
+            case "error_message":
+                self._line(f"error: {frame.get('message')} {frame.get('detail') or ''}".rstrip(), "red")
+            case "event_message":
+                self._note(frame)
+            case _:
+                pass
+
+    def end(self) -> None:
+        """Ends the line that is being written."""
+        if self._kind:
+            self._console.print()
+        self._kind, self._call = "", None
+
+    def _piece(self, kind: str, text: str, style: str = "") -> None:
+        if kind != self._kind:
+            self.end()
+            self._kind = kind
+        if style:
+            self._console.print(Text(printable(text), style=style), end="", soft_wrap=True)
+        else:
+            # As it was said: the console would make spaces of tabs, also in a file.
+            self._console.file.write(printable(text))
+            self._console.file.flush()
+
+    def _show_call(self, call: Record, *, waits: bool) -> None:
+        """A call comes whole, or in pieces of which the first has the name."""
+        if call.get("tool_call_id") != self._call or self._kind != "call":
+            self.end()
+            self._kind, self._call = "call", call.get("tool_call_id")
+            mark = "?" if waits else "→"
+            self._console.print(Text(printable(f"{mark} {call.get('name')} "), style="cyan"), end="")
+        self._console.print(Text(printable(_short(str(call.get("arguments") or "")))), end="", soft_wrap=True)
+
+    def _note(self, frame: Record) -> None:
+        match frame.get("event_type"):
+            case "step_restarted":
+                self._line(
+                    "[the worker was lost; another one begins this step anew, and what was shown is void]", "yellow"
+                )
+            case "gap":
+                data: Record = frame.get("event_data") or dict[str, object]()
+                self._line(f"[frames {data.get('first_missing')} to {data.get('last_missing')} are gone]", "yellow")
+            case "log_continued":
+                self._line("[the stream goes on under new numbers]", "yellow")
+            case _:
+                pass
+
+    def _line(self, text: str, style: str) -> None:
+        self.end()
+        self._console.print(Text(printable(text), style=style), soft_wrap=True)
+
+
+def _calls(frame: Record) -> list[Record]:
+    found: object = frame.get("tool_calls") or frame.get("tool_call")
+    return cast("list[Record]", found) if isinstance(found, list) else [cast("Record", found or {})]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
+
+
+# One run's stream, from any number to its end: over broken connections, restarts of the server, and lost workers.
+
+
+SILENCE_S = 3.0
+"""What comes after so long a silence is the future."""
+
+PAST_PER_S = 100
+"""Frames per second of waiting. What is stored comes faster, and no model speaks so fast."""
+
+ENDED = ("completed", "failed", "cancelled")
+
+LONGEST_WAIT_S = 5.0
+PATIENCE_S = 900.0
+"""So long a server may be away: a deploy, a restart of the machine."""
+
+
+class RunStream:
+    """A run's frames behind `after`, each once and in order."""
+
+    def __init__(self, server: Server, run_id: str, after: int = 0) -> None:
+        self.run_id = run_id
+        self.after = after
+        """The number of the last frame."""
+        self._server = server
+
+    def frames(self) -> Generator[Record]:
+        """The frames to the end of the log, without pings. Raises `Unavailable` after a quarter of an hour without an
+        answer."""
+        lost_at: float | None = None
+        wait = 0.25
+        while True:
+            try:
+                for frame in self._server.frames(self._path, {"starting_after": self.after}):
+                    lost_at, wait = None, 0.25
+                    yield from self._of_log(frame)
+            except Unavailable as error:
+                lost_at = self._lost_since(lost_at, error)
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
+            else:
+                return
+
+    def present(self) -> Generator[Record, None, bool]:
+        """What the log has now; whether that is all of it. A run that goes on has no last frame that could be asked
+        for, but its past comes by the thousand, and its future one by one. Raises `Unavailable`."""
+        if self._server.get(f"/v1/runs/{segment(self.run_id)}")["status"] in ENDED:
+            yield from self.frames()
+            return True
+        body = {"starting_after": self.after}
+        try:
+            with closing(self._server.frames(self._path, body, silence_s=SILENCE_S)) as found:
+                return (yield from self._past(found))
+        except Silence:
+            return False
+
+    def _past(self, found: Generator[Record]) -> Generator[Record, None, bool]:
+        """What comes fast. What counts is the waiting for frames: whoever reads them may be slow."""
+        waited, count, asked_at = 0.0, 0, time.monotonic()
+        for frame in found:
+            waited, count = waited + time.monotonic() - asked_at, count + 1
+            yield from self._of_log(frame)
+            if waited > 1 and count < PAST_PER_S:
+                return False
+            if waited > 1:
+                waited, count = 0.0, 0
+            asked_at = time.monotonic()
+        return True
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/runs/{segment(self.run_id)}/stream"
+
+    def _of_log(self, frame: Record) -> Generator[Record]:
+        if frame.get("message_type") == "ping":
+            return
+        self.after = max(self.after, int(frame.get("seq_id") or 0))
+        yield frame
+
+    def _lost_since(self, lost_at: float | None, error: Unavailable) -> float:
+        now = time.monotonic()
+        if lost_at is None:
+            hint(f"[{error.message}; going on behind frame {self.after} when it answers]")
+            return now
+        if now > lost_at + PATIENCE_S:
+            raise Unavailable(
+                f"{error.message}. Go on later: holdfast runs watch {self.run_id} --starting-after {self.after}"
+            )
+        return lost_at
+
 
 CANCEL_REASON = "cancelled at the command line"
 

@@ -7,8 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cli.client.follow import say_how_to_come_back
-from cli.client.run_stream import RunStream
+from cli.client.follow import RunStream, say_how_to_come_back
 from cli.client.runs import AfterOption, RunArgument
 from cli.client.server import DEFAULT_URL, Record, UrlOption, server_at
 from cli.client.terminal import console, hint, print_json, second

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 import typer
 
-from cli.load import refuse_unknown_settings
+from cli.command_table import refuse_unknown_settings
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 
 Record = dict[str, Any]

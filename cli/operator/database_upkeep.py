@@ -5,21 +5,31 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import msgspec
+import typer
 
-from cli.operator.processes import named_database, production_database, told_to_end
-from cli.operator.progress import shown_progress
-from shared.clock import SystemClock
+from api.letta.admin import wire_audit_event
+from cli.exit_statuses import FAILURE
+from cli.operator.processes import named_database, production_database, production_redis, shown_progress, told_to_end
+from cli.printable import printable, printable_json
+from shared.concurrency import SystemClock
+from shared.domain.ids import ProjectId
+from shared.domain.limits import Amount, Budgets, Limit, dollars
+from shared.domain.tools import SandboxTier
 from shared.process.settings import Settings
-from shared.runs.record_retention import RecordRetention
-from shared.runs.retention import Retention
-from shared.sql.access.audit import AuditLog
+from shared.process.version import VERSION
+from shared.redis.connection import Redis, is_reachable
+from shared.redis.process_presence import ProcessPresence, ToolPresence
+from shared.redis.queue import WorkerPresence
+from shared.runs.retention import RecordRetention, Retention
+from shared.sql.access.audit import AuditEvent, AuditFilter, AuditLog
 from shared.sql.engine import ANSWER_S, Database
 from shared.sql.migrate import migrate
 from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.retention import RetentionStore
+from shared.sql.runs.run_store import RetentionStore
 
 
 class _Report:
@@ -130,3 +140,161 @@ async def _count_pruned(
             progress(total["runs"])
             if stop.is_set():
                 return
+
+
+# What `holdfast audit` shows: who did what, read where the database is; it needs no key, and no API that runs.
+
+
+async def show_audit(
+    settings: Settings, *, project: str | None, wanted: AuditFilter, limit: int, as_json: bool
+) -> None:
+    """Prints the newest entries that fit."""
+    database = await production_database(settings)
+    try:
+        events = await AuditLog(database).newest(None if project is None else ProjectId(project), wanted, limit)
+    finally:
+        await database.aclose()
+    for event in events:
+        print(
+            printable_json(msgspec.json.encode(wire_audit_event(event)).decode())
+            if as_json
+            else printable(_shown_event(event))
+        )
+    if not events:
+        print("holdfast audit: nothing was recorded that fits", file=sys.stderr)
+
+
+def _shown_event(event: AuditEvent) -> str:
+    refused = "" if event.outcome == "done" else f" ({event.outcome})"
+    origin = f" from {event.address}" if event.address else ""
+    return (
+        f"{_second(event.at)}  {event.project_id}  {event.action}{refused}  {event.object_id}  "
+        f"by {event.key_id} ({event.key_name}){origin}"
+    )
+
+
+def _second(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+# What `holdfast budgets` shows: what the accounts of a day have used, and what is set aside for calls under way.
+
+
+async def show_budgets(settings: Settings, *, project: str | None, day: str, as_json: bool) -> None:
+    """Prints the accounts of the day."""
+    database = await production_database(settings)
+    try:
+        totals = await BudgetStore(database).totals(day, None if project is None else ProjectId(project))
+    finally:
+        await database.aclose()
+    if as_json:
+        for total in totals:
+            print(printable_json(msgspec.json.encode(total).decode()))
+        return
+    if not totals:
+        print(f"holdfast budgets: nothing was counted on {day}; accounts begin with the first call under a budget")
+        return
+    print(f"{'account':<52} {'used':>30} {'set aside':>30}  of")
+    for total in totals:
+        limit = _limit_of(settings.budgets, total.account)
+        account, used = printable(total.account), _shown(total.used)
+        print(f"{account:<52} {used:>30} {_shown(total.reserved):>30}  {_shown_limit(limit)}")
+
+
+def _limit_of(budgets: Budgets, account: str) -> Limit:
+    kinds = {"agent": budgets.agent, "key": budgets.key, "project": budgets.project}
+    return kinds[account.partition(":")[0]]
+
+
+def _shown(amount: Amount) -> str:
+    return f"{amount.tokens:,} tokens, {dollars(amount.nano_usd)}"
+
+
+def _shown_limit(limit: Limit) -> str:
+    tokens = [] if limit.tokens is None else [f"{limit.tokens:,} tokens"]
+    money = [] if limit.nano_usd is None else [dollars(limit.nano_usd)]
+    return ", ".join(tokens + money) or "no limit that this command's settings know"
+
+
+# What `holdfast status` shows: whether the settings' deployment works, and which walls its workers give to tools.
+
+
+_NODE = {
+    True: "there, for tools in TypeScript",
+    False: "not there: tools in TypeScript are refused",
+    None: "unknown: no worker has said",
+}
+
+
+@dataclass(frozen=True)
+class _Status:
+    """What was found. The database is not among it: what is wrong with it ends the command in one line."""
+
+    version: str
+    redis: bool
+    workers: bool | None
+    """Whether one lives. None: Redis is away, and only it knows."""
+    worker_count: int | None
+    """How many show themselves. One that has only just begun, or hangs, may live and not be among them."""
+    sandboxes: list[SandboxTier]
+    node: bool | None
+
+
+async def run_status(settings: Settings, *, as_json: bool) -> None:
+    """Prints what answers. Raises `typer.Exit` when no worker lives."""
+    redis = await production_redis(settings)
+    try:
+        database = await production_database(settings)
+        await database.aclose()
+        found = await _ask(redis)
+    finally:
+        await redis.aclose(close_connection_pool=True)
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        print("\n".join(_lines(found)))
+    if not found.workers:
+        raise typer.Exit(FAILURE)
+
+
+async def _ask(redis: Redis) -> _Status:
+    if not await is_reachable(redis):
+        return _Status(VERSION, redis=False, workers=None, worker_count=None, sandboxes=[], node=None)
+    tools = ToolPresence(redis)
+    lives, sandboxes = await WorkerPresence(redis).is_any_alive(), await tools.sandboxes()
+    shown = await ProcessPresence(redis).workers()
+    return _Status(
+        VERSION,
+        redis=True,
+        workers=lives,
+        worker_count=len(shown),
+        sandboxes=sandboxes,
+        node=await tools.runs_javascript(),
+    )
+
+
+def _lines(found: _Status) -> list[str]:
+    shown = [f"holdfast   {found.version}", "database   answers, and has the shape of this version"]
+    if not found.redis:
+        return [*shown, "redis      does not answer"]
+    return [
+        *shown,
+        "redis      answers",
+        f"workers    {_workers(found)}",
+        f"walls      {_walls(found.sandboxes)}",
+        f"node       {_NODE[found.node]}",
+    ]
+
+
+def _workers(found: _Status) -> str:
+    if not found.workers:
+        return "none has shown itself"
+    return f"{found.worker_count} live" if found.worker_count else "at least one lives"
+
+
+def _walls(sandboxes: list[SandboxTier]) -> str:
+    if not sandboxes:
+        return "unknown: no worker has shown its own"
+    if sandboxes[-1] is SandboxTier.PROCESS:
+        return "NONE for some tools: a worker runs them as plain processes (HOLDFAST_SANDBOX=process)"
+    return f"{sandboxes[-1]}, the weakest that a worker has" if len(sandboxes) > 1 else str(sandboxes[-1])

@@ -10,19 +10,31 @@ from collections.abc import AsyncGenerator
 import typer
 
 from cli.exit_statuses import FAILURE
-from cli.operator.findings import Finding, Verdict, doubtful, good, lines, skew, wrong
-from cli.operator.model_findings import model_findings
-from cli.operator.safety_findings import api_key_findings, disk_findings, opened_findings, role_findings
-from cli.operator.secret_findings import key_findings, shared_key_findings, stored_secret_findings
-from shared.clock import SystemClock
+from cli.operator.findings import (
+    Finding,
+    Verdict,
+    api_key_findings,
+    disk_findings,
+    doubtful,
+    good,
+    key_findings,
+    lines,
+    model_findings,
+    opened_findings,
+    role_findings,
+    shared_key_findings,
+    skew,
+    stored_secret_findings,
+    wrong,
+)
+from shared.concurrency import SystemClock
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
 from shared.domain.operations import ServerMemory
 from shared.process.settings import Settings
 from shared.process.version import VERSION
 from shared.redis.connection import Redis, connect
 from shared.redis.log_servers import LogServers, log_servers
-from shared.redis.server_memory import memory_of
-from shared.redis.server_settings import ServerSettings, settings_of
+from shared.redis.process_presence import ServerSettings, memory_of, settings_of
 from shared.sql.engine import Database
 from shared.sql.migrate import require_current
 from worker.tools.sandbox_choice import SandboxChoice

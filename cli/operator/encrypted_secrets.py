@@ -7,14 +7,13 @@ from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 
-from cli.operator.processes import production_database, told_to_end
-from cli.operator.progress import shown_progress
+from cli.operator.processes import production_database, shown_progress, told_to_end
 from cli.printable import printable, printable_json
 from shared.domain.errors import InvalidRequest
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.secret_keys import PLAIN, SecretKeys, key_id_of, new_key
-from shared.sql.definitions.stored_secrets import StoredSecrets, StoredSecretStore
+from shared.sql.definitions.tools import StoredSecrets, StoredSecretStore
 
 BATCH = 100
 TRIES = 3

@@ -17,7 +17,7 @@ from api.callbacks.signature import key_of_project, signing_key, written_secret
 from api.letta.admin import status_of, wire_key
 from cli.operator.processes import production_database
 from cli.printable import printable, printable_json
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.api_keys import ApiKey
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker, KeyId, ProjectId

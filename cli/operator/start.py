@@ -7,8 +7,8 @@ from typing import Any, TextIO
 import uvloop
 from pydantic import ValidationError
 
-from cli.load import refuse_unknown_settings
-from cli.log_lines import event_line
+from cli.command_table import refuse_unknown_settings
+from cli.printable import event_line
 from shared.crash_points import arm
 from shared.domain.errors import InvalidRequest
 from shared.process.importing import without_collections

@@ -12,9 +12,9 @@ import typer
 
 from cli.operator.start import operate, require_database, require_redis
 from cli.options import JsonOption, days_at_most, positive
-from shared.clock import SystemClock
-from shared.domain.budgets import day_of
+from shared.concurrency import SystemClock
 from shared.domain.errors import InvalidRequest
+from shared.domain.limits import day_of
 from shared.process.settings import Settings
 
 AUDIT_SHOWN = 50
@@ -82,7 +82,7 @@ def status(as_json: JsonOption = False) -> None:
     def begin(settings: Settings) -> Running:
         require_database(settings)
         require_redis(settings)
-        from cli.operator.status import run_status
+        from cli.operator.database_upkeep import run_status
 
         return run_status(settings, as_json=as_json)
 
@@ -106,7 +106,7 @@ def budgets(
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
-        from cli.operator.budgets import show_budgets
+        from cli.operator.database_upkeep import show_budgets
 
         return show_budgets(settings, project=project, day=day or day_of(SystemClock().now()), as_json=as_json)
 
@@ -132,7 +132,7 @@ def audit(
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
-        from cli.operator.audit import AuditFilter, show_audit
+        from cli.operator.database_upkeep import AuditFilter, show_audit
 
         wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
         return show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json)

@@ -10,21 +10,149 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import NamedTuple
 
+import httpx2
+import msgspec
 import structlog
 from msgspec.structs import replace
 
-from shared.archival.embedding_client import ANSWER_S, TEXTS_PER_CALL, EmbeddingClient
-from shared.clock import Clock
-from shared.domain.archival import FoundPassage, NewPassage, Passage, PassageQuery, refuse_oversized
-from shared.domain.errors import ModelError
+from shared.concurrency import Clock
+from shared.domain.archival import (
+    FoundPassage,
+    NewPassage,
+    Passage,
+    PassageQuery,
+    Vector,
+    refuse_oversized,
+    unit_vector,
+)
+from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.ids import AgentId, ArchiveId, IdMaker, PassageId, ProjectId
-from shared.domain.model_providers import can_embed
-from shared.domain.vectors import Vector
-from shared.sql.archival.passages import PassageStore, StoredPassages
-from shared.sql.archival.search import PassageSearchStore
-from shared.sql.archival.vectors import VectorStore
+from shared.domain.model_servers import without_credentials
+from shared.domain.models import PROVIDERS, can_embed, split_handle
+from shared.network.checked_http import PUBLIC_ONLY, NetworkRules, operators_client
+from shared.sql.archival.passages import PassageSearchStore, PassageStore, StoredPassages, VectorStore, WaitingPassage
+
+# Asking embedding models, over OpenAI's wire: what Holdfast's chat models are reached by leads to these as well.
+#
+# The client goes where the environment's base URLs say, with one pool of connections for the process. It tries once:
+# what it could not embed is not lost, and whoever asked decides when to ask again.
+
+
+ANSWER_S = 10.0
+"""Seconds for one answer. A client waits for it, so it is shorter than a chat model's."""
+TEXTS_PER_CALL = 32
+LONGEST_INPUT = 24_000
+"""Characters of a text that are embedded, about 6,000 tokens of English: models take 8,191."""
+MOST_DIMENSIONS = 16_000
+"""pgvector stores no longer vector."""
+_ERROR_CHARS = 500
+_GOOGLE_PATH = "/v1beta/openai"
+"""Where Google's server speaks OpenAI's wire."""
+
+_TYPES: Mapping[int, ModelErrorType] = {
+    HTTPStatus.UNAUTHORIZED: ModelErrorType.AUTHENTICATION,
+    HTTPStatus.FORBIDDEN: ModelErrorType.AUTHENTICATION,
+    HTTPStatus.REQUEST_TIMEOUT: ModelErrorType.TIMEOUT,
+    HTTPStatus.TOO_MANY_REQUESTS: ModelErrorType.RATE_LIMIT,
+    HTTPStatus.BAD_REQUEST: ModelErrorType.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ModelErrorType.BAD_REQUEST,
+    HTTPStatus.UNPROCESSABLE_ENTITY: ModelErrorType.BAD_REQUEST,
+}
+"""What is no request's own fault is an `ERROR`, a 404 too: a server may get the model later."""
+
+
+class _Entry(msgspec.Struct):
+    index: int
+    embedding: list[float]
+
+
+class _Answer(msgspec.Struct):
+    data: list[_Entry]
+
+
+class _Server(NamedTuple):
+    """Where a handle leads."""
+
+    model: str
+    base_url: str
+    key: str | None
+
+
+class EmbeddingClient:
+    """The embedding models that a process can ask."""
+
+    def __init__(
+        self, environment: Mapping[str, str], network: NetworkRules = PUBLIC_ONLY, *, answer_s: float = ANSWER_S
+    ) -> None:
+        self._environment = environment
+        self._network = network
+        self._answer_s = answer_s
+        self._http: httpx2.AsyncClient | None = None
+
+    async def embed(self, handle: str, texts: Sequence[str]) -> list[Vector]:
+        """The vectors of up to `TEXTS_PER_CALL` texts, in order. Raises `ModelError`."""
+        server = self._server(handle)
+        if self._http is None:
+            # Made at the first use: its TLS context costs 20 ms, and most deployments embed nothing.
+            self._http = operators_client(self._network, timeout_s=self._answer_s)
+        body = {"model": server.model, "input": [text[:LONGEST_INPUT] for text in texts]}
+        headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
+        try:
+            async with asyncio.timeout(self._answer_s):
+                answer = await self._http.post(f"{server.base_url}/embeddings", json=body, headers=headers)
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise _failed(ModelErrorType.TIMEOUT, f"no answer within {self._answer_s:g} s", server) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise _failed(ModelErrorType.ERROR, f"{type(error).__name__}: {error}", server) from error
+        if not answer.is_success:
+            said = f"status {answer.status_code}: {answer.text[:_ERROR_CHARS]}"
+            raise _failed(_TYPES.get(answer.status_code, ModelErrorType.ERROR), said, server)
+        return _vectors_in(answer.content, len(texts), server)
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    def _server(self, handle: str) -> _Server:
+        if not can_embed(handle):
+            raise ModelError(
+                ModelErrorType.BAD_REQUEST, f"The embedding model {handle!r} cannot be asked over OpenAI's wire."
+            )
+        name, model = split_handle(handle)
+        provider = PROVIDERS[name]
+        key, base_url = provider.key(self._environment), provider.base_url(self._environment)
+        if provider.needs_key and key is None:
+            [variable] = provider.addresses[0].key_variables
+            said = f"The embedding model {handle!r} needs a key: set {variable}."
+            raise ModelError(ModelErrorType.AUTHENTICATION, said)
+        if base_url is None:
+            variable = provider.addresses[0].url_variable
+            raise ModelError(ModelErrorType.ERROR, f"The embedding model {handle!r} needs an address: set {variable}.")
+        return _Server(model, base_url + _GOOGLE_PATH if provider.wire == "google" else base_url, key)
+
+
+def _vectors_in(content: bytes, count: int, server: _Server) -> list[Vector]:
+    try:
+        entries = sorted(msgspec.json.decode(content, type=_Answer).data, key=lambda entry: entry.index)
+        vectors = [unit_vector(entry.embedding) for entry in entries]
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _failed(ModelErrorType.ERROR, f"no embeddings in the answer: {error}", server) from error
+    lengths = {len(vector) for vector in vectors}
+    if [entry.index for entry in entries] != list(range(count)) or len(lengths) != 1 or max(lengths) > MOST_DIMENSIONS:
+        said = f"{len(vectors)} embeddings of {sorted(lengths)} numbers for {count} texts"
+        raise _failed(ModelErrorType.ERROR, said, server)
+    return vectors
+
+
+def _failed(error_type: ModelErrorType, said: str, server: _Server) -> ModelError:
+    return ModelError(error_type, f"{said} [The server that was asked: {without_credentials(server.base_url)}]")
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -144,3 +272,56 @@ class ArchivalMemory:
 
 def _places(ranking: Iterable[int]) -> dict[int, int]:
     return {number: place for place, number in enumerate(ranking, start=1)}
+
+
+# Embedding what was stored while its model was away, or by a process without the model's key.
+
+
+RETRY_AFTER = timedelta(minutes=1)
+CALLS_OF_A_ROUND = 20
+"""A worker that ends waits for the round that it is in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingUpkeep:
+    """Fills in vectors. One process of the fleet does it per interval; two at once do no harm."""
+
+    vectors: VectorStore
+    client: EmbeddingClient
+    clock: Clock
+
+    async def embed_due(self) -> int:
+        """A round; how many passages got their vector. Raises `Unavailable`."""
+        total = 0
+        for _ in range(CALLS_OF_A_ROUND):
+            due = await self.vectors.claim_due(self.clock.now(), until=RETRY_AFTER, limit=TEXTS_PER_CALL)
+            by_model: defaultdict[str, list[WaitingPassage]] = defaultdict(list)
+            for waiting in due:
+                by_model[waiting.model].append(waiting)
+            embedded = [await self._embed(model, some) for model, some in by_model.items()]
+            total += sum(embedded)
+            if len(due) < TEXTS_PER_CALL or not all(embedded):
+                # Nothing more is due, or a model is away: what was claimed comes again.
+                break
+        if total:
+            log.info("passages_embedded", passages=total)
+        return total
+
+    async def _embed(self, model: str, some: Sequence[WaitingPassage]) -> int:
+        try:
+            answered = await self.client.embed(model, [waiting.text for waiting in some])
+        except ModelError as error:
+            if error.error_type is not ModelErrorType.BAD_REQUEST:
+                log.warning("passages_embedded_later", model=model, passages=len(some), error=error.facts)
+                return 0
+            return await self._one_by_one(model, some, error)
+        await self.vectors.record(model, [(waiting.id, vector) for waiting, vector in zip(some, answered, strict=True)])
+        return len(some)
+
+    async def _one_by_one(self, model: str, some: Sequence[WaitingPassage], refusal: ModelError) -> int:
+        """One text that the model refuses must not keep the others from their vectors."""
+        if len(some) > 1:
+            return sum([await self._embed(model, [waiting]) for waiting in some])
+        log.warning("passage_not_embedded", model=model, passage_id=some[0].id, error=refusal.facts)
+        await self.vectors.give_up(some[0].id)
+        return 1

@@ -20,8 +20,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.settling import OpenCalls, close_calls
-from shared.domain.tool_rules import Rule
-from shared.domain.tools import Tool
+from shared.domain.tools import Rule, Tool
 
 
 class PlacedMessage(msgspec.Struct, frozen=True):

@@ -4,13 +4,15 @@ A limit of 0 is none. What a limit refuses is told which one it was, what sets i
 """
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, time, timedelta
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from shared.domain.errors import HoldfastError
 from shared.domain.ids import ProjectId
+from shared.domain.runs import Run, Usage
 
 BURST_S = 2.0
 """Requests that come together are let through up to what so many seconds allow."""
@@ -80,3 +82,141 @@ def parse_own_limits(text: str) -> dict[ProjectId, OwnLimits]:
 def _with_own(each: Limits, own: OwnLimits) -> Limits:
     said = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
     return msgspec.structs.replace(each, **said)
+
+
+# What runs may use, and how a call is paid for: reserved before it is made, counted when its tokens are known.
+#
+# An account is somebody's share of one day, by UTC: an agent's, a key's, a project's. A reservation belongs to a run,
+# which makes one call of a model at a time. What a run has used is written with its usage, in the same transaction, so
+# the two cannot disagree, whichever process dies in between. No I/O.
+
+
+NANO = 1_000_000_000
+"""Money is counted in thousand-millionths of a US dollar: a token may cost less than a millionth."""
+
+UNCHOSEN_ANSWER = 4096
+"""Tokens that are reserved for an answer whose longest length nobody has chosen."""
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """Tokens, in and out, and their price."""
+
+    tokens: int = 0
+    nano_usd: int = 0
+
+    def plus(self, more: "Amount") -> "Amount":
+        return Amount(self.tokens + more.tokens, self.nano_usd + more.nano_usd)
+
+    def since(self, earlier: "Amount") -> "Amount":
+        """What has been added; nothing, where a process that does not know the price has written the smaller figure."""
+        return Amount(max(self.tokens - earlier.tokens, 0), max(self.nano_usd - earlier.nano_usd, 0))
+
+
+NOTHING = Amount()
+
+
+def amount_of(usage: Usage) -> Amount:
+    """What a run has used so far."""
+    return Amount(usage.prompt_tokens + usage.completion_tokens, usage.cost_nano_usd)
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """The most that may be used; None: no limit."""
+
+    tokens: int | None = None
+    nano_usd: int | None = None
+
+    def exceeded_by(self, amount: Amount) -> str | None:
+        """What of the amount is over, with the limit; None when nothing is."""
+        if self.tokens is not None and amount.tokens > self.tokens:
+            return f"{amount.tokens:,} tokens of {self.tokens:,}"
+        if self.nano_usd is not None and amount.nano_usd > self.nano_usd:
+            return f"{dollars(amount.nano_usd)} of {dollars(self.nano_usd)}"
+        return None
+
+    @property
+    def is_set(self) -> bool:
+        return self.tokens is not None or self.nano_usd is not None
+
+
+NO_LIMIT = Limit()
+
+
+def dollars(nano_usd: int) -> str:
+    """The amount as people write it, to the hundredth of a cent."""
+    return f"${nano_usd / NANO:,.4f}"
+
+
+class Account(NamedTuple):
+    """Whose share it is, and how large it is."""
+
+    kind: Literal["agent", "key", "project"]
+    owner: str
+    limit: Limit
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.owner}"
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a deployment."""
+
+    run: Limit = NO_LIMIT
+    """Of one run, from its beginning to its end."""
+    agent: Limit = NO_LIMIT
+    """Of one agent, per day."""
+    key: Limit = NO_LIMIT
+    """Of what one API key has submitted, per day."""
+    project: Limit = NO_LIMIT
+    """Of one project, per day."""
+    waits: bool = False
+    """A run that would go over its day's share waits for room, instead of failing."""
+
+    @property
+    def count_money(self) -> bool:
+        """Whether a price must be known."""
+        return any(limit.nano_usd is not None for limit in (self.run, self.agent, self.key, self.project))
+
+    def accounts_of(self, run: Run) -> list[Account]:
+        """The accounts that pay for the run's calls, by name: whoever locks several of them does it in this order."""
+        accounts = [Account("agent", run.agent_id, self.agent), Account("project", run.project_id, self.project)]
+        if run.options.submitted_by is not None:
+            accounts.append(Account("key", run.options.submitted_by, self.key))
+        return sorted((account for account in accounts if account.limit.is_set), key=lambda account: account.name)
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What is set aside for a run's call, and in which accounts of which day."""
+
+    day: str
+    accounts: list[str]
+    amount: Amount
+    prompt: Amount
+    """The part of the amount that is for what the call asks."""
+
+
+def priced_as_set_aside(call: Usage, reservation: Reservation | None) -> Usage:
+    """An estimate of a run's call with the price of what was set aside for it: by the token, for what it asked and for
+    what it answered."""
+    if reservation is None:
+        return call
+    prompt, whole = reservation.prompt, reservation.amount
+    answer = Amount(whole.tokens - prompt.tokens, whole.nano_usd - prompt.nano_usd)
+    price = _share(prompt, call.prompt_tokens) + _share(answer, call.completion_tokens)
+    return msgspec.structs.replace(call, cost_nano_usd=price)
+
+
+def _share(amount: Amount, tokens: int) -> int:
+    return 0 if amount.tokens <= 0 else -(-amount.nano_usd * tokens // amount.tokens)
+
+
+def day_of(now: datetime) -> str:
+    """The day of an account, `2026-01-31`."""
+    return now.astimezone(UTC).date().isoformat()
+
+
+def next_day(now: datetime) -> datetime:
+    """When the next day's accounts open."""
+    today = now.astimezone(UTC).date()
+    return datetime.combine(today + timedelta(days=1), time(), UTC)

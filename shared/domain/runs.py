@@ -1,20 +1,172 @@
 """Runs and their steps, as stored."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from shared.domain.agents import Agent, Block, ModelOptions, render_system
+from shared.domain.agents import Agent, Block, ClientSkill, ModelOptions, render_system, with_skills
 from shared.domain.approvals import WaitingCalls
-from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import CancelMode
-from shared.domain.generation import DEFAULT_SYSTEM, Generation
-from shared.domain.ids import AgentId, ConversationId, Fence, ProjectId, RunId, Seq, StepId, ThreadId
+from shared.domain.ids import AgentId, ConversationId, Fence, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
-from shared.domain.skills import ClientSkill, with_skills
+from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
 from shared.domain.tools import ClientTool
+
+# Runs that ask a model one question because a client asked for it, and nothing else.
+#
+# The model gets no history, no memory and no tools of the agent. As a call of a tool (`tool_runs`), such a run is no
+# part of a conversation: it has a thread of its own, so it neither waits for the agent's other runs nor lets them wait,
+# also when one of them waits for a person.
+#
+# Its input is the question. The answer is in the run's log, and nowhere else.
+
+
+GENERATE: Final = "generate"
+"""What the wire calls them (`run_type`)."""
+
+DEFAULT_SYSTEM: Final = "You are a helpful assistant."
+"""The instructions for a question that comes without any, as on the wire."""
+
+ANSWER_TOOL: Final = "structured_output"
+"""The tool that a model has to call when its answer is to fit a schema. It exists for the model alone."""
+
+
+class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the client asked for, beside the question."""
+
+    response_schema: dict[str, Any] | None = None
+    """The JSON Schema of an object that the answer has to fit."""
+
+
+# Compaction: a summary takes the place of messages that no longer fit into the context.
+
+
+CompactionMode = Literal["all", "sliding_window"]
+
+
+class CompactionOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a history is to be compacted."""
+
+    mode: CompactionMode = "sliding_window"
+    """Summarise everything, or keep the newest turns as they are."""
+    keep_share: float = 0.3
+    """For a sliding window: how much of the context the kept turns may take up, from 0 to 1."""
+    model: str | None = None
+    """Handle of the model that writes the summary. The run's own writes it when this is None or cannot be asked."""
+    model_options: ModelOptions | None = None
+    """How that model is asked."""
+    prompt: str | None = None
+    """Instructions for the model instead of our own."""
+    acknowledged: bool = False
+    """The conversation follows an answer in which the model has agreed to summarise it: some models would go on with
+    the conversation otherwise."""
+    clip_chars: int | None = 50_000
+    """A longer summary is cut. None: it is not."""
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What a compaction changes: these messages leave the context, and the summary takes their place."""
+
+    gone: list[MessageId]
+    summary: NewMessage
+
+
+# By what a submission is recognised when it is sent again.
+#
+# A client can name its submissions: by the otids of their messages, or by an Idempotency-Key. A name stands for one
+# content for ever. A client that does not may mark what it sends a second time, as Letta's SDKs do; then the same body
+# within the time in which it can have been sent before is the same submission.
+
+
+IDEMPOTENCY_KEY = "idempotency-key:"
+"""The beginning of a submission key that holds a client's Idempotency-Key."""
+
+OTIDS = "otids:"
+"""The beginning of a submission key that holds the otids of all messages of a submission, sorted, with commas
+between."""
+
+MAX_OTIDS_CHARS = 600
+"""Characters. A longer list of otids is known by its hash, because a database's index has no room for it."""
+
+
+def key_of_otids(otids: Iterable[str]) -> str:
+    """The key by which a submission with these otids is recognised when it comes again."""
+    listed = ",".join(sorted(map(quoted_otid, otids)))
+    if len(listed) > MAX_OTIDS_CHARS:
+        listed = f"#{hashlib.sha256(listed.encode()).hexdigest()}"
+    return OTIDS + listed
+
+
+def has_otid(key: str, otid: str) -> bool:
+    """Whether a key is of a submission with this otid. False for a list that is known by its hash."""
+    return quoted_otid(otid) in key.removeprefix(OTIDS).split(",")
+
+
+def quoted_otid(otid: str) -> str:
+    """The otid with its commas and its `#` quoted: a comma separates otids, and a `#` begins a hash."""
+    return otid.replace("%", "%25").replace(",", "%2C").replace("#", "%23")
+
+
+def shown_name(key: str) -> str:
+    """How a client is told of the name that a key holds."""
+    if key.startswith(IDEMPOTENCY_KEY):
+        return f"the Idempotency-Key {key.removeprefix(IDEMPOTENCY_KEY)!r}"
+    return f"the otid {key.removeprefix(OTIDS)!r}"
+
+
+class SentBody(msgspec.Struct, frozen=True):
+    """The body of a submission whose client says whether it has sent it before."""
+
+    key: str
+    sent_at: datetime
+    sent_since: datetime | None = None
+    """When the first try came, at the earliest. None: this is the first try, and a submission of its own."""
+
+
+class SubmissionKeys(msgspec.Struct, frozen=True):
+    """What is stored with a submission to recognise it."""
+
+    names: list[str] = []
+    content: str | None = None
+    """A hash of what the submission says, where it has names."""
+    body: SentBody | None = None
+
+
+NO_KEYS = SubmissionKeys()
+
+
+# Runs that make one call of a tool because a client asked for it, and nothing else.
+#
+# Such a run is no part of a conversation, and it runs beside the agent's other runs: it has a thread of its own, so it
+# neither waits for them nor lets them wait. It need not wait, because what a call does to the agent's memory is one
+# fenced transaction on the blocks as they are then, as when two agents share a block. And it must not: the tool of a
+# run may ask for such a call of its own agent, and the two would wait for each other.
+#
+# What is stored as its input is the call, in an answer that no model gave. Nothing of it enters a history; the result
+# is kept with the call's intent.
+
+
+TOOL_RUN: Final = "tool_run"
+"""What the wire calls them (`run_type`)."""
+
+
+class AskedCall(NamedTuple):
+    """The call that a run is to make, and the id of the message that shows it in the run's stream."""
+
+    message_id: MessageId
+    call: ToolCall
+
+
+def asked_call(given: Sequence[NewMessage]) -> AskedCall:
+    """The call in a run's input. Raises `ValueError` when there is none."""
+    for message in given:
+        if isinstance(message.body, AssistantMessage) and message.body.tool_calls:
+            return AskedCall(message.id, message.body.tool_calls[0])
+    raise ValueError("the run's input has no call of a tool")
+
 
 Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
 """What ended a run that did not end by itself. Recorded where it happens, never guessed afterwards."""

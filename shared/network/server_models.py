@@ -13,10 +13,9 @@ import httpx2
 import msgspec
 import structlog
 
-from shared.clock import Clock
-from shared.domain.model_catalog import DEFAULT_LIMIT, KnownModel, answer_limit_of
-from shared.domain.model_providers import OPENAI_PROXY, PROVIDERS, split_handle
+from shared.concurrency import Clock
 from shared.domain.model_servers import Provider, origin_of
+from shared.domain.models import DEFAULT_LIMIT, OPENAI_PROXY, PROVIDERS, KnownModel, answer_limit_of, split_handle
 from shared.network.checked_http import NetworkRules, operators_client
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -9,15 +9,117 @@ import ssl
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.domain.budgets import NANO, Budgets, Limit
-from shared.domain.limits import Limits, ProjectLimits, parse_own_limits
-from shared.domain.model_providers import split_handle
-from shared.process.telemetry_settings import TelemetrySettings
-from shared.process.tool_settings import ToolSettings
+from shared.domain.limits import NANO, Budgets, Limit, Limits, ProjectLimits, parse_own_limits
+from shared.domain.models import split_handle
+from shared.domain.tools import LEAST_TOOL_MEMORY_MB
+from shared.network.checked_http import AllowedHosts
+
+# The settings of what a process tells about itself: health and metrics, logs, traces.
+#
+# The SDK that exports traces reads OpenTelemetry's own variables beside these, `OTEL_…`: a receiver's keys and
+# certificates, what the deployment is called, and how long the queue of spans is. docs/operations/traces.md has them.
+
+
+class TelemetrySettings(BaseSettings):
+    """Fields of `Settings`."""
+
+    worker_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of a worker's health checks and metrics; 0: none."
+    )
+    access_log: bool = Field(default=True, description="Log each request to the API when its answer has ended.")
+    worker_host: str = Field(default="127.0.0.1", description="Address that this port is opened on.")
+
+    otlp_endpoint: str = Field(
+        default="", description="Where traces are sent, as OTLP over HTTP: `http://collector:4318`. Empty: nowhere."
+    )
+    trace_sample: float = Field(
+        default=1.0, ge=0, le=1, description="The part of the traces beginning here that is sent: 0.1 is one in ten."
+    )
+    trace_content: bool = Field(
+        default=False, description="Send what users, models and tools said with the traces, too."
+    )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        """Of a receiver, and nothing that only it should know: the address is named in the log."""
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query):
+            raise ValueError("it should be the address of a receiver of OTLP over HTTP, as http://collector:4318")
+        if parts.username or parts.password:
+            raise ValueError("it should hold no password: put one into OTEL_EXPORTER_OTLP_HEADERS")
+        return url
+
+
+# The settings of tools: what a call may use, the walls around it, its packages and its network.
+
+
+_INDEX = re.compile(r"https?://[^\s/?#]+[^\s?#]*", re.IGNORECASE)
+
+
+class ToolSettings(BaseSettings):
+    """Fields of `Settings`."""
+
+    tool_timeout: float = Field(default=180.0, gt=0, description="Seconds that one tool call may take.")
+    tool_grace: float = Field(default=2.0, ge=0, description="Seconds for a cancelled tool to clean up before SIGKILL.")
+    tool_memory_mb: int = Field(
+        default=512, ge=LEAST_TOOL_MEMORY_MB, description="Address space of one tool call, MiB."
+    )
+    tool_cpu_s: int = Field(default=180, ge=1, description="Seconds of processor time that one tool call may use.")
+    tool_scratch_mb: int = Field(
+        default=64, ge=1, description="MiB that a tool call may write: in all in tier 1, in one file elsewhere."
+    )
+    tool_processes: int = Field(
+        default=0, ge=0, description="Tool calls that one worker runs at once; 0: two for each processor, at least 8."
+    )
+    spare_tool_processes: int = Field(
+        default=2, ge=0, description="Tool calls beyond those that one worker runs for projects that have none running."
+    )
+    sandbox: Literal["auto", "tier1", "tier2", "process"] = Field(
+        default="auto", description="The walls around tools. `auto`: the best of tier 1 and tier 2 that works here."
+    )
+    tool_user: str = Field(
+        default="nobody", description="The user that tools run as when the worker is root: a name or a number."
+    )
+    tool_python: str = Field(
+        default="", description="The Python that runs tools, 3.11 or newer. Empty: the worker's, or the system's."
+    )
+    tool_node: str = Field(
+        default="", description="The Node.js that runs JavaScript, 18 or newer. Empty: that of the PATH; `off`: none."
+    )
+    tool_network: str = Field(
+        default="",
+        description="Comma list of hosts (`api.example.com`, `*.example.org:8443`) for tools with `network: host`.",
+    )
+
+    package_index: SecretStr = Field(
+        default=SecretStr(""), description="URL of the package index for tools' `pip_requirements`. Empty: none."
+    )
+    package_dir: str = Field(default="", description="Where packages are kept. Empty: in the user's cache folder.")
+    package_mb: int = Field(default=500, ge=1, description="MiB that the packages of one tool may take.")
+    package_files: int = Field(default=50_000, ge=1, description="Files that the packages of one tool may have.")
+    package_disk_mb: int = Field(default=10_000, ge=1, description="MiB that all packages of a machine may take.")
+    package_build_s: float = Field(default=120.0, gt=0, description="Seconds for a tool's packages to be installed.")
+    package_keep_days: int = Field(default=30, ge=1, description="Days that packages are kept which nobody uses.")
+
+    @field_validator("package_index")
+    @classmethod
+    def _is_an_index(cls, url: SecretStr) -> SecretStr:
+        if url.get_secret_value() and not _INDEX.fullmatch(url.get_secret_value()):
+            raise ValueError("it should be the URL of a package index, as https://packages.example.org/simple")
+        return url
+
+    @field_validator("tool_network")
+    @classmethod
+    def _are_hosts(cls, text: str) -> str:
+        AllowedHosts.parse(text)
+        return text
+
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -2,18 +2,24 @@
 and is forgotten when it does so no more: one that hangs is not shown. Nothing depends on it but what people look at.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal, TypeVar, cast
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import structlog
+from redis.exceptions import ResponseError
 
 from shared.concurrency import repeating
 from shared.domain.errors import Unavailable
-from shared.domain.operations import ApiState, WorkerState
+from shared.domain.operations import ApiState, ServerMemory, WorkerState
+from shared.domain.tools import SandboxTier
 from shared.redis import keys
-from shared.redis.connection import LuaScript, Redis, redis_answers
+from shared.redis.connection import ANSWER_S, LuaScript, Redis, netloc_of, redis_answers
+from shared.redis.log_servers import LogServers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -88,3 +94,126 @@ def _state_of(text: bytes, wanted: type[State]) -> State | None:
     except msgspec.DecodeError:
         log.warning("process_not_understood", kind=_kind_of(wanted))
         return None
+
+
+# What the workers that live can do for tools, so that the API can say it: each shows it again and again in Redis.
+
+
+class ToolPresence:
+    """The walls around tools, and the languages of tools, of the workers that live."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def show(self, tier: SandboxTier, *, runs_javascript: bool, for_s: float) -> None:
+        """Says for `for_s` seconds that a worker lives which runs tools behind walls of this tier, and whether it runs
+        those in JavaScript. Silent when Redis does not answer."""
+        redis = cast("Any", self._redis)
+        with suppress(Unavailable):
+            async with redis_answers():
+                for key in (keys.sandbox_alive(tier), keys.javascript_alive(runs_javascript)):
+                    await redis.set(key, b"", px=round(for_s * 1000))
+
+    async def weakest_sandbox(self) -> SandboxTier | None:
+        """The weakest walls that a tool may meet: any worker may get a run. None when no worker has shown its own."""
+        alive = await self.sandboxes()
+        return alive[-1] if alive else None
+
+    async def sandboxes(self) -> list[SandboxTier]:
+        """The walls that living workers have, the strongest first. Empty when Redis does not answer."""
+        shown = await self._shown([keys.sandbox_alive(tier) for tier in SandboxTier])
+        return [tier for tier, is_shown in zip(SandboxTier, shown, strict=True) if is_shown]
+
+    async def runs_javascript(self) -> bool | None:
+        """Whether any worker runs tools in JavaScript. None when no worker has said so."""
+        yes, no = await self._shown([keys.javascript_alive(answer) for answer in (True, False)])
+        return yes if yes or no else None
+
+    async def _shown(self, names: list[str]) -> list[bool]:
+        try:
+            async with redis_answers():
+                found: Any = await cast("Any", self._redis).mget(names)
+        except Unavailable:
+            return [False] * len(names)
+        return [one is not None for one in found]
+
+
+# How much memory the Redis servers of a deployment use: the one that every process shares, and those of the logs.
+#
+# Each is asked by itself: one that does not answer says nothing, and the others are shown.
+
+
+async def memory_of(redis: Redis, *, within_s: float = ANSWER_S) -> ServerMemory:
+    """The memory of one server. Raises `Unavailable`."""
+    async with redis_answers(within_s):
+        said: Any = await cast("Any", redis).info("memory")
+    return ServerMemory(server=netloc_of(redis), used=said.get("used_memory"), limit=said.get("maxmemory") or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisServers:
+    """The servers of a deployment."""
+
+    shared: Redis
+    logs: LogServers
+    is_embedded: bool
+    """There is only one, in this process, whose memory is the process's."""
+
+    async def memory(self, *, within_s: float = ANSWER_S) -> list[ServerMemory]:
+        """Of each server, the shared one first. Two databases of one server are one."""
+        if self.is_embedded:
+            return []
+        servers = {netloc_of(self.shared): self.shared, **self.logs.by_netloc()}
+        return await asyncio.gather(*(_memory_or_nothing(server, within_s) for server in servers.values()))
+
+
+async def _memory_or_nothing(redis: Redis, within_s: float) -> ServerMemory:
+    try:
+        return await memory_of(redis, within_s=within_s)
+    except Unavailable:
+        return ServerMemory(server=netloc_of(redis))
+
+
+# How a Redis server is set up and what time it has, for those who ask whether it suits us. It changes nothing.
+
+
+class ServerSettings(NamedTuple):
+    """What a server says of itself. None: it does not tell; some that are rented refuse `CONFIG`."""
+
+    version: str
+    now: datetime
+    eviction: str | None
+    """`maxmemory-policy`."""
+    appends: bool | None
+    """Whether there is an append-only file."""
+    snapshots: bool | None
+    """Whether there are snapshots at times."""
+
+
+async def settings_of(redis: Redis) -> ServerSettings:
+    """The settings of a server. Raises `Unavailable`."""
+    client = cast("Any", redis)
+    async with redis_answers():
+        info: dict[str, Any] = await client.info("server")
+        seconds, microseconds = await client.time()
+        told = await _configuration(client)
+    return ServerSettings(
+        version=str(info.get("redis_version", "unknown")),
+        now=datetime.fromtimestamp(int(seconds) + int(microseconds) / 1e6, UTC),
+        eviction=told.get("maxmemory-policy"),
+        appends=told["appendonly"] == "yes" if "appendonly" in told else None,
+        snapshots=bool(told["save"]) if "save" in told else None,
+    )
+
+
+async def _configuration(client: Any) -> dict[str, str]:
+    names = ("maxmemory-policy", "appendonly", "save")
+    try:
+        found: list[dict[Any, Any]] = [await client.config_get(name) for name in names]
+    except ResponseError:  # `CONFIG` is no command there, or not for this user
+        return {}
+    return {_text(name): _text(value) for one in found for name, value in one.items()}
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

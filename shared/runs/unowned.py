@@ -4,36 +4,68 @@ The API cancels them for its clients; the sweeper and the expiry of approvals ca
 end. All use the same guarded settle: if a worker claims the run at the same time, one of the two is refused.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
-from shared.clock import Clock, unix_ms
-from shared.concurrency import PATIENCE_S, retry_while_unavailable
-from shared.domain.errors import CancelMode, LeaseLost, NotFound, StaleFence, Unavailable
-from shared.domain.events import LogContinued, decode, encode
+from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_ms
+from shared.domain.approvals import DENIED_BY_EXPIRY, EXPIRY, Approval
+from shared.domain.errors import CancelMode, Conflict, LeaseLost, LifecycleError, NotFound, StaleFence, Unavailable
+from shared.domain.events import LogContinued, ShownStep, decode, encode, lost_usage
 from shared.domain.ids import Fence, IdMaker, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
-from shared.domain.messages import text_to_count
-from shared.domain.runs import Cause, Run, Usage
+from shared.domain.log_writer import LogTail, LogWriter, first_seq_of, unbroken
+from shared.domain.messages import Decision, NewMessage, text_to_count
+from shared.domain.runs import Cause, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd, open_calls
-from shared.domain.shown_step import ShownStep, lost_usage
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
-from shared.runs.log_adoption import adopt_log
+from shared.sql.access.audit import Asker, asked_by
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.decisions import Decided, DecisionStore
 from shared.sql.runs.event_blocks import EventStore
-from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.run_store import RunStore, Submitted
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.telemetry.run_attributes import of_run
 from shared.telemetry.tracer import NoTracer, Tracer
+
+# The adoption of a run's log by its next owner.
+
+
+class AdoptedLog(NamedTuple):
+    """A log of which SQL has everything that is left."""
+
+    follows: Seq
+    """The number that the first event of its new owner follows: what readers may have seen after it is void."""
+    is_whole: bool
+    """Redis still has the log's end, so readers have seen nothing after `follows`."""
+
+
+async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime) -> AdoptedLog:
+    """Shuts earlier owners out of a run's log, and stores what they have shown and SQL lacks.
+
+    A repetition does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
+    `Unavailable`.
+    """
+    last = await event_log.open(run.id, run.fence)
+    if last <= run.last_seq:
+        return AdoptedLog(run.last_seq, is_whole=last == run.last_seq)
+    entries = await event_log.read(run.id, run.last_seq, limit=None)
+    shown = unbroken(run.last_seq, entries)
+    if len(shown) < len(entries):
+        # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
+        await event_log.drop(run.id)
+    if shown:
+        await checkpoints.adopt(run, shown, now)
+    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=len(shown) == len(entries))
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -150,3 +182,64 @@ class UnownedRuns:
 
     async def _persist(self, write: Callable[[], Awaitable[Result]]) -> Result:
         return await retry_while_unavailable(lambda _: write(), for_s=PATIENCE_S, clock=self.clock)
+
+
+# Decisions on waiting tool calls, and the continuation of the runs that waited. People, clients and the clock decide
+# through this one service.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApprovalService:
+    """Stores decisions, and dispatches the run that the last one of an answer starts."""
+
+    approvals: ApprovalStore
+    decisions: DecisionStore
+    runs: RunStore
+    unowned: UnownedRuns
+    queue: RunQueue
+    clock: Clock
+
+    async def decide(self, asked: Approval, decision: Decision, *, by: str) -> Decided:
+        """Decides one call, as `DecisionStore.decide`."""
+        now = self.clock.now()
+        decided = await self._persist(lambda _: self.decisions.decide(asked, decision, by=by, now=now))
+        if decided.run is not None:
+            await self.queue.dispatch_stored(decided.run)
+        return decided
+
+    async def decide_all(self, run: Run, given: Sequence[NewMessage], *, keys: SubmissionKeys, by: str) -> Submitted:
+        """Decides all calls that a thread waits for, as `DecisionStore.decide_all`."""
+        decide_all = self.decisions.decide_all
+        submitted = await self._persist(lambda again: decide_all(run, given, keys=keys, by=by, again=again))
+        await self.queue.dispatch_stored(submitted.run)
+        return submitted
+
+    async def expire_due(self) -> None:
+        """Decides what nobody decided in time, as the tool or its agent says: denies the call, or cancels the run that
+        waits. When a person decides at the same time, one of the two decisions is stored, and the other is refused."""
+        for asked in await self.approvals.expired(self.clock.now()):
+            try:
+                with asked_by(self._clock_as_asker()):
+                    await self._expire(asked)
+            except (Conflict, LifecycleError, NotFound) as error:
+                log.info("expiry_came_late", approval_id=asked.id, reason=str(error))
+
+    async def _expire(self, asked: Approval) -> None:
+        if asked.on_expiry == "deny":
+            denial = Decision(tool_call_id=asked.tool_call_id, approve=False, reason=DENIED_BY_EXPIRY)
+            await self.decide(asked, denial, by=EXPIRY)
+        else:
+            run = await self.runs.look_up(asked.run_id)
+            if run.cancel is not None:
+                return  # a client has asked for a cancel before, and the run ends by that
+            await self.unowned.cancel(
+                run, cause="approval_expired", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_EXPIRY
+            )
+        log.info("approval_expired", approval_id=asked.id, run_id=asked.run_id, on_expiry=asked.on_expiry)
+
+    def _clock_as_asker(self) -> Asker:
+        """Nobody's key decides, and the audit log says so."""
+        return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.unowned.ids)
+
+    async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
+        return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)

@@ -1,12 +1,14 @@
 """Lists that are read page by page, by a cursor that is the id of a row."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
+from shared.concurrency import beside
 from shared.domain.ids import ProjectId
 from shared.sql.connection import Connection
 from shared.sql.tables import deleted_rows
@@ -144,3 +146,22 @@ def field_of_document(table: sa.Table, name: str | tuple[str, ...], *, is_sqlite
     document = table.c.document
     # SQLite reads JSON from text as it is, and its CAST would make a number of it; Postgres must be told.
     return (sa.type_coerce(document, sa.JSON) if is_sqlite else sa.cast(document, sa.JSON))[name]
+
+
+# Nouns that are made of rows. Of many rows, or of long ones, they are made on a thread: nobody else waits for that.
+
+
+Noun = TypeVar("Noun")
+
+CHARACTERS_OF_A_ROW = 500
+"""As many characters of JSON are read in the time that a row takes without its long columns."""
+
+
+async def made_of(rows: Sequence[RowMapping], make: Callable[[RowMapping], Noun], long_column: str) -> list[Noun]:
+    """What `make` makes of each row, in order. The long column holds what takes longest to read."""
+    size = sum(CHARACTERS_OF_A_ROW + len(row[long_column] or "") for row in rows)
+    return await beside(partial(_made, rows, make), size)
+
+
+def _made(rows: Sequence[RowMapping], make: Callable[[RowMapping], Noun]) -> list[Noun]:
+    return [make(row) for row in rows]

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunStatus
-from shared.domain.model_providers import PROVIDERS
+from shared.domain.models import PROVIDERS
 from shared.domain.runs import Usage
 
 OTHER = "other"

@@ -120,7 +120,7 @@ def test_the_product_imports_what_an_installation_without_extras_has() -> None:
     ],
 )
 def test_an_import_of_a_package_that_only_developers_have_is_found(line: str, distribution: str) -> None:
-    source = Source("shared/clock.py", line)
+    source = Source("shared/concurrency.py", line)
     (found,) = findings([source], PROJECT["dependencies"])
     assert found.endswith(f"of {distribution}")
 

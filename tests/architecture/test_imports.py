@@ -38,10 +38,7 @@ LATE_MODULES = {
     # A wrong setting is said before a server is imported, and each server is imported without the others.
     "cli/operator/servers.py": ("cli.operator.dev_server", "cli.operator.api_server", "cli.operator.worker_server"),
     # A wrong setting is said before anything that opens a database.
-    "cli/operator/upkeep.py": (
-        *("cli.operator.audit", "cli.operator.budgets", "cli.operator.database_upkeep", "cli.operator.doctor"),
-        "cli.operator.status",
-    ),
+    "cli/operator/upkeep.py": ("cli.operator.database_upkeep", "cli.operator.doctor"),
     "cli/operator/keys.py": ("cli.operator.issued_keys",),
     "cli/operator/secrets.py": ("cli.operator.encrypted_secrets",),
     # Alembic: for a database that lacks a migration.
@@ -54,7 +51,7 @@ LATE_MODULES = {
 """A file, and the modules of ours that it imports when they are used, with the library that is the reason. What each
 command has imported when it is ready is in `tests/e2e/test_imported_packages.py`."""
 
-CHOOSES_BY_NAME = ("cli/load.py", "worker/models/registry.py", "api/openapi_document.py")
+CHOOSES_BY_NAME = ("cli/command_table.py", "worker/models/registry.py", "api/openapi_document.py")
 """One loads the module of the command that was given, one that of a provider's wire, each from its own table; the third
 loads the types of answers when somebody asks for the document."""
 
@@ -84,7 +81,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "starlette": ("api/",),
     "uvicorn": ("api/",),
     # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
-    "httpx2": ("cli/client/", "worker/models/", "shared/network/", "shared/archival/embedding_client.py"),
+    "httpx2": ("cli/client/", "worker/models/", "shared/network/", "shared/archival/archival_memory.py"),
     "httptools": ("worker/models/", "api/http_connection.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shared.domain.model_providers import NOT_SERVED, PROVIDERS
+from shared.domain.models import NOT_SERVED, PROVIDERS
 from tests.kit.project.documents import ROOT
 
 _TEXT = (ROOT / "docs/models.md").read_text(encoding="utf-8")

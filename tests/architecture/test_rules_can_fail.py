@@ -67,7 +67,7 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (walls_broken, "api/letta/x.py", "from api.runs.reader import RunReader"),
     (walls_broken, "api/runs/x.py", "from api.routes.runs import router"),
     (walls_broken, "api/x.py", "from api.routes import runs"),
-    (walls_broken, "shared/domain/x.py", "from shared.clock import Clock"),
+    (walls_broken, "shared/domain/x.py", "from shared.concurrency import Clock"),
     (gerunds, "api/x.py", "class Sending:\n    pass"),
     (retired_names, "worker/x.py", "def give_back(job):\n    pass"),
     (retired_names, "worker/x.py", "log.info('run_given_back', run_id=1)"),

@@ -20,7 +20,7 @@ MAY_START_TASKS: dict[str, str] = {
 }
 MAY_CATCH_CANCELLATION: dict[str, str] = {
     "worker/run/interruption.py": "it turns its own cancel into the typed reason, and passes any other on",
-    "worker/tools/running_calls.py": "it waits for the process's death first, and raises the cancellation then",
+    "worker/tools/tool_process.py": "it waits for the process's death first, and raises the cancellation then",
     "worker/tools/scratch.py": "it waits for the removal first, and raises the cancellation then",
 }
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from shared.sql.access_tables import audit_events
 from shared.sql.engine import Database
+from shared.sql.tables import audit_events
 from tests.kit.keys import KeyMaker
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import api_client, running_product

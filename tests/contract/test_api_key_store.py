@@ -10,9 +10,9 @@ from shared.domain.api_keys import digest_of
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
 from shared.domain.ids import KeyId, ProjectId
 from shared.sql.access.api_keys import ApiKeyStore
-from shared.sql.access_tables import api_key_secrets, api_keys, audit_events
 from shared.sql.engine import Database
 from shared.sql.paging import Page
+from shared.sql.tables import api_key_secrets, api_keys, audit_events
 from tests.kit.clocks import FrozenClock
 from tests.kit.keys import KeyMaker, issuer_of
 from tests.kit.services.databases import open_database

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shared.domain.errors import Unavailable, Unusable
-from shared.redis.append_pipeline import AppendPipeline
 from shared.redis.connection import connect
+from shared.redis.log_servers import AppendPipeline
 from tests.kit.services.played_redis import ANSWERED, CUT, LOADED, PlayedRedis
 from tests.kit.wait_until import after
 

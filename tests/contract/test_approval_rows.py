@@ -11,8 +11,7 @@ from shared.domain.errors import AlreadyDecided, Conflict, HoldfastError, NoPend
 from shared.domain.ids import AgentId, ApprovalId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import Decision
-from shared.domain.runs import Run
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import Run, SubmissionKeys
 from shared.sql.paging import Page
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (

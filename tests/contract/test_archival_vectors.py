@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shared.archival.archival_memory import RANK_CONSTANT
-from shared.archival.embedding_client import LONGEST_INPUT, TEXTS_PER_CALL
-from shared.archival.embedding_upkeep import RETRY_AFTER
-from shared.domain.archival import PassageQuery
-from shared.domain.vectors import MOST_MULTIPLIED, unit_vector
-from shared.sql.archival.passage_rows import STORER_EMBEDS_FOR
+from shared.archival.archival_memory import LONGEST_INPUT, RANK_CONSTANT, RETRY_AFTER, TEXTS_PER_CALL
+from shared.domain.archival import MOST_MULTIPLIED, PassageQuery, unit_vector
+from shared.sql.archival.archives import STORER_EMBEDS_FOR
 from shared.sql.archival.passages import PassagePage, insert_for_agent
 from shared.sql.tables import passage_vectors
 from tests.kit.archival import EMBEDDING, IDS, Archival, archival_memory, new_passage

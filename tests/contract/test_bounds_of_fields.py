@@ -10,9 +10,8 @@ import pytest
 from api.errors import LONGEST_DETAIL
 from api.letta.bounded_fields import LONGEST_METADATA, LONGEST_SETTINGS, MOST_ENTRIES
 from api.letta.refusals import MOST_FLAWS
-from shared.domain.agent_secrets import SEALED
-from shared.domain.agents import LARGEST_PART
-from shared.domain.local_time import zone_of
+from shared.domain.agents import LARGEST_PART, SEALED
+from shared.domain.searches import zone_of
 from tests.kit.product.in_process import api_client
 from tests.kit.services.databases import open_database
 

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from shared.domain.budgets import NOTHING, Account, Amount, Limit, day_of, next_day
 from shared.domain.errors import BudgetExceeded, StaleFence
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.limits import NOTHING, Account, Amount, Limit, day_of, next_day
 from shared.domain.runs import Run, Usage
 from shared.sql.runs.budgets import BudgetStore
 from tests.kit.runs.definitions import NOW, PROJECT

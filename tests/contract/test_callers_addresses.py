@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from shared.archival.embedding_client import EmbeddingClient
+from shared.archival.archival_memory import EmbeddingClient
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import AssistantMessage, ContentPart, ImageContent, Message, TextContent, UserMessage
-from shared.network.addresses import AddressPolicy
-from shared.network.checked_http import NetworkRules
+from shared.network.checked_http import AddressPolicy, NetworkRules
 from tests.kit.model_server.model_calls import GOOGLE, HANDLES, ask, call, history, models_on_server
 from tests.kit.plain_answers import answering, ok, redirect
-from worker.models.fetched_images import MOST_BYTES
 from worker.models.registry import Models
+from worker.models.sdk_model import MOST_BYTES
 
 HERE = NetworkRules(AddressPolicy(networks=(ip_network("127.0.0.1/32"),)))
 PIXEL = base64.b64decode(

@@ -10,7 +10,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from api.letta.refusals import refusal
 from api.openai.chat_request import ChatRequest, input_of, left_out
 from api.openai.errors import as_openai
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.sql.engine import Database
 from tests.kit.product import api_client
 from tests.kit.project.documents import table_rows

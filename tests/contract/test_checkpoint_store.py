@@ -6,14 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelRequested, IllegalTransition, StaleFence
 from shared.domain.events import decode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Summary, UserMessage
-from shared.domain.runs import Run, Step, Usage
+from shared.domain.runs import Compaction, Run, Step, Usage
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.runs.event_blocks import BLOCK_ENTRIES

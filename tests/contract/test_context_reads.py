@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 
 from shared.domain.runs import Run
-from shared.sql.history.context_ids import ids_in_context
+from shared.sql.history.messages import ids_in_context
 from tests.kit.runs.definitions import PROJECT
 from tests.kit.runs.ended_runs import fill_with_ended_runs
 from tests.kit.runs.stored_runs import Stores, said, stored_runs

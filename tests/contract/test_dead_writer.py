@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from arq.connections import ArqRedis
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.errors import LeaseLost
 from shared.domain.events import StatusChanged, StepRestarted, decode
 from shared.domain.ids import Seq

@@ -13,8 +13,7 @@ from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound, UnknownTools
 from shared.domain.ids import AgentId, IdMaker, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
-from shared.domain.packages import ToolPackages
-from shared.domain.tools import ToolLimits
+from shared.domain.tools import ToolLimits, ToolPackages
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
 from shared.sql.definitions.conversations import ConversationFilter, ConversationStore

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.archival.embedding_client import MOST_DIMENSIONS, EmbeddingClient
+from shared.archival.archival_memory import MOST_DIMENSIONS, EmbeddingClient
 from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import ModelServer
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from api.letta.refusals import MOST_FLAWS, validation_refusal
-from shared.domain.error_codes import ErrorCode
-from shared.domain.errors import ModelErrorType
+from shared.domain.errors import ErrorCode, ModelErrorType
 from tests.kit.product import api_client
 from tests.kit.project.documents import table_rows
 from tests.kit.project.source_tree import product_sources

@@ -7,12 +7,10 @@ import pytest
 
 from shared.domain.errors import NameTaken
 from shared.domain.events import Ended, TextChunk, decode
-from shared.domain.generation import GENERATE, Generation
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.runs import Run, RunOptions
-from shared.domain.submission_keys import SubmissionKeys
-from shared.sql.definitions.last_runs import last_runs
+from shared.domain.runs import GENERATE, Generation, Run, RunOptions, SubmissionKeys
+from shared.sql.definitions.agents import last_runs
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import AGENT, IDS, Stores, answer, said, some_run, stored_runs, texts_of
 

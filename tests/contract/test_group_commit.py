@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from shared import crash_points
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.crash_points import CrashPoint
 from shared.domain.errors import IllegalTransition, StaleFence, Unavailable
 from shared.domain.events import StatusChanged, decode

@@ -6,7 +6,7 @@ import pytest
 
 from api.runs.log_ends import LogEnds
 from api.runs.reader import RunReader
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.errors import Unavailable
 from shared.domain.events import StatusChanged, StepRestarted, decode, encode
 from shared.domain.ids import Seq

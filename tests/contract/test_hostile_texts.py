@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from api.tool_source.reader import read_tool_source
 from shared.domain.errors import InvalidToolSource
-from shared.domain.submission_keys import has_otid, key_of_otids
+from shared.domain.runs import has_otid, key_of_otids
 from shared.tool_arguments import RefusedArguments, read_arguments
 from tests.kit.agent_files import a_file, an_agent, as_upload, block, custom_tool, message
 from tests.kit.hostile_values import bounded, json_values, mutated, texts

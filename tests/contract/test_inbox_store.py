@@ -8,7 +8,7 @@ import pytest
 from shared.domain.errors import Conflict, MoreInput, NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import SubmissionKeys
 from tests.kit.runs.definitions import PROJECT
 from tests.kit.runs.stored_runs import (
     THREAD,

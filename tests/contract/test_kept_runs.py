@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Collection
 import pytest
 from arq.connections import ArqRedis
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.cancel_signal import CancelSignal
+from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.unowned import UnownedRuns

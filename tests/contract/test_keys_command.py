@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import ProjectId
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.access.audit import AuditFilter, AuditLog

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.domain.model_providers import split_handle
+from shared.domain.models import split_handle
 from shared.network.checked_http import PUBLIC_ONLY
 from shared.network.server_models import KEPT_S, LONGEST_ANSWER, FoundModels, ServerModels
 from shared.sql.engine import Database

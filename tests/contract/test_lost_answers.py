@@ -14,14 +14,13 @@ import pytest
 import sqlalchemy as sa
 
 import shared.sql.runs
-from shared.domain.budgets import Account, Amount, Limit
-from shared.domain.compaction import Compaction
 from shared.domain.events import LogContinued, encode, is_end
 from shared.domain.ids import Fence, Seq
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.limits import Account, Amount, Limit
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.messages import Summary
-from shared.domain.runs import Run, RunError, Step, Usage
+from shared.domain.runs import Compaction, Run, RunError, Step, Usage
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.budgets import BudgetStore

@@ -14,8 +14,7 @@ from shared.domain.messages import SystemMessage, ToolCall, ToolReturns
 from shared.domain.runs import Run
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.blocks import BlockStore
-from shared.sql.definitions.memory import MemoryStore
+from shared.sql.definitions.blocks import BlockStore, MemoryStore
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent, some_block
 from tests.kit.runs.stored_runs import AGENT, IDS, Stores, answer, call, found, results, stored_runs
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shared.domain.messages import estimate_tokens
-from shared.domain.model_catalog import continues_answers
+from shared.domain.models import continues_answers
 from tests.kit.model_server import Turn
 from tests.kit.model_server.model_calls import GOOGLE, ask, call, ending, models_on_server, text_said
 from worker.models.provider import ModelCall

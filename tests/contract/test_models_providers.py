@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolReturns, UserMessage
-from shared.domain.model_providers import BUILTIN, PROVIDERS
+from shared.domain.models import BUILTIN, PROVIDERS
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.model_server.model_calls import (
     ADD,

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from shared.domain.errors import InvalidRequest, Unavailable
-from shared.domain.packages import PackageRoom, ToolPackages
+from shared.domain.tools import PackageRoom, ToolPackages
 from shared.packages.environments import PackageEnvironments
 from tests.kit.certificates import Issued
 from tests.kit.clocks import SettableClock
@@ -25,7 +25,7 @@ from tests.kit.wait_until import wait_until
 BUILDER = """
 import asyncio, sys
 from pathlib import Path
-from shared.domain.packages import ToolPackages
+from shared.domain.tools import ToolPackages
 from tests.kit.environments import environments
 from tests.kit.package_index import PackageIndex
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.domain.packages import ToolPackages
+from shared.domain.tools import ToolPackages
 from tests.kit.environments import environments, lose
 from tests.kit.package_index import PackageIndex, wheel
 from tests.kit.sandboxes import EVERY_SANDBOX, sandbox_of

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from arq.connections import ArqRedis
 
 from shared import crash_points
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.crash_points import CrashPoint
 from shared.domain.errors import LeaseLost, LogClosed
 from shared.domain.events import Ended, StatusChanged, StepRestarted, TextChunk, decode, encode, follows_of

@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
-from shared.domain.runs import CancelRequest, Run, Step
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import CancelRequest, Run, Step, SubmissionKeys
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.run_tables import (

@@ -12,7 +12,7 @@ from shared.redis.embedded import connect_embedded
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import NO_KEYS, SecretKeys, can_read
 from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.definitions.stored_secrets import StoredSecretStore
+from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, some_agent
 from tests.kit.services.databases import patient_database

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.domain.budgets import Account, Amount, Limit, day_of
 from shared.domain.ids import IdMaker
-from shared.runs.record_retention import AT_ONCE, RecordRetention
+from shared.domain.limits import Account, Amount, Limit, day_of
+from shared.runs.retention import AT_ONCE, RecordRetention
 from shared.sql.access.audit import Asker, AuditFilter, AuditLog, asked_by
 from shared.sql.runs.budgets import BudgetStore
 from tests.contract.test_prune_command import prune

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from arq.connections import ArqRedis
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import RunId
 from shared.domain.runs import Dispatch
 from shared.redis import keys

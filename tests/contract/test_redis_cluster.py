@@ -10,7 +10,7 @@ from shared.domain.errors import CancelMode, InvalidRequest, Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis import keys
-from shared.redis.cancel_signal import CancelSignal
+from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import LogServers, log_servers

@@ -13,16 +13,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.runs import CancelRequest, Run, Step
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import CancelRequest, Run, Step, SubmissionKeys
 from shared.runs.retention import BATCHES_OF_A_ROUND, Retention
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.run_tables import OF_A_RUN, RETAINED_FOR_A_WHILE, event_blocks, metadata
-from shared.sql.runs.retention import RUNS_AT_ONCE
+from shared.sql.runs.run_store import RUNS_AT_ONCE
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.ended_runs import fill_with_ended_runs

@@ -14,12 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from api.access.whose_rows import act_for, project_of_request
 from shared.domain.ids import ProjectId
-from shared.domain.submission_keys import SentBody, SubmissionKeys
-from shared.sql.access_tables import api_keys
+from shared.domain.runs import SentBody, SubmissionKeys
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.run_store import RunStore
-from shared.sql.tables import UtcMoment, VectorNumbers, agents, passage_words
+from shared.sql.tables import UtcMoment, VectorNumbers, agents, api_keys, passage_words
 from tests.kit.runs.stored_runs import IDS, said, some_run
 from tests.kit.services.databases import open_database, statements
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, RunId, ThreadId
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
-from shared.domain.runs import Run, RunOptions, Step
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import Run, RunOptions, Step, SubmissionKeys
 from shared.sql.paging import Page
 from shared.sql.run_tables import injected_messages, metadata
 from shared.sql.runs.listing import OF_A_RUN, QuietRun, RunFilter

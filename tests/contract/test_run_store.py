@@ -21,8 +21,7 @@ from shared.domain.ids import Fence, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import ToolReturns
-from shared.domain.runs import Run, RunOptions
-from shared.domain.submission_keys import SubmissionKeys
+from shared.domain.runs import Run, RunOptions, SubmissionKeys
 from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.run_store import Submitted
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT

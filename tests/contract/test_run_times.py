@@ -8,7 +8,7 @@ import httpx
 import pytest
 from letta_client import AsyncLetta
 
-from shared.clock import unix_ms
+from shared.concurrency import unix_ms
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Run, RunOptions, Step, StepTiming, ToolTiming, Usage
 from shared.sql.paging import Page

@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from api.deployment_figures import DeploymentFigures
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer, log_servers
+from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
-from shared.redis.server_memory import RedisServers
 from shared.sql.engine import Database
 from shared.sql.runs.figures import RunFigureStore
 from shared.telemetry.metrics import Metrics

@@ -16,9 +16,8 @@ from shared.domain.agents import Agent
 from shared.domain.brought_agents import BroughtAgent, BroughtAgents
 from shared.domain.ids import AgentId, IdMaker
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
-from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.definitions.brought_agents import BroughtAgentStore
-from shared.sql.definitions.stored_secrets import StoredSecretStore
+from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
 from shared.sql.tables import agents
 from tests.kit.commands import Command, fork

@@ -13,8 +13,7 @@ from api.letta.frames import FrameOptions
 from api.runs.log_ends import LogEnds
 from api.runs.reader import RunReader
 from api.runs.streaming import StreamService
-from shared.clock import SystemClock
-from shared.concurrency import background
+from shared.concurrency import SystemClock, background
 from shared.domain.events import Ended, ReasoningChunk, StatusChanged, encode
 from shared.domain.ids import Seq
 from shared.domain.limits import Limits, ProjectLimits

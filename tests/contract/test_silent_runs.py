@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from api.deployment_figures import KEPT_S, QUIETEST_LOOKED_AT, DeploymentFigures
-from shared.clock import unix_ms
+from shared.concurrency import unix_ms
 from shared.domain.events import TextChunk, encode
 from shared.domain.ids import MessageId, Seq, StepId, ThreadId
 from shared.domain.log_writer import LogTail
@@ -17,8 +17,8 @@ from shared.redis.connection import Redis
 from shared.redis.embedded import connect_embedded
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
+from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
-from shared.redis.server_memory import RedisServers
 from shared.sql.runs.figures import RunFigureStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.clocks import FrozenClock

@@ -8,7 +8,7 @@ import pytest
 
 from shared.domain.errors import NameTaken
 from shared.domain.ids import ThreadId
-from shared.domain.submission_keys import SentBody, SubmissionKeys
+from shared.domain.runs import SentBody, SubmissionKeys
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import Stores, said, second_process, some_run, stored_runs
 

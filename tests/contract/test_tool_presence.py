@@ -4,7 +4,7 @@ from arq.connections import ArqRedis
 
 from shared.domain.tools import SandboxTier
 from shared.redis import keys
-from shared.redis.tool_presence import ToolPresence
+from shared.redis.process_presence import ToolPresence
 
 
 async def test_the_weakest_walls_of_the_living_workers_are_shown(redis: ArqRedis) -> None:

@@ -11,13 +11,10 @@ from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.memory import FinishedEdit
 from shared.domain.messages import ToolReturn
-from shared.domain.runs import Run, RunOptions
+from shared.domain.runs import TOOL_RUN, Run, RunOptions, SubmissionKeys
 from shared.domain.settling import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN
-from shared.domain.submission_keys import SubmissionKeys
-from shared.domain.tool_runs import TOOL_RUN
+from shared.sql.runs.checkpoints import ToolRunStore, finish_intent
 from shared.sql.runs.settlement import Settled
-from shared.sql.runs.tool_intents import finish_intent
-from shared.sql.runs.tool_runs import ToolRunStore
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import (
     AGENT,

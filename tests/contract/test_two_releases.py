@@ -12,7 +12,7 @@ from arq.connections import ArqRedis
 
 from api.runs.log_ends import LogEnds
 from api.runs.reader import RunReader
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode
 from shared.domain.events import Ended, LogContinued, StatusChanged, Unknown, decode, encode, is_end
@@ -21,14 +21,12 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
-from shared.redis.cancel_signal import Announcements, CancelSignal
-from shared.redis.channel_listener import ChannelListener
+from shared.redis.channel_listener import Announcements, CancelSignal, ChannelListener
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue
-from shared.runs.log_adoption import adopt_log
-from shared.runs.unowned import UnownedRuns
+from shared.runs.unowned import UnownedRuns, adopt_log
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving

@@ -9,8 +9,7 @@ import pytest
 
 from api.runs.log_ends import LogEnds
 from api.runs.reader import RunReader
-from shared.clock import SystemClock
-from shared.concurrency import background
+from shared.concurrency import SystemClock, background
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode, LeaseLost, StaleFence
 from shared.domain.events import LogContinued, TextChunk, decode, encode, is_end

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shared.clock import Clock, SystemClock
+from shared.concurrency import Clock, SystemClock
 from shared.domain.ids import AgentId, ProjectId, RunId, ThreadId
 from shared.redis.queue import RunQueue
 from shared.sql.engine import Database

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.concurrency import background
-from shared.domain.budgets import day_of
+from shared.domain.limits import day_of
 from shared.sql.engine import Database
 from shared.sql.runs.budgets import BudgetStore
 from tests.faults.test_cancel_lost import record_cancel

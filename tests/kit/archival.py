@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from shared.archival.archival_memory import ArchivalMemory
-from shared.archival.embedding_client import EmbeddingClient
-from shared.archival.embedding_upkeep import EmbeddingUpkeep
+from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
 from shared.domain.agents import Agent
 from shared.domain.archival import Archive, NewPassage, Passage, PassageQuery
 from shared.domain.ids import IdMaker, ProjectId
 from shared.sql.archival.archives import ArchiveStore
-from shared.sql.archival.passages import PassageStore
-from shared.sql.archival.search import PassageSearchStore
-from shared.sql.archival.vectors import VectorStore
+from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from tests.kit.clocks import SettableClock

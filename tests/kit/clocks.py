@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pytest import MonkeyPatch
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 
 START_MS = 1_800_000_000_000
 

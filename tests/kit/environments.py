@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from shared.clock import Clock, SystemClock
-from shared.domain.packages import PackageRoom, PackageRules
-from shared.packages.builder import PackageBuilder, target_python
-from shared.packages.environments import PackageEnvironments
-from shared.packages.locked_files import remove_tree
+from shared.concurrency import Clock, SystemClock
+from shared.domain.tools import PackageRoom, PackageRules
+from shared.packages.bounded_program import remove_tree
+from shared.packages.environments import PackageBuilder, PackageEnvironments, target_python
 from tests.kit.package_index import PackageIndex
 
 UV = str(Path(sysconfig.get_path("scripts")) / "uv")

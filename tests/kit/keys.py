@@ -7,7 +7,7 @@ from secrets import token_bytes
 
 from api.access.callers import DEFAULT_PROJECT
 from api.access.issuing import Issued, KeyIssuer
-from shared.clock import Clock, SystemClock
+from shared.concurrency import Clock, SystemClock
 from shared.domain.ids import IdMaker, ProjectId
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.engine import Database

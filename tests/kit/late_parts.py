@@ -7,14 +7,14 @@ from api.late_route import LateRoute
 
 LATE = (
     "api.tool_source.docstrings",
-    "cli.operator.audit",
-    "cli.operator.budgets",
+    "cli.operator.database_upkeep",
+    "cli.operator.database_upkeep",
     "cli.operator.database_upkeep",
     "cli.operator.dev_server",
     "cli.operator.doctor",
     "cli.operator.encrypted_secrets",
     "cli.operator.issued_keys",
-    "cli.operator.status",
+    "cli.operator.database_upkeep",
     "cli.operator.worker_server",
     "shared.schema_validation",
     "shared.sql.schema_upgrade",

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from worker.tools.interpreter import NodeProgram
 from worker.tools.node_choice import look_at
-from worker.tools.node_program import NodeProgram
 
 
 def need_node() -> NodeProgram:

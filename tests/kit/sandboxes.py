@@ -7,12 +7,11 @@ import msgspec
 import pytest
 
 from shared.domain.errors import InvalidRequest
+from worker.tools.interpreter import NodeProgram
 from worker.tools.invocation import CallLimits, ToolSandbox
-from worker.tools.node_program import NodeProgram
-from worker.tools.process_sandbox import ProcessSandbox
-from worker.tools.sandbox_choice import SandboxChoice
+from worker.tools.sandbox_choice import ProcessSandbox, SandboxChoice
 from worker.tools.walled_sandbox import WalledSandbox
-from worker.tools.zygote_plan import ZygotePlan
+from worker.tools.zygote import ZygotePlan
 
 LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=8 << 20)
 SCRATCH_MB = 8

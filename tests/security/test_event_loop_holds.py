@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.letta.agent_state import PENDING_APPROVAL, SECRETS
+from api.letta.agents import PENDING_APPROVAL, SECRETS
 from shared.domain.tool_catalog import BASE_TOOLS, BaseTool
 from shared.sql.engine import Database
 from tests.kit.largest.loop_holds import LIMIT_S, LoopHolds, calibrate, measured_loop

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from arq.connections import ArqRedis
 
-from shared.domain.budgets import NOTHING, day_of
 from shared.domain.ids import ProjectId
+from shared.domain.limits import NOTHING, day_of
 from shared.sql.engine import Database
 from shared.sql.runs.budgets import AccountTotal, BudgetStore
 from tests.kit.clocks import SettableClock

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from shared.domain.words import LONGEST_QUERY, MOST_WORDS
+from shared.domain.searches import LONGEST_QUERY, MOST_WORDS
 from tests.kit.model_server import Call
 from tests.kit.product import Product
 from tests.story.test_recall import agent_that_recalls, results_of

@@ -9,7 +9,7 @@ from arq.connections import ArqRedis
 
 from api.access.callers import DEFAULT_PROJECT
 from api.access.whose_rows import act_for
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import AgentId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import NewMessage, UserMessage

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shared.bounded_schema import MAX_SCHEMA_VALUES
-from worker.models.builtin_sample import LONGEST_SAMPLE, sample_of
+from shared.json_limits import MAX_SCHEMA_VALUES
+from worker.models.builtin import LONGEST_SAMPLE, sample_of
 
 TEXT = {"type": "string"}
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.network.allowed_hosts import AllowedHosts
-from shared.network.checked_http import NetworkRules
+from shared.network.checked_http import AllowedHosts, NetworkRules
 from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 from worker.proxy.call_proxy import CONNECTIONS, proxy_of_call
-from worker.proxy.pace import Pace
-from worker.proxy.reach import Reach
+from worker.proxy.exchange import Pace, Reach
 
 LOOPBACK = "127.0.0.0/8"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"

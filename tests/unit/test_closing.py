@@ -6,12 +6,14 @@ import pytest
 
 from shared.domain.approvals import DENIAL
 from shared.domain.events import (
+    BegunAnswer,
     Ended,
     Event,
     Failed,
     InputDelivered,
     LogContinued,
     ReasoningChunk,
+    ShownStep,
     StatusChanged,
     StepRestarted,
     Stopped,
@@ -49,7 +51,6 @@ from shared.domain.settling import (
     open_calls,
     returns_event,
 )
-from shared.domain.shown_step import BegunAnswer, ShownStep
 from tests.kit.runs.definitions import NOW, some_agent
 
 IDS = IdMaker()

@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from cli.client.conversations import Conversation
-from cli.client.run_stream import RunStream
+from cli.client.follow import RunStream, Transcript
 from cli.client.server import Record, Server, segment, server_at
 from cli.client.terminal import print_json
 from cli.client.top import screen
-from cli.client.transcript import Transcript
 from cli.main import main
 from cli.printable import printable
 from shared.domain.errors import InvalidRequest

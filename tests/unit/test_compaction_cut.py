@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from shared.domain.compaction import CompactionOptions
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -14,6 +13,7 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
+from shared.domain.runs import CompactionOptions
 from tests.kit.model_server.model_calls import history, returned
 from worker.run.transcript import transcript
 from worker.run.what_leaves import messages_to_summarise

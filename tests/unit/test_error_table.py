@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from api.errors import ERROR_ANSWERS, add_error_answers, model_error_answer
 from shared.domain import errors as domain
 from shared.domain.approvals import WaitingCalls
-from shared.domain.error_codes import ErrorCode
+from shared.domain.errors import ErrorCode
 from shared.domain.ids import AgentId, ApprovalId, MessageId, RunId, ThreadId
 from tests.kit.product import asgi_client
 

@@ -18,7 +18,7 @@ from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, WALLED, sandbox_of, walls
 from tests.kit.wait_until import wait_until
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.node_choice import find_node
-from worker.tools.plain_process import PlainProcess
+from worker.tools.sandbox_choice import PlainProcess
 
 PLAIN = PlainProcess(sys.executable, None)
 SEVEN = "export function tool() { return 7; }"

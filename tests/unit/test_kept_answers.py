@@ -4,8 +4,7 @@ import json
 
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 
-from worker.models.kept_answer import Given, read_kept, write_kept
-from worker.models.turns import Called, Reasoned, Said
+from worker.models.history_mapping import Called, Given, Reasoned, Said, read_kept, write_kept
 
 GIVEN = Given("anthropic", "claude", "msg_1", "tool_call")
 PARTS = [

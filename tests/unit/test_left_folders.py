@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from worker.tools.folders import LOCK, PREFIX, remove_left_folders, worker_folder
+from worker.tools.scratch import LOCK, PREFIX, remove_left_folders, worker_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from worker.tools.folders import worker_folder
+from worker.tools.scratch import worker_folder
 with worker_folder(Path(sys.argv[1])) as folder:
     (folder / "run-1").mkdir()
     (folder / "run-1" / "kept").write_text("x" * 1000)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.local_time import moment_of
+from shared.domain.searches import moment_of
 
 
 def test_a_time_without_offset_is_the_agents() -> None:

@@ -10,11 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.agents import Block
-from shared.domain.base_tools import base_tool_rules, default_base_tools, needs_base_rules
 from shared.domain.ids import BlockId, ProjectId
-from shared.domain.memory import Memory, RefusedEdit
-from shared.domain.memory_edits import edit_memory
-from shared.domain.tool_catalog import BASE_TOOLS
+from shared.domain.memory import Memory, RefusedEdit, edit_memory
+from shared.domain.tool_catalog import BASE_TOOLS, base_tool_rules, default_base_tools, needs_base_rules
 from shared.tool_arguments import read_arguments
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

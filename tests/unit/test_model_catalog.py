@@ -2,9 +2,8 @@
 
 import pytest
 
-from api.letta.models import OfferedModels
-from shared.domain.model_catalog import MODELS, context_window_of, family_of
-from shared.domain.model_providers import PROVIDERS, split_handle
+from api.letta.model_settings import OfferedModels
+from shared.domain.models import MODELS, PROVIDERS, context_window_of, family_of, split_handle
 from shared.network.server_models import FoundModels
 
 

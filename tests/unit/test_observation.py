@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import IdMaker
 from shared.domain.runs import Step
 from tests.kit.log_events import log_events

@@ -9,7 +9,7 @@ from pydantic import SecretStr, ValidationError
 
 from shared.domain.errors import InvalidRequest
 from shared.packages import setup
-from shared.packages.builder import target_python
+from shared.packages.environments import target_python
 from shared.packages.setup import package_rules, prepare
 from shared.process.settings import Settings
 from shared.process.wrong_settings import wrong_values

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.packages import MOST_REQUIREMENTS, requirement_lines
+from shared.domain.tools import MOST_REQUIREMENTS, requirement_lines
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from shared.domain.errors import InvalidRequest
 from tests.kit.sandboxes import LIMITS, SCRATCH_MB
 from tests.kit.tools import named_processes, tool_call
 from tests.kit.wait_until import wait_until
-from worker.tools.plain_process import plain_process
-from worker.tools.process_sandbox import ProcessSandbox
-from worker.tools.sandbox_choice import SandboxChoice
+from worker.tools.sandbox_choice import ProcessSandbox, SandboxChoice, plain_process
 
 ONLY_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root has a user to give up; CI is root")
 

@@ -18,7 +18,7 @@ from tests.kit.sandboxes import LIMITS
 from tests.kit.tools import is_alive, tool_call, written_pids
 from tests.kit.wait_until import wait_until
 from worker.tools.invocation import ToolInvocation
-from worker.tools.process_sandbox import ProcessSandbox
+from worker.tools.sandbox_choice import ProcessSandbox
 
 GRACE_S = 240.0
 QUICKLY_S = 50.0
@@ -272,7 +272,7 @@ async def test_nothing_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
             from tests.unit.test_process_sandbox_ending import FAMILY
             from tests.kit.sandboxes import LIMITS
             from tests.kit.tools import tool_call
-            from worker.tools.process_sandbox import ProcessSandbox
+            from worker.tools.sandbox_choice import ProcessSandbox
             sandbox = ProcessSandbox(LIMITS, grace_s=30)
             asyncio.run(sandbox.call(tool_call(FAMILY, path={str(pids)!r})))
         """)

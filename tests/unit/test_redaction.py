@@ -4,8 +4,7 @@ import asyncio
 import json
 
 from shared.concurrency import background
-from worker.tools.invocation import ToolOutcome
-from worker.tools.redaction import CUT, MOST, without_secrets
+from worker.tools.invocation import CUT, MOST, ToolOutcome, without_secrets
 
 
 async def redacted(text: str, **secrets: str) -> str:

@@ -15,9 +15,8 @@ from shared.domain.tools import SandboxTier
 from tests.kit.sandboxes import WALLED, sandbox_of, walls
 from tests.kit.tools import named_processes, tool_call
 from tests.kit.wait_until import after, wait_until
-from worker.tools.bounded_sandbox import BoundedSandbox, CallSlots
 from worker.tools.interpreter import described
-from worker.tools.sandbox_choice import SandboxChoice, look_at, tools_user, trial
+from worker.tools.sandbox_choice import BoundedSandbox, CallSlots, SandboxChoice, look_at, tools_user, trial
 
 MARKED = """
     import ctypes, time

@@ -12,9 +12,7 @@ import pytest
 from shared.domain.ids import RunId
 from tests.kit.tools import tool_call
 from tests.kit.wait_until import after, wait_until
-from worker.tools.folders import MOST_REMOVALS, ToolFolders
-from worker.tools.scratch import remove_tree, scratch_directory
-from worker.tools.scratch_watch import MOST_ENTRIES, is_too_full
+from worker.tools.scratch import MOST_ENTRIES, MOST_REMOVALS, ToolFolders, is_too_full, remove_tree, scratch_directory
 
 DEEP = 300
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from shared.domain.agent_secrets import changed_secrets, is_sealed
+from shared.domain.agents import changed_secrets, is_sealed
 from shared.domain.errors import InvalidRequest, UnreadableSecret
 from shared.domain.ids import AgentId
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of, new_key

@@ -7,6 +7,7 @@ from shared.domain.events import (
     InputDelivered,
     LogContinued,
     ReasoningChunk,
+    ShownStep,
     StepRestarted,
     TextChunk,
     ToolCallChunk,
@@ -14,7 +15,6 @@ from shared.domain.events import (
     ToolsReturned,
 )
 from shared.domain.ids import MessageId, Seq, StepId
-from shared.domain.shown_step import ShownStep
 
 STEP, MESSAGE = StepId("step-1"), MessageId("message-1")
 TEXT = TextChunk(7, STEP, MESSAGE, "one")

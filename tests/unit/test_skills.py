@@ -1,6 +1,6 @@
 """Skills of a client, as the model is told of them: a tree for each folder, in the wire's shape."""
 
-from shared.domain.skills import ClientSkill, with_skills
+from shared.domain.agents import ClientSkill, with_skills
 
 
 def test_without_skills_the_instructions_stay() -> None:

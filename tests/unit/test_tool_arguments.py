@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.bounded_schema import MAX_SCHEMA_CHARS, MAX_SCHEMA_VALUES, schema_flaw
+from shared.json_limits import MAX_SCHEMA_CHARS, MAX_SCHEMA_VALUES, schema_flaw
 from shared.tool_arguments import RefusedArguments, check_arguments, read_arguments
 from tests.kit.wait_until import wait_until
 

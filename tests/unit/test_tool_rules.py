@@ -6,7 +6,7 @@ import pytest
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns, UserMessage
-from shared.domain.tool_rules import (
+from shared.domain.tools import (
     NOTHING_YET,
     TurnSoFar,
     ends_turn,

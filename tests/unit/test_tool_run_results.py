@@ -2,9 +2,9 @@
 
 import pytest
 
-from api.letta.tool_runs import ToolRunRequest, wire_tool_result
+from api.letta.tools import ToolRunRequest, wire_tool_result
 from shared.domain.messages import AssistantMessage, ToolReturn
-from shared.domain.tool_runs import asked_call
+from shared.domain.runs import asked_call
 from tests.kit.runs.stored_runs import answer, call, said
 
 

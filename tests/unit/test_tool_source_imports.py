@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.tool_source.imports import refuse_missing_modules
+from api.tool_source.syntax import refuse_missing_modules
 from shared.domain.errors import InvalidToolSource
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.domain.packages import ToolPackages
-from shared.domain.tools import TYPESCRIPT, ToolLimits
+from shared.domain.tools import TYPESCRIPT, ToolLimits, ToolPackages
 from tests.kit.runs.definitions import NOW, some_tool
 
 DOES: list[dict[str, Any]] = [

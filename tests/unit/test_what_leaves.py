@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shared.domain.compaction import CompactionOptions
 from shared.domain.ids import StepId
 from shared.domain.messages import (
     ApprovalResponse,
@@ -22,7 +21,8 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from shared.domain.model_catalog import window_of
+from shared.domain.models import window_of
+from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from tests.kit.model_server.model_calls import history, returned
 from worker.models.provider import ToolSpec

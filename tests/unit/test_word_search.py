@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from shared.domain.messages import AssistantMessage
-from shared.domain.word_search import has_words, plain_parts
+from shared.domain.searches import has_words, plain_parts
 
 PARTS: dict[str, list[str]] = {
     "printer": ["printer"],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.domain.words import LONGEST_WORD, phrases_of, words_of
+from shared.domain.searches import LONGEST_WORD, phrases_of, words_of
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,169 @@
 """The parts of one answer as they grow, and what is told of them. Which wire it came over makes no difference here."""
 
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 
-from worker.models.call_ids import CallIds
-from worker.models.characters import JoinedPieces, whole_characters
-from worker.models.provider import CallArguments, CallFinished, CallStarted, Finished, ModelEvent, Text, Thought
-from worker.models.special_tokens import MendedTokens
-from worker.models.turns import AnswerPart, Called, Reasoned, Said
+from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.messages import AssistantMessage, estimate_tokens
+from shared.domain.runs import Usage
+from worker.models.history_mapping import AnswerPart, Called, Reasoned, Said
+from worker.models.provider import (
+    CallArguments,
+    CallFinished,
+    CallStarted,
+    Finished,
+    ModelCall,
+    ModelEvent,
+    Text,
+    Thought,
+)
+from worker.models.special_tokens import JoinedPieces, MendedTokens, whole_characters
+
+# The ids of an answer's tool calls. Results and decisions find their call by its id, so no two calls share one.
+
+
+LONGEST = 200
+"""Characters. Databases index ids, and clients send them back."""
+
+
+class CallIds:
+    """Gives each call of one answer an id that no other call of its history has, nor one that was ever decided in its
+    conversation: an old decision that comes once more must not find a new call.
+
+    Some servers give two calls of an answer the same id, number the calls of every answer anew, or take the id from
+    the model's own text. The provider's id stays where it is the first of its kind, short and printable. Another call
+    gets one of ours.
+    """
+
+    def __init__(self, call: ModelCall, new_id: Callable[[], str]) -> None:
+        self._call = call
+        self._new_id = new_id
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        bodies = (message.body for message in self._call.history)
+        in_history = {call.id for body in bodies if isinstance(body, AssistantMessage) for call in body.tool_calls}
+        return in_history | self._call.taken_call_ids
+
+    def own(self, given: str | None) -> str:
+        """The id of a call to which the server gave this one, or none."""
+        theirs = whole_characters(given or "")
+        is_usable = 0 < len(theirs) <= LONGEST and theirs.isprintable() and theirs not in self._taken
+        call_id = theirs if is_usable else self._new_id()
+        self._taken.add(call_id)
+        return call_id
+
+
+# How an answer ended: whether it is one, and what it cost. The same for every wire.
+
+
+FinishReason = str
+"""Why a provider ended an answer, in the words that all of them are translated to: `stop`, `length`, `tool_call`,
+`content_filter`, `error`."""
+
+
+_NO_REASONS = ("null", "none")
+"""What some gateways make of there being none yet."""
+
+
+def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReason | None:
+    """A provider's word in ours. A word of another server ends an answer as well as one that is known."""
+    if not said or said.lower() in _NO_REASONS:
+        return None
+    return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
+
+
+MOST_TOKENS = 1_000_000_000
+"""Of one answer. A larger count is a mistake of the server's: it would use up budgets, and may not be kept."""
+
+
+class CountedTokens(msgspec.Struct, frozen=True):
+    """Tokens as the provider counted them. Some servers report -1 for what they have not counted."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    cache_written: int = 0
+    reasoning: int = 0
+
+
+class WholeAnswer(msgspec.Struct, frozen=True):
+    """What an answer came to."""
+
+    reason: FinishReason | None
+    """None when the stream ended without one."""
+    text: str
+    """All that was said and thought."""
+    arguments: list[str]
+    """Of each tool call."""
+    counted: CountedTokens
+    provider_response: str | None
+    details: object = None
+    """What the provider says of an answer that ended with an error."""
+    words: str = ""
+    """Its own sentence about the end, where it has one."""
+
+
+def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
+    """The end of the answer. Raises `ModelError` when it was cut short, refused or empty."""
+    reason = answer.reason
+    if reason is None:
+        raise ModelError(
+            ModelErrorType.ERROR, "The model's stream ended before its answer did (no finish reason).", retryable=True
+        )
+    words = f" The provider says: {answer.words}" if answer.words else ""
+    if reason == "error":
+        raise ModelError(ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.details}{words}")
+    is_empty = not answer.text and not answer.arguments and not call.beginning
+    if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
+        raise ModelError(
+            ModelErrorType.CONTEXT_WINDOW, "The model ended its answer before it began: its context window is full."
+        )
+    if is_empty:
+        raise ModelError(
+            ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
+        )
+    usage = _usage(call, answer)
+    if reason == "length" or reason == "content_filter":
+        return Finished(reason, usage, answer.provider_response)
+    return Finished("tool_calls" if answer.arguments else "stop", usage, answer.provider_response)
+
+
+def _usage(call: ModelCall, answer: WholeAnswer) -> Usage:
+    counted = answer.counted
+    prompt, completion = counted.prompt, counted.completion
+    if not prompt + completion or not _is_possible(counted):
+        return _estimated_usage(call, answer)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        # A budget would be given tokens back by less than none.
+        cached_input_tokens=max(counted.cached, 0),
+        cache_write_tokens=max(counted.cache_written, 0),
+        reasoning_tokens=max(counted.reasoning, 0),
+        context_tokens=prompt + completion,
+    )
+
+
+def _is_possible(counted: CountedTokens) -> bool:
+    every = (counted.prompt, counted.completion, counted.cached, counted.cache_written, counted.reasoning)
+    return min(counted.prompt, counted.completion) >= 0 and max(every) <= MOST_TOKENS
+
+
+def _estimated_usage(call: ModelCall, answer: WholeAnswer) -> Usage:
+    """For servers that report no usage at all."""
+    prompt = call.estimated_tokens()
+    completion = estimate_tokens(answer.text + "".join(answer.arguments))
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        context_tokens=prompt + completion,
+        estimated=True,
+    )
+
 
 _BETWEEN_THOUGHTS = "\n\n"
 

@@ -13,15 +13,13 @@ message, so nothing of it may be big or slow: a script is short, an answer is ma
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.generation import ANSWER_TOOL
 from shared.domain.messages import AssistantMessage, Message, UserMessage, text_of, tokens_in
-from shared.domain.runs import Usage
-from worker.models.builtin_sample import LONGEST_SAMPLE, sample_of
+from shared.domain.runs import ANSWER_TOOL, Usage
 from worker.models.provider import (
     CallArguments,
     CallFinished,
@@ -33,6 +31,47 @@ from worker.models.provider import (
     Text,
     Thought,
 )
+
+# What the built-in models answer when they have to call a tool: a value that fits its schema, made up from it.
+#
+# It is for a first look and for tests: constants, enumerations, defaults and examples are taken as they are, and texts
+# are what the model would have said. Of a schema that asks for more than its shape (patterns, references, bounds), the
+# value may not fit. The size of the schema bounds the size of the value.
+
+
+LONGEST_SAMPLE = 200
+"""Characters of a text: a schema may want thousands of them."""
+
+_PLAIN: dict[str, Any] = {"boolean": True, "integer": 1, "number": 1, "null": None}
+_MOST_LEVELS = 20
+
+
+def sample_of(schema: object, text: str, *, level: int = 0) -> Any:
+    """A value for the schema; `text` stands where it wants a text that it does not name."""
+    if not isinstance(schema, dict) or level > _MOST_LEVELS:
+        return text
+    given = cast("dict[str, Any]", schema)
+    for name in ("const", "default"):
+        if name in given:
+            return given[name]
+    for name in ("enum", "examples", "anyOf", "oneOf"):
+        if isinstance(given.get(name), list) and given[name]:
+            first: Any = given[name][0]
+            return sample_of(first, text, level=level + 1) if name.endswith("Of") else first
+    kinds: Any = given.get("type", "object" if "properties" in given else "string")
+    kind: object = cast("list[object]", kinds)[0] if isinstance(kinds, list) and kinds else cast("object", kinds)
+    match kind:
+        case "object":
+            properties = given.get("properties")
+            inside = cast("dict[str, Any]", properties).items() if isinstance(properties, dict) else ()
+            return {key: sample_of(one, text, level=level + 1) for key, one in inside}
+        case "array":
+            return [sample_of(given.get("items"), text, level=level + 1)]
+        case str():
+            return _PLAIN.get(kind, text)
+        case _:
+            return text
+
 
 LONGEST_SCRIPT = 50_000
 """Characters of a message to `builtin/scripted`. Reading one takes 3 ms at most, once per model call."""

@@ -19,8 +19,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
 from worker.models.server_transport import body_of
-from worker.models.sse import EventStream, EventTooLong
-from worker.models.unstreamed import is_whole, unstreamed_answers
+from worker.models.sse import EventStream, EventTooLong, is_whole, unstreamed_answers
 
 _HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
 

@@ -7,8 +7,8 @@ import httpx2
 from pydantic_ai import exceptions as sdk
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.characters import sound
 from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in, retry_after
+from worker.models.special_tokens import sound
 
 SDK_ERRORS: tuple[type[Exception], ...] = (
     sdk.AgentRunError,

@@ -10,29 +10,289 @@ What the model is told about the past, beyond the messages themselves:
 * reasoning goes back only to the model that wrote it, unchanged, and never from an answer that was cut off.
 """
 
-from collections.abc import Callable
+import base64
+import binascii
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    ContentPart,
+    ImageContent,
     Message,
     Summary,
     SystemMessage,
+    TextContent,
     ToolReturn,
     ToolReturns,
     UserMessage,
     text_of,
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
-from worker.models.characters import whole_characters
-from worker.models.kept_answer import read_kept
 from worker.models.provider import ModelCall
-from worker.models.turns import Answered, AnswerPart, Asked, Called, Prompt, Result, Said, Turn
-from worker.models.user_content import images_in, plain_text, user_content
+from worker.models.special_tokens import whole_characters
+
+# A conversation as turns of the two sides, in no provider's form. `history_mapping.py` makes them of our messages;
+# each wire makes its own request of them.
+
+
+class ImageLink(msgspec.Struct, frozen=True):
+    """An image that the provider fetches."""
+
+    url: str
+
+
+class ImageData(msgspec.Struct, frozen=True):
+    """An image that goes with the request, in base64."""
+
+    base64: str
+    media_type: str
+
+    @property
+    def data_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.base64}"
+
+
+Image = ImageLink | ImageData
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What a user says."""
+
+    content: str | list[str | Image]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a tool call came to."""
+
+    call_id: str
+    tool_name: str
+    envelope: dict[str, str]
+    images: list[Image] = []
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Text of the model."""
+
+    text: str
+
+
+class Reasoned(msgspec.Struct, frozen=True):
+    """Reasoning of the model. What it is called and how it is signed is the provider's business."""
+
+    text: str
+    id: str | None = None
+    signature: str | None = None
+
+
+class Called(msgspec.Struct, frozen=True):
+    """A tool call of the model. `arguments` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+    details: dict[str, Any] | None = None
+    """What the provider added to the call, and wants back."""
+
+
+AnswerPart = Said | Reasoned | Called
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the model is told until it speaks again."""
+
+    parts: list[Prompt | Result]
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What the model said until it was told something again."""
+
+    parts: list[AnswerPart]
+    kept: str | None = None
+    """The provider's own form of the answer, from which the parts are, if there is one."""
+    details: dict[str, Any] | None = None
+    """What the provider added to the answer as a whole."""
+
+
+Turn = Asked | Answered
+
+
+# What a user sent, or a tool gave, as turns hold it: text and images, fit for every provider.
+
+
+EMPTY = "[This message is empty.]"
+
+_SIGNATURES = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+)
+
+
+def plain_text(text: str) -> str:
+    """Text that every provider takes: not blank, and sound."""
+    return whole_characters(text) if text.strip() else EMPTY
+
+
+def user_content(content: str | list[ContentPart]) -> str | list[str | Image]:
+    """The content of a user's message."""
+    if isinstance(content, str):
+        return plain_text(content)
+    parts = [part for part in content if isinstance(part, ImageContent) or part.text.strip()]
+    return [_part(part) for part in parts] or EMPTY
+
+
+def images_in(content: list[ContentPart]) -> list[Image]:
+    """The images of the content, without its text."""
+    return [_image_of(part) for part in content if isinstance(part, ImageContent)]
+
+
+def _part(part: ContentPart) -> str | Image:
+    match part:
+        case TextContent(text=text):
+            return plain_text(text)
+        case ImageContent():
+            return _image_of(part)
+
+
+def _image_of(part: ImageContent) -> Image:
+    if part.data is not None:
+        return _image(part.data, part.media_type)
+    if part.url is not None:
+        return ImageLink(part.url)
+    raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history has neither a URL nor data.")
+
+
+def _image(data: str, media_type: str | None) -> ImageData:
+    try:
+        content = base64.b64decode(data, validate=False)
+    except binascii.Error as error:
+        raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history is not valid base64.") from error
+    found = next((kind for signature, kind in _SIGNATURES if content.startswith(signature)), "image/png")
+    return ImageData(base64.b64encode(content).decode(), media_type or found)
+
+
+# An answer in the form in which it is stored when its provider wants some of it back: signatures, ids, reasoning.
+#
+# The form is the JSON of pydantic-ai's `ModelResponse`, whatever gave the answer: an agent that changes its model goes
+# on with its history over every wire, and two of them are pydantic-ai's.
+
+
+class _Text(msgspec.Struct, tag_field="part_kind", tag="text"):
+    content: str
+
+
+class _Thinking(msgspec.Struct, tag_field="part_kind", tag="thinking"):
+    content: str
+    id: str | None = None
+    signature: str | None = None
+    provider_name: str | None = None
+
+
+class _ToolCall(msgspec.Struct, tag_field="part_kind", tag="tool-call"):
+    tool_name: str
+    args: str | dict[str, Any] | None
+    tool_call_id: str
+    provider_name: str | None = None
+    provider_details: dict[str, Any] | None = None
+
+
+_Part = _Text | _Thinking | _ToolCall
+
+
+class _OtherPart(msgspec.Struct):
+    """Of any kind: what comes from wires that know more kinds than these is theirs to read."""
+
+    part_kind: str
+
+
+class _Response(msgspec.Struct, kw_only=True, tag_field="kind", tag="response"):
+    parts: list[msgspec.Raw]
+    provider_name: str | None = None
+    provider_details: dict[str, Any] | None = None
+
+
+_READ_PARTS: dict[str, msgspec.json.Decoder[_Part]] = {
+    "text": msgspec.json.Decoder(_Text),
+    "thinking": msgspec.json.Decoder(_Thinking),
+    "tool-call": msgspec.json.Decoder(_ToolCall),
+}
+
+
+class Given(msgspec.Struct, frozen=True):
+    """Who gave an answer, and what they said of it."""
+
+    provider_name: str
+    model: str
+    response_id: str | None
+    reason: str
+    details: dict[str, Any] | None = None
+    """What the provider added to the answer as a whole, and wants to be reminded of."""
+
+
+def write_kept(parts: Sequence[AnswerPart], given: Given) -> str | None:
+    """The answer in its stored form; None if nobody wants any of it back, as text and calls say it all."""
+    if all(isinstance(part, Said) or (isinstance(part, Called) and not part.details) for part in parts):
+        return None
+    written = {
+        "kind": "response",
+        "parts": [_written(part, given.provider_name) for part in parts],
+        "model_name": given.model,
+        "provider_name": given.provider_name,
+        "provider_details": given.details,
+        "provider_response_id": given.response_id,
+        "finish_reason": given.reason,
+    }
+    try:
+        return msgspec.json.encode([written]).decode()
+    except UnicodeEncodeError:
+        # Half a character (see `characters.py`): what cannot be kept unchanged is rebuilt from text and calls.
+        return None
+
+
+def read_kept(stored: str, provider_name: str) -> Answered | None:
+    """The answer as turns know it, or None when it is another provider's or of an unknown form."""
+    try:
+        [answer] = msgspec.json.decode(stored, type=list[_Response])
+        if answer.provider_name != provider_name:
+            return None
+        found = [_read(part) for part in answer.parts]
+    except (ValueError, UnicodeEncodeError):
+        return None
+    return Answered([part for part in found if part is not None], stored, answer.provider_details)
+
+
+def _read(raw: msgspec.Raw) -> AnswerPart | None:
+    kind = msgspec.json.decode(raw, type=_OtherPart).part_kind
+    decoder = _READ_PARTS.get(kind)
+    if decoder is None:
+        return None
+    match decoder.decode(raw):
+        case _Text(content=text):
+            return Said(text)
+        case _Thinking(content=text, id=name, signature=signature):
+            return Reasoned(text, name, signature)
+        case _ToolCall(tool_name=name, args=arguments, tool_call_id=call_id, provider_details=details):
+            written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
+            return Called(call_id, name, written, details)
+
+
+def _written(part: AnswerPart, provider_name: str) -> _Part:
+    match part:
+        case Said(text=text):
+            return _Text(text)
+        case Reasoned(text=text, id=name, signature=signature):
+            return _Thinking(text, name, signature, provider_name)
+        case Called(id=call_id, name=name, arguments=arguments, details=details):
+            return _ToolCall(name, arguments, call_id, provider_name if details else None, details)
+
 
 CUT_BY_CANCEL = "[This reply was cut off: the user cancelled it.]"
 CUT_BY_ERROR = "[This reply was cut off by an error.]"

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from shared.domain.budgets import NANO
 from shared.domain.errors import InvalidRequest
-from shared.domain.model_providers import OPENAI_PROXY, PROVIDERS, split_handle
+from shared.domain.limits import NANO
+from shared.domain.models import OPENAI_PROXY, PROVIDERS, split_handle
 from shared.domain.runs import Usage
 
 PER = 1_000_000

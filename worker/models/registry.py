@@ -20,13 +20,12 @@ from uuid import uuid4
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.model_catalog import family_of
-from shared.domain.model_providers import BUILTIN_IS_OFF, PROVIDERS, split_handle
 from shared.domain.model_servers import Wire
+from shared.domain.models import BUILTIN_IS_OFF, PROVIDERS, family_of, split_handle
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
-from worker.models.anthropic_answer import AnthropicWire
+from worker.models.anthropic import AnthropicWire
 from worker.models.builtin import BuiltinModel
-from worker.models.chat_wire import ChatWire
+from worker.models.chat import ChatWire
 from worker.models.connections import Connections
 from worker.models.direct_model import DirectModel, DirectWire
 from worker.models.provider import LONGEST_WAIT, AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route

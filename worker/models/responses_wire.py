@@ -11,8 +11,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
 from shared.domain.agents import ModelOptions
-from shared.domain.model_catalog import family_of
-from shared.domain.model_providers import PROVIDERS
+from shared.domain.models import PROVIDERS, family_of
 from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
 

@@ -4,16 +4,21 @@ Imported with the first SDK, never before. What differs from wire to wire is in 
 `google_wire.py`.
 """
 
+import base64
+import json
+import mimetypes
 import warnings
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from pydantic_ai import UsageExtractionFailedWarning, direct
+from pydantic_ai import messages as sdk
 from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
@@ -21,15 +26,184 @@ from pydantic_ai.tools import ToolDefinition
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.model_servers import without_credentials
+from shared.network.checked_http import CallersHttp, ForbiddenAddress, TooLarge, Unreachable
 from worker.models.answer_events import AnswerEvents
-from worker.models.call_ids import CallIds
+from worker.models.answer_parts import CallIds
 from worker.models.connections import Connections, OpenCall
-from worker.models.fetched_images import with_fetched_images
 from worker.models.foreign_errors import SDK_ERRORS, as_model_error
-from worker.models.history_mapping import map_history
-from worker.models.model_errors import named
+from worker.models.history_mapping import (
+    Answered,
+    AnswerPart,
+    Asked,
+    Called,
+    Image,
+    ImageLink,
+    Prompt,
+    Reasoned,
+    Result,
+    Said,
+    Turn,
+    map_history,
+)
+from worker.models.model_errors import LONGEST_DETAIL, named
 from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
-from worker.models.sdk_history import sdk_messages
+
+# Turns as pydantic-ai's messages, for the wires that are asked through it. Imported with the first SDK.
+
+
+def sdk_messages(turns: Sequence[Turn], *, results_as_objects: bool) -> list[sdk.ModelMessage]:
+    """The messages of one request. `results_as_objects`: a tool's result is an object on this wire, and else text."""
+    return [_asked(turn, results_as_objects) if isinstance(turn, Asked) else _answered(turn) for turn in turns]
+
+
+def _asked(turn: Asked, results_as_objects: bool) -> sdk.ModelRequest:
+    return sdk.ModelRequest(
+        parts=[
+            sdk.UserPromptPart(_content(part)) if isinstance(part, Prompt) else _result(part, results_as_objects)
+            for part in turn.parts
+        ]
+    )
+
+
+def _content(prompt: Prompt) -> str | list[sdk.UserContent]:
+    if isinstance(prompt.content, str):
+        return prompt.content
+    return [part if isinstance(part, str) else _image(part) for part in prompt.content]
+
+
+def _image(image: Image) -> sdk.ImageUrl | sdk.BinaryContent:
+    if isinstance(image, ImageLink):
+        return sdk.ImageUrl(image.url)
+    return sdk.BinaryContent(base64.b64decode(image.base64), media_type=image.media_type)
+
+
+def _result(result: Result, as_object: bool) -> sdk.ToolReturnPart[Any]:
+    content: Any = result.envelope if as_object else json.dumps(result.envelope, ensure_ascii=False)
+    if result.images:
+        content = [content, *(_image(image) for image in result.images)]
+    return sdk.ToolReturnPart(result.tool_name, content, result.call_id)
+
+
+def _answered(turn: Answered) -> sdk.ModelResponse:
+    """The answer as its provider gave it, if it was kept, with calls that every provider takes."""
+    kept = None if turn.kept is None else _kept(turn.kept)
+    if kept is None:
+        return sdk.ModelResponse(parts=[_part(part) for part in turn.parts])
+    calls = iter([part for part in turn.parts if isinstance(part, Called)])
+    return replace(
+        kept,
+        parts=[
+            replace(part, tool_call_id=call.id, args=_arguments(part, call))
+            if isinstance(part, sdk.ToolCallPart) and (call := next(calls, None)) is not None
+            else part
+            for part in kept.parts
+        ],
+    )
+
+
+def _arguments(part: sdk.ToolCallPart, call: Called) -> str | dict[str, Any]:
+    return part.args if isinstance(part.args, dict) else call.arguments
+
+
+def _kept(stored: str) -> sdk.ModelResponse | None:
+    try:
+        [answer] = sdk.ModelMessagesTypeAdapter.validate_json(stored)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, sdk.ModelResponse) else None
+
+
+def _part(part: AnswerPart) -> sdk.ModelResponsePart:
+    match part:
+        case Said(text=text):
+            return sdk.TextPart(text)
+        case Reasoned(text=text, id=name, signature=signature):
+            return sdk.ThinkingPart(text, id=name, signature=signature)
+        case Called(id=call_id, name=name, arguments=arguments):
+            return sdk.ToolCallPart(name, arguments, call_id)
+
+
+# Images that a message names by their address, fetched for a provider that takes them as data only.
+#
+# The address is a caller's: it is asked as such, and takes as much of the process's memory as a request could bring.
+
+
+MOST_BYTES = 20_000_000
+"""Of one image: a whole request to Gemini may not have more."""
+MOST_BYTES_TOGETHER = 60_000_000
+SAYING_NOTHING = ("", "application/octet-stream", "binary/octet-stream")
+"""Media types that a server gives for anything, so that the address has to say what it is."""
+
+
+class _NoImage(Exception):
+    """What is there is not an image."""
+
+
+async def with_fetched_images(messages: Sequence[sdk.ModelMessage], http: CallersHttp) -> list[sdk.ModelMessage]:
+    """The messages with every image as data.
+
+    Raises `ModelError` when an image of the last message cannot be fetched. One of an earlier message may have gone
+    from its address since: a note takes its place, so that the conversation goes on.
+    """
+    fetch = _ImageFetch(http)
+    fetched: list[sdk.ModelMessage] = []
+    for message in messages:
+        if isinstance(message, sdk.ModelRequest):
+            is_last = message is messages[-1]
+            parts = [await _with_images(part, fetch, may_be_gone=not is_last) for part in message.parts]
+            fetched.append(replace(message, parts=parts))
+        else:
+            fetched.append(message)
+    return fetched
+
+
+async def _with_images(part: sdk.ModelRequestPart, fetch: "_ImageFetch", *, may_be_gone: bool) -> sdk.ModelRequestPart:
+    if not isinstance(part, sdk.UserPromptPart | sdk.ToolReturnPart):
+        return part
+    content = cast("object", part.content)
+    if not isinstance(content, list):
+        return part
+    shown: list[Any] = []
+    for one in cast("list[Any]", content):
+        shown.append(await fetch.image(one, may_be_gone=may_be_gone) if isinstance(one, sdk.ImageUrl) else one)
+    return replace(part, content=shown)
+
+
+class _ImageFetch:
+    """The images of one request to a provider, with the bytes that are left for them."""
+
+    def __init__(self, http: CallersHttp) -> None:
+        self._http = http
+        self._bytes_left = MOST_BYTES_TOGETHER
+
+    async def image(self, image: sdk.ImageUrl, *, may_be_gone: bool) -> sdk.BinaryContent | str:
+        """The image as data, or the note that takes its place."""
+        shown = without_credentials(image.url)
+        try:
+            return await self._fetched(image.url)
+        except (ForbiddenAddress, Unreachable, TooLarge, _NoImage) as error:
+            if may_be_gone:
+                return f"[The image at {shown} is no longer there.]"
+            why = str(error)[:LONGEST_DETAIL]
+            raise ModelError(
+                ModelErrorType.BAD_REQUEST,
+                f"There is no image to be had at {shown} ({why}). This provider takes images as data: send it as "
+                "base64, or under a public address.",
+            ) from error
+
+    async def _fetched(self, url: str) -> sdk.BinaryContent:
+        found = await self._http.get(url, max_bytes=min(MOST_BYTES, self._bytes_left))
+        if not 200 <= found.status_code < 300:
+            raise _NoImage(f"the server answers {found.status_code}")
+        media_type = found.media_type
+        if media_type in SAYING_NOTHING:
+            media_type = mimetypes.guess_type(urlsplit(url).path)[0] or "of an unknown type"
+        if not media_type.startswith("image/"):
+            raise _NoImage(f"it is {media_type}")
+        self._bytes_left -= len(found.content)
+        return sdk.BinaryContent(found.content, media_type=media_type)
+
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 

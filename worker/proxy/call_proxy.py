@@ -14,10 +14,7 @@ import h11
 import structlog
 
 from shared.concurrency import background
-from worker.proxy.destination import Destination, Refused
-from worker.proxy.exchange import BUFFER_BYTES, Exchange, cut
-from worker.proxy.pace import Pace
-from worker.proxy.reach import Reach, Streams
+from worker.proxy.exchange import BUFFER_BYTES, Destination, Exchange, Pace, Reach, Refused, Streams, cut
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -6,18 +6,187 @@ A request is read, checked and written anew, never passed on as it came. So what
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import h11
 
 from shared.concurrency import background
-from worker.proxy import destination as asked
-from worker.proxy.destination import Destination, Refused
-from worker.proxy.pace import Pace
-from worker.proxy.reach import Reach, Streams
+from shared.network.checked_http import AddressPolicy, AllowedHosts, plain_host
+
+# What a call asks its proxy for: which host and port, read from the target of its request and nothing else.
+
+
+HTTP_PORT = 80
+LONGEST_REASON = 300
+
+_AUTHORITY = re.compile(r"(?P<host>\[[^\[\]@/?#\\]*\]|[^\[\]:@/?#\\]+)(:(?P<port>[0-9]{1,5}))?")
+_URL = re.compile(r"http://(?P<authority>[^/?#]*)(?P<rest>[/?][^#]*)?", re.IGNORECASE)
+
+
+class Refused(Exception):
+    """A call does not get what it asks for: an HTTP status, and a line for the tool that says why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        plain = "".join(character if character.isprintable() else "?" for character in reason)
+        self.reason = plain[:LONGEST_REASON].encode("ascii", "replace").decode()
+
+
+class Destination(NamedTuple):
+    """A host in its plain spelling, and a port."""
+
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """As a `Host` header has it, in a request of HTTP without TLS."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == HTTP_PORT else f"{host}:{self.port}"
+
+
+def of_connect(target: bytes) -> Destination:
+    """The destination of `CONNECT host:port`. Raises `Refused`."""
+    return _destination(target.decode("ascii"), default_port=None)
+
+
+def of_url(target: bytes) -> tuple[Destination, bytes]:
+    """The destination of `GET http://host/path` and the like, and the target for the server there. Raises `Refused`."""
+    text = target.decode("ascii")
+    found = _URL.fullmatch(text)
+    if found is None:
+        if text.lower().startswith("https://"):
+            raise Refused(400, "this proxy passes https on by CONNECT only")
+        raise Refused(400, "this is a proxy: ask for http://host/path, or CONNECT host:port")
+    rest = found["rest"] or "/"
+    path = rest if rest.startswith("/") else f"/{rest}"
+    return _destination(found["authority"], default_port=HTTP_PORT), path.encode()
+
+
+def _destination(authority: str, default_port: int | None) -> Destination:
+    found = _AUTHORITY.fullmatch(authority)
+    port = default_port if found is None or found["port"] is None else int(found["port"])
+    if found is None or port is None or not 0 < port < 65536:
+        raise Refused(400, "the destination is not host:port")
+    try:
+        return Destination(plain_host(found["host"]), port)
+    except ValueError as error:
+        raise Refused(403, f"the destination is refused: {error}") from error
+
+
+# Holds somebody to a rate: what a tool may ask of the worker's time in one second, however fast it is.
+
+
+class Pace:
+    """So many units a second, and as many as `burst` at once after a rest."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._rest_s = burst / per_s
+        self._due = 0.0
+
+    def delay(self, amount: float, now: float) -> float:
+        """Takes `amount`. Seconds to wait before going on."""
+        self._due = max(self._due, now - self._rest_s) + amount / self._per_s
+        return max(0.0, self._due - now)
+
+    async def take(self, amount: float) -> None:
+        """Waits until it is due."""
+        delay = self.delay(amount, asyncio.get_running_loop().time())
+        if delay:
+            await asyncio.sleep(delay)
+
+
+# Connects to what a call asks for, if its operator allows that: the name by a list, the address by the usual policy.
+#
+# A name is resolved once, here, and the connection is made to the very addresses that were checked: a name that answers
+# with another address the next time gains nothing.
+
+
+SETTING = "HOLDFAST_TOOL_NETWORK"
+RESOLVE_S = 10.0
+CONNECT_S = 10.0
+"""For all addresses of a host together."""
+LOOKUPS_AT_ONCE = 4
+"""On threads of their own: names that resolve slowly hold up nothing but tools."""
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host. Raises `OSError` when it has none."""
+
+
+class Reach:
+    """Where tools may connect to. Closed once, by whoever made it."""
+
+    def __init__(self, allowed: AllowedHosts, policy: AddressPolicy, resolve: Resolve | None = None) -> None:
+        """`resolve`: in the place of the system's resolver."""
+        self._allowed = allowed
+        self._policy = policy
+        self._resolve = resolve or self._ask_system
+        self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="names-for-tools")
+
+    def check(self, destination: Destination) -> None:
+        """Raises `Refused` when the operator's list does not have it. Resolves nothing."""
+        if not self._allowed.allows(*destination):
+            host, port = destination
+            raise Refused(403, f"{host} port {port} is not among the hosts that the operator allows ({SETTING})")
+
+    async def connect(self, destination: Destination, *, buffer_bytes: int) -> Streams:
+        """Raises `Refused`."""
+        self.check(destination)
+        addresses = await self._addresses(destination)
+        if not all(map(self._policy.allows, addresses)):
+            # Which address it is would tell a tool about the operator's network.
+            raise Refused(
+                403,
+                f"{destination.host} is not at a public address; an operator can allow its network in "
+                "HOLDFAST_REACHABLE_NETWORKS",
+            )
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await _connected(addresses, destination.port, buffer_bytes)
+        except OSError as error:
+            raise Refused(502, f"{destination.host} cannot be reached on port {destination.port}") from error
+
+    def close(self) -> None:
+        """Waits for no lookup."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _addresses(self, destination: Destination) -> Sequence[str]:
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                addresses = await self._resolve(*destination)
+        except (OSError, UnicodeError, TimeoutError):
+            addresses = ()
+        if not addresses:
+            raise Refused(502, f"the name {destination.host} was not resolved")
+        return addresses
+
+    async def _ask_system(self, host: str, port: int) -> Sequence[str]:
+        def look_up() -> Sequence[str]:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+
+
+async def _connected(addresses: Sequence[str], port: int, buffer_bytes: int) -> Streams:
+    """To the first address that answers. Raises `OSError`."""
+    for number, address in enumerate(addresses, start=1):
+        try:
+            return await asyncio.open_connection(address, port, limit=buffer_bytes)
+        except OSError:
+            if number == len(addresses):
+                raise
+    raise OSError("no address")
+
 
 HEAD_BYTES = 16 << 10
 HEAD_S = 15.0
@@ -94,7 +263,7 @@ class Exchange:
     async def _tunnel(self, request: h11.Request) -> None:
         if any(name in _FRAMING for name, _ in request.headers):
             raise Refused(400, "CONNECT has no body")
-        async with self._connected(asked.of_connect(request.target)) as (reader, writer):
+        async with self._connected(of_connect(request.target)) as (reader, writer):
             self._answer(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
             writer.write(self._client.trailing_data[0])
             async with asyncio.timeout(IDLE_S) as idle:
@@ -114,7 +283,7 @@ class Exchange:
         idle.reschedule(loop.time() + HALF_OPEN_S)
 
     async def _pass_on(self, request: h11.Request) -> None:
-        destination, path = asked.of_url(request.target)
+        destination, path = of_url(request.target)
         async with self._connected(destination) as streams:
             server = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
             headers = [(b"Host", destination.authority.encode()), *_passed_on(request.headers, {b"host"})]

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shared.clock import Clock, unix_ms
-from shared.concurrency import background
+from shared.concurrency import Clock, background, unix_ms
 from shared.domain.errors import CancelMode, HoldfastError, LeaseLost, ShutdownRequested, Unavailable
 from shared.domain.events import StatusChanged
 from shared.domain.ids import RunId
-from shared.redis.cancel_signal import CancelSignal
+from shared.redis.channel_listener import CancelSignal
 from shared.sql.runs.run_store import RunStore
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher

@@ -9,9 +9,9 @@ import structlog
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.events import BegunAnswer
 from shared.domain.messages import Message, text_to_count, weight
-from shared.domain.shown_step import BegunAnswer
-from shared.domain.tool_rules import NextCalls
+from shared.domain.tools import NextCalls
 from worker.models.provider import ModelCall, ToolSpec
 from worker.run.answer_draft import Answer, AnswerDraft
 from worker.run.answer_text import ContinuedText

@@ -8,12 +8,11 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from shared.domain.base_tools import REWRITING
-from shared.domain.events import ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
+from shared.domain.events import BegunAnswer, ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, NewMessage, Reasoning, ToolCall
-from shared.domain.shown_step import BegunAnswer
-from shared.domain.tool_rules import filled_arguments, filled_in
+from shared.domain.tool_catalog import REWRITING
+from shared.domain.tools import filled_arguments, filled_in
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,

@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 
 from shared.domain.agents import Block
-from shared.domain.base_tools import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS
 from shared.domain.errors import InvalidRequest
-from shared.domain.memory import EditedMemory, Memory, RefusedEdit
-from shared.domain.memory_edits import edit_memory
+from shared.domain.memory import EditedMemory, Memory, RefusedEdit, edit_memory
 from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.tool_catalog import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS
 from shared.domain.tools import Tool
 from worker.run.context import RunContext
 from worker.run.recall import remember_passage, search_messages, search_passages

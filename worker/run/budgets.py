@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.clock import Clock
-from shared.domain.budgets import UNCHOSEN_ANSWER, Amount, Budgets, amount_of
+from shared.concurrency import Clock
 from shared.domain.errors import BudgetExceeded, ModelError, ModelErrorType
+from shared.domain.limits import UNCHOSEN_ANSWER, Amount, Budgets, amount_of
 from shared.domain.runs import Run, Usage
 from shared.sql.runs.budgets import BudgetStore
 from worker.models.prices import Prices

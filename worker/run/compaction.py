@@ -10,7 +10,6 @@ from functools import partial
 import structlog
 
 from shared.concurrency import beside
-from shared.domain.compaction import Compaction, CompactionOptions
 from shared.domain.errors import ModelError
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import (
@@ -22,7 +21,8 @@ from shared.domain.messages import (
     SystemMessage,
     weight,
 )
-from shared.domain.model_catalog import window_of
+from shared.domain.models import window_of
+from shared.domain.runs import Compaction, CompactionOptions
 from shared.domain.settling import RunEnd
 from worker.run.context import Outcome, RunContext
 from worker.run.summary import excerpt_instead, is_refusal, write_summary

@@ -7,22 +7,18 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from shared.clock import unix_ms
-from shared.concurrency import beside, retry_while_unavailable
+from shared.concurrency import beside, retry_while_unavailable, unix_ms
 from shared.domain.agents import Agent, ModelOptions, characters_of_memory, requires_approval
 from shared.domain.approvals import Approval
-from shared.domain.base_tools import SPEAKS, is_base_tool, runs_in_sandbox
-from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
-from shared.domain.events import Event
+from shared.domain.events import BegunAnswer, Event, lost_usage
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall
-from shared.domain.model_catalog import continues_answers
-from shared.domain.runs import Run, Step, Usage
+from shared.domain.models import continues_answers
+from shared.domain.runs import Compaction, Run, Step, Usage
 from shared.domain.settling import RunEnd
-from shared.domain.shown_step import BegunAnswer, lost_usage
-from shared.domain.tool_rules import NextCalls, missing_calls, next_calls, turn_so_far
-from shared.domain.tools import Tool
+from shared.domain.tool_catalog import SPEAKS, is_base_tool, runs_in_sandbox
+from shared.domain.tools import NextCalls, Tool, missing_calls, next_calls, turn_so_far
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agents import EquippedAgent
 from shared.sql.history.messages import ContextOfRun

@@ -18,7 +18,7 @@ from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType, NotFound
 from shared.domain.events import Compacted, CompactionBegan
 from shared.domain.messages import CHARACTERS_PER_TOKEN, CompactionTrigger, Message, weight
-from shared.domain.model_catalog import window_of
+from shared.domain.models import window_of
 from shared.domain.runs import Step
 from worker.run.answer import take_answer, tool_specs
 from worker.run.answer_draft import Answer

@@ -13,8 +13,8 @@ import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.events import TextChunk
-from shared.domain.generation import ANSWER_TOOL, Generation
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.runs import ANSWER_TOOL, Generation
 from shared.domain.settling import RunEnd
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.models.provider import ModelCall, ToolSpec

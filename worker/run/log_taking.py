@@ -3,13 +3,12 @@
 from datetime import datetime
 from typing import NamedTuple
 
-from shared.clock import unix_ms
-from shared.domain.events import LogContinued, StepRestarted, decode
+from shared.concurrency import unix_ms
+from shared.domain.events import LogContinued, ShownStep, StepRestarted, decode
 from shared.domain.ids import Seq
 from shared.domain.runs import Run
-from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog
-from shared.runs.log_adoption import adopt_log
+from shared.runs.unowned import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore
 

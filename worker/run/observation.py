@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from shared.clock import Clock, unix_ms
+from shared.concurrency import Clock, unix_ms
 from shared.domain.errors import (
     BudgetExceeded,
     CancelMode,

@@ -11,8 +11,7 @@ from shared.domain.ids import BlockId, StepId
 from shared.domain.messages import ToolReturn
 from shared.domain.runs import Step, Usage
 from shared.domain.settling import PARKED
-from shared.domain.tool_rules import NOTHING_YET, NextCalls, TurnSoFar
-from shared.domain.tools import Tool
+from shared.domain.tools import NOTHING_YET, NextCalls, Tool, TurnSoFar
 
 
 @dataclass(kw_only=True)

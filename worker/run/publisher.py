@@ -11,14 +11,12 @@ from datetime import datetime
 
 import structlog
 
-from shared.clock import Clock, unix_ms
-from shared.concurrency import background
+from shared.concurrency import Clock, background, unix_ms
 from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
-from shared.domain.events import Event, StepRestarted, encode
+from shared.domain.events import Event, ShownStep, StepRestarted, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
-from shared.domain.shown_step import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore

@@ -7,11 +7,9 @@ from typing import Any, TypeVar
 
 from shared.concurrency import retry_while_unavailable
 from shared.domain.archival import MOST_FOUND, NewPassage, PassageQuery, refuse_oversized, refuse_oversized_query
-from shared.domain.base_tools import SEARCHES_MESSAGES
-from shared.domain.local_time import moment_of, zone_of
 from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturn, UserMessage, text_of
-from shared.domain.word_search import Role
-from shared.domain.words import refuse_long_query
+from shared.domain.searches import Role, moment_of, refuse_long_query, zone_of
+from shared.domain.tool_catalog import SEARCHES_MESSAGES
 from worker.run.context import RunContext
 
 Arguments = Mapping[str, Any]

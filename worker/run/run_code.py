@@ -13,15 +13,14 @@ from typing import Any
 import msgspec
 
 from shared.domain.agents import requires_approval
-from shared.domain.base_tools import RUNS_CODE_WITH_TOOLS, is_base_tool
 from shared.domain.errors import InvalidToolSource
 from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.tool_catalog import RUNS_CODE_WITH_TOOLS, is_base_tool
 from shared.domain.tools import PYTHON, Tool
 from shared.typescript.functions import Module, program_module
 from worker.run.context import RunContext
-from worker.tools.invocation import ToolInvocation, ToolOutcome
+from worker.tools.invocation import ToolInvocation, ToolOutcome, without_secrets
 from worker.tools.outcomes import MAX_RESULT_CHARS
-from worker.tools.redaction import without_secrets
 
 PROGRAM = Path(__file__).parent.parent / "tools" / "inside" / "child_program.py"
 JAVASCRIPT = ("js", "ts")

@@ -6,7 +6,7 @@ lost; what this worker does is beside it in the same trace, with the number of i
 
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
-from shared.clock import unix_ms
+from shared.concurrency import unix_ms
 from shared.domain.runs import Usage
 from shared.telemetry.run_attributes import of_run
 from shared.telemetry.tracer import Attributes, Span, SpanKind, Tracer, trace_id_of

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.archival.archival_memory import ArchivalMemory
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.ids import IdMaker
 from shared.domain.runs import Run
 from shared.packages.environments import PackageEnvironments
 from shared.redis.event_log import EventLog
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.memory import MemoryStore
+from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore

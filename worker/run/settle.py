@@ -8,15 +8,14 @@ from functools import partial
 import msgspec
 import structlog
 
-from shared.clock import Clock
-from shared.concurrency import PAUSE_S, beside, retry_while_unavailable
+from shared.concurrency import PAUSE_S, Clock, beside, retry_while_unavailable
 from shared.domain.approvals import DENIED_BY_CANCEL
-from shared.domain.error_codes import ErrorCode
 from shared.domain.errors import (
     MODEL_ERROR_MESSAGES,
     BudgetExceeded,
     CancelMode,
     CancelRequested,
+    ErrorCode,
     LifecycleError,
     ModelError,
     ModelErrorType,

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shared.domain.base_tools import SPEAKS
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
 from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, returns_event
-from shared.domain.tool_rules import ends_turn
+from shared.domain.tool_catalog import SPEAKS
+from shared.domain.tools import ends_turn
 from worker.run.answer_draft import CUT_OFF, Answer
 from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext

@@ -9,7 +9,6 @@ import structlog
 
 from shared.concurrency import beside
 from shared.domain.agents import ModelOptions
-from shared.domain.compaction import CompactionOptions
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import (
     CHARACTERS_PER_TOKEN,
@@ -18,7 +17,8 @@ from shared.domain.messages import (
     UserMessage,
     weight,
 )
-from shared.domain.model_catalog import context_window_of, window_of
+from shared.domain.models import context_window_of, window_of
+from shared.domain.runs import CompactionOptions
 from worker.models.provider import ModelCall
 from worker.run.context import RunContext
 from worker.run.plain_answer import PlainAnswer, ask_as_step, question

@@ -5,17 +5,16 @@ from asyncio import to_thread
 from typing import Any
 
 from shared.domain.agents import agent_for_tool
-from shared.domain.base_tools import base_tool_arguments, is_base_tool, runs_code
 from shared.domain.errors import InvalidRequest, InvalidToolSource, Unavailable
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns
+from shared.domain.tool_catalog import base_tool_arguments, is_base_tool, runs_code
 from shared.domain.tools import TYPESCRIPT, Tool, ToolLimits
 from shared.tool_arguments import RefusedArguments, check_arguments
 from shared.typescript.functions import Module, tool_module
 from worker.run.base_tools import run_base_tool
 from worker.run.context import RunContext
 from worker.run.run_code import run_code
-from worker.tools.invocation import ToolInvocation
-from worker.tools.redaction import without_secrets
+from worker.tools.invocation import ToolInvocation, without_secrets
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
 """What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""

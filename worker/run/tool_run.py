@@ -11,8 +11,8 @@ that the outcome is unknown.
 from shared.domain.events import ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.runs import asked_call
 from shared.domain.settling import RunEnd, unknown_return
-from shared.domain.tool_runs import asked_call
 from worker.run.context import Outcome, RunContext
 from worker.run.tool_calls import call_tool, error_return
 

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from shared.concurrency import task_group
-from shared.domain.base_tools import runs_in_sandbox
 from shared.domain.errors import NotFound
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
-from shared.domain.tool_rules import filled_arguments
-from shared.domain.tools import Tool
+from shared.domain.tool_catalog import runs_in_sandbox
+from shared.domain.tools import Tool, filled_arguments
 from worker.run.context import RunContext
 from worker.run.tool_calls import call_tool, error_return
 from worker.run.transcript import without_middle

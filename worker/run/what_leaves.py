@@ -9,7 +9,6 @@ from itertools import chain, takewhile
 
 from msgspec.structs import replace
 
-from shared.domain.compaction import CompactionOptions
 from shared.domain.ids import MessageId
 from shared.domain.messages import (
     ContentPart,
@@ -23,6 +22,7 @@ from shared.domain.messages import (
     UserMessage,
     estimate_tokens,
 )
+from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from worker.run.request_size import body_tokens, history_tokens
 from worker.run.transcript import as_text, without_middle

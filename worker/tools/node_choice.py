@@ -9,14 +9,13 @@ import structlog
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
-from worker.proxy.reach import Reach
-from worker.tools.folders import ToolFolders
+from worker.proxy.exchange import Reach
+from worker.tools.interpreter import NODE_LOOK, NodeProgram, described_node
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
-from worker.tools.node_program import LOOK, NodeProgram, described
-from worker.tools.plain_process import PlainProcess
-from worker.tools.process_sandbox import ProcessSandbox
+from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox
+from worker.tools.scratch import ToolFolders
 from worker.tools.walled_sandbox import WalledSandbox
-from worker.tools.zygote_plan import ZygotePlan
+from worker.tools.zygote import ZygotePlan
 
 OFF = "off"
 LOOK_S = 120.0
@@ -85,9 +84,9 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
 def look_at(path: str) -> NodeProgram:
     """The Node.js at this path. Raises `OSError`, `ValueError` or `SubprocessError`."""
     answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
-        [path, "-e", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
+        [path, "-e", NODE_LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
     )
-    return described(answer.stdout)
+    return described_node(answer.stdout)
 
 
 def sandbox_of(

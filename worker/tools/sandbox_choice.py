@@ -8,20 +8,25 @@ import os
 import pwd
 import subprocess
 import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import ProjectId
+from shared.domain.ids import ProjectId, RunId
 from shared.domain.tools import SandboxTier
 from worker.tools.inside.child_seccomp import is_known
-from worker.tools.interpreter import LOOK, Interpreter, described, own_interpreter
-from worker.tools.invocation import CallLimits, ToolInvocation
-from worker.tools.outcomes import payload, result_bytes
-from worker.tools.running_calls import RunningCalls
-from worker.tools.scratch import scratch_directory
+from worker.tools.interpreter import LOOK, Interpreter, NodeProgram, described, own_interpreter
+from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
+from worker.tools.outcomes import NO_NODE, not_started, payload, refused, result_bytes
+from worker.tools.scratch import ToolFolders, is_too_full, room, scratch_directory, with_run_folder
+from worker.tools.tool_process import RunningCalls, ToolProcess
 from worker.tools.walled_sandbox import WalledProcess
-from worker.tools.zygote_plan import ZygotePlan, bubblewrap
+from worker.tools.zygote import ZygotePlan, bubblewrap
 from worker.tools.zygote_pool import ZygoteNeeds, ZygotePool
 
 SYSTEM_PYTHONS = ("/usr/local/bin/python3", "/usr/bin/python3")
@@ -166,5 +171,237 @@ async def trial(plan: ZygotePlan) -> str | None:
         return error.strerror or str(error)
     finally:
         await pool.aclose()
+    said = " ".join((outcome.text, *outcome.stderr))
+    return None if (outcome.status, outcome.text) == ("success", "held") else said
+
+
+# Runs each tool call in an interpreter of its own: bounded, without our environment, and gone when the call is over.
+#
+# This keeps a tool's mistakes away from the worker. It is no wall against malice: a tool shares the machine's files
+# and network, and the worker's user unless that is root. It is for machines that have no better, and for tools that
+# everybody trusts.
+
+
+class ProcessSandbox:
+    """A `ToolSandbox` with one process group per call."""
+
+    def __init__(
+        self,
+        limits: CallLimits,
+        *,
+        grace_s: float,
+        python: str = sys.executable,
+        node: NodeProgram | None = None,
+        user: tuple[int, int] | None = None,
+        folders: ToolFolders | None = None,
+    ) -> None:
+        """`grace_s`: from SIGTERM to SIGKILL. `node`: what JavaScript calls become; None: there are none. `user`: the
+        user and group that tools become, for a worker that is root; None: the worker's own. `folders`: among the
+        system's temporary ones if not given."""
+        self._limits = limits
+        self._grace_s = grace_s
+        self._python = python
+        self._node = node
+        self._user = user
+        self._folders = folders or ToolFolders(Path(tempfile.gettempdir()), user)
+        self._running = RunningCalls()
+
+    async def call(self, invocation: ToolInvocation) -> ToolOutcome:
+        """See `ToolSandbox.call`. Every process of the call is dead when this returns or raises."""
+        limits, program = self._limits.narrowed(invocation.limits), None
+        if invocation.language == "javascript":
+            if self._node is None:
+                return NO_NODE
+            program = self._node.for_child() | {"limits": msgspec.to_builtins(limits)}
+        try:
+            if run_folder := self._folders.of_invocation(invocation):
+                if await asyncio.to_thread(is_too_full, str(run_folder), self._limits.file_bytes):
+                    return refused(f"the run's folder is full: it holds more than {room(self._limits.file_bytes)}")
+                invocation = with_run_folder(invocation, str(run_folder))
+            async with self._folders.of_call() as directory:
+                process = ToolProcess(
+                    python=self._python,
+                    directory=directory,
+                    payload=payload(invocation, limits),
+                    user=self._user,
+                    result_bytes=result_bytes(invocation),
+                    grace_s=self._grace_s,
+                    program=program,
+                )
+                return await self._running.run(process, invocation)
+        except OSError as error:
+            return not_started(error)
+
+    def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
+        """See `ToolSandbox.of_run`."""
+        return self._folders.of_run(run_id)
+
+    async def aclose(self) -> None:
+        """See `ToolSandbox.aclose`. The calls that still run get their grace, at the same time."""
+        await self._running.aclose()
+        await self._folders.aclose()
+
+
+# Lets only so many tool calls run at once, and shares the places fairly among projects.
+#
+# A model may ask for a hundred calls in one answer. Each is a process, so without a bound one answer could take the
+# machine's memory.
+
+
+class CallSlots:
+    """Places for calls. One that gets free goes to the waiting project that has the fewest, and among those that have
+    as few, to the one that has waited longest.
+
+    Beyond `slots` there are `spare_slots`, which only a project takes that has no place: calls of one project that take
+    all others for as long as a call may last do not keep another project waiting.
+    """
+
+    def __init__(self, slots: int, spare_slots: int = 0) -> None:
+        self._free = slots
+        """Below zero: so many spare places are taken."""
+
+        self._spare = spare_slots
+        self._taken: Counter[ProjectId] = Counter()
+        self._waiting: dict[ProjectId, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def slot(self, project_id: ProjectId) -> AsyncGenerator[None]:
+        """Waits for a place, and has it for the block."""
+        await self._take(project_id)
+        try:
+            yield
+        finally:
+            self._release(project_id)
+
+    async def _take(self, project_id: ProjectId) -> None:
+        if self._has_place_for(project_id):
+            self._grant(project_id)
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(project_id, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._release(project_id)
+            else:
+                self._forget(project_id, place)
+            raise
+
+    def _has_place_for(self, project_id: ProjectId) -> bool:
+        return self._free > 0 or (project_id not in self._taken and self._free > -self._spare)
+
+    def _grant(self, project_id: ProjectId) -> None:
+        self._free -= 1
+        self._taken[project_id] += 1
+
+    def _release(self, project_id: ProjectId) -> None:
+        self._free += 1
+        self._taken[project_id] -= 1
+        if not self._taken[project_id]:
+            del self._taken[project_id]
+        if not self._waiting:
+            return
+        chosen = min(self._waiting, key=lambda waiting: self._taken[waiting])
+        if not self._has_place_for(chosen):
+            return
+        place = self._waiting[chosen][0]
+        self._forget(chosen, place)
+        self._grant(chosen)
+        place.set_result(None)
+
+    def _forget(self, project_id: ProjectId, place: asyncio.Future[None]) -> None:
+        """A project that goes on waiting goes to the end of those that wait."""
+        places = self._waiting.pop(project_id)
+        places.remove(place)
+        if places:
+            self._waiting[project_id] = places
+
+
+class BoundedSandbox:
+    """A `ToolSandbox` in front of another one. A call's time begins when it has its place."""
+
+    def __init__(self, sandbox: ToolSandbox, *, calls_at_once: int, spare_calls: int = 0) -> None:
+        """`spare_calls`: beyond `calls_at_once`, for projects that have none."""
+        self._sandbox = sandbox
+        self._slots = CallSlots(calls_at_once, spare_calls)
+
+    async def call(self, invocation: ToolInvocation) -> ToolOutcome:
+        """See `ToolSandbox.call`."""
+        async with self._slots.slot(invocation.project_id):
+            return await self._sandbox.call(invocation)
+
+    def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
+        """See `ToolSandbox.of_run`."""
+        return self._sandbox.of_run(run_id)
+
+    async def aclose(self) -> None:
+        """See `ToolSandbox.aclose`. Calls that wait get their places as others end, and are refused then."""
+        await self._sandbox.aclose()
+
+
+# Who tools without walls are, and their Python: a worker that is root gives them another user, or does not start.
+#
+# Root's plain processes could read and change the whole machine. An operator who wants that says so by name, with
+# `HOLDFAST_TOOL_USER=root`.
+
+
+ROOT_NAMES = ("root", "0")
+PLAIN_TRIAL = """
+import importlib, os, tempfile
+
+def tool(uid):
+    if {os.getuid(), os.geteuid()} != {uid} or os.getgroups() not in ([], [os.getgid()]):
+        return "it is still root"
+    importlib.import_module("decimal")
+    with tempfile.TemporaryFile(dir=os.environ["TMPDIR"]) as file:
+        file.write(b"a tool has its scratch directory")
+    return "held"
+"""
+
+
+class PlainProcess(msgspec.Struct, frozen=True):
+    """How a tool runs without walls."""
+
+    python: str
+    user: tuple[int, int] | None
+    """User and group; None: the worker's own."""
+
+    @property
+    def whose_power(self) -> str:
+        """Who can do what a tool can do."""
+        if self.user is not None:
+            return f"the user {self.user[0]}"
+        return "root, which is this worker's user," if os.getuid() == 0 else "this worker's user"
+
+
+async def plain_process(choice: SandboxChoice) -> PlainProcess:
+    """How plain processes run here. Raises `InvalidRequest` when the worker is root and the tools' user cannot run
+    tools, unless that user is said to be root."""
+    user = None if choice.tool_user in ROOT_NAMES else tools_user(choice.tool_user)
+    if user is None:
+        return PlainProcess(choice.tool_python or sys.executable, None)
+    reasons: list[str] = []
+    for python in (choice.tool_python,) if choice.tool_python else (own_interpreter().executable, *SYSTEM_PYTHONS):
+        reason = await _trial(python, user)
+        if reason is None:
+            return PlainProcess(python, user)
+        reasons.append(f"{python}: {reason}")
+    raise InvalidRequest(
+        f"HOLDFAST_SANDBOX=process: this worker is root, and the user {choice.tool_user!r} (HOLDFAST_TOOL_USER) cannot "
+        f"run tools here. {'; '.join(reasons)}. Run the worker as a normal user, or name a Python that this user can "
+        "read in HOLDFAST_TOOL_PYTHON. If tools may do whatever root can, set HOLDFAST_TOOL_USER=root"
+    )
+
+
+async def _trial(python: str, user: tuple[int, int]) -> str | None:
+    """Makes a call. None when a tool runs as the user that it should, else what went wrong."""
+    try:
+        await asyncio.to_thread(look_at, python)
+    except InvalidRequest as error:
+        return error.message
+    invocation = ToolInvocation(ProjectId("trial"), PLAIN_TRIAL, "tool", {"uid": user[0]}, timeout_s=TRIAL_S)
+    limits = CallLimits(memory_bytes=512 << 20, processor_s=10, file_bytes=1 << 20)
+    outcome = await ProcessSandbox(limits, grace_s=1.0, python=python, user=user).call(invocation)
     said = " ".join((outcome.text, *outcome.stderr))
     return None if (outcome.status, outcome.text) == ("success", "held") else said

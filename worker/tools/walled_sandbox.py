@@ -17,16 +17,21 @@ import msgspec
 from shared.domain.ids import RunId
 from shared.domain.tools import SandboxTier
 from worker.proxy.call_proxy import CallProxy, proxy_of_call
-from worker.proxy.reach import Reach
-from worker.tools.capped_pipe import CappedPipe, PayloadPipe
-from worker.tools.folders import ToolFolders, with_run_folder
+from worker.proxy.exchange import Reach
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome
-from worker.tools.outcomes import NO_NODE, how_it_ended, not_started, payload, refused, result_bytes
-from worker.tools.running_calls import RunningCalls
-from worker.tools.scratch_watch import ScratchWatch, is_too_full, room
-from worker.tools.tool_process import OUTPUT_BYTES
-from worker.tools.zygote import ForkedCall, ZygoteGone
-from worker.tools.zygote_plan import RUN_FOLDER, ZygotePlan
+from worker.tools.outcomes import (
+    NO_NODE,
+    CappedPipe,
+    PayloadPipe,
+    how_it_ended,
+    not_started,
+    payload,
+    refused,
+    result_bytes,
+)
+from worker.tools.scratch import ScratchWatch, ToolFolders, is_too_full, room, with_run_folder
+from worker.tools.tool_process import OUTPUT_BYTES, RunningCalls
+from worker.tools.zygote import RUN_FOLDER, ForkedCall, ZygoteGone, ZygotePlan
 from worker.tools.zygote_pool import ZygoteNeeds, ZygotePool
 
 STARTS = 3

@@ -10,8 +10,7 @@ from collections import OrderedDict
 import msgspec
 
 from shared.domain.ids import ProjectId
-from worker.tools.zygote import Zygote
-from worker.tools.zygote_plan import ZygotePlan
+from worker.tools.zygote import Zygote, ZygotePlan
 
 CALLS_OF_ONE = 1000
 IDLE_S = 300.0

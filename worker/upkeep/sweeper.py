@@ -10,7 +10,7 @@ from typing import Literal
 
 import structlog
 
-from shared.clock import Clock
+from shared.concurrency import Clock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import LifecycleError, Unavailable
 from shared.domain.ids import RunId

@@ -10,13 +10,13 @@ from sqlalchemy import RowMapping
 
 from shared.domain.api_keys import ApiKey, Scopes, Secret
 from shared.domain.errors import Conflict, NotFound
-from shared.domain.ids import KeyId, ProjectId
+from shared.domain.ids import AgentId, KeyId, ProjectId, is_id
 from shared.sql.access.audit import record
-from shared.sql.access_tables import api_key_secrets, api_keys
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
-from shared.sql.tables import agents, from_json, to_json
+from shared.sql.run_tables import approvals, runs, steps
+from shared.sql.tables import agents, api_key_secrets, api_keys, conversations, from_json, messages, to_json
 
 
 class FoundKey(NamedTuple):
@@ -186,3 +186,33 @@ def _key_of(row: RowMapping) -> ApiKey:
         rotated_at=row["rotated_at"],
         revoked_at=row["revoked_at"],
     )
+
+
+# Which agent a thing belongs to, for keys that see single agents only.
+
+
+_TABLES = {"run": runs, "step": steps, "approval": approvals, "conv": conversations}
+
+
+class OwnerStore:
+    """Looks up owners by the id of what they own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def agents_of(self, project_id: ProjectId, object_id: str) -> frozenset[AgentId]:
+        """The agent to whose run, step, approval, conversation or message the id belongs. Empty: nothing of the project
+        has this id."""
+        if is_id(object_id, "message"):
+            # The calls and the approval requests of one stored answer may have an id each. The agent is to be one that
+            # the key names, and those are of its project.
+            query = sa.select(messages.c.agent_id).where(
+                sa.or_(messages.c.id == object_id, messages.c.sibling_id == object_id)
+            )
+        else:
+            table = _TABLES.get(object_id.partition("-")[0])
+            if table is None:
+                return frozenset()
+            query = sa.select(table.c.agent_id).where(table.c.id == object_id, table.c.project_id == project_id)
+        async with self._database.read() as connection:
+            return frozenset(AgentId(agent_id) for agent_id in await connection.scalars(query))

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
 from shared.domain.ids import AuditEventId, IdMaker, KeyId, ProjectId
-from shared.sql.access_tables import audit_events
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
+from shared.sql.tables import audit_events
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,263 @@
 """Archives, and which agents they are attached to."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import reduce
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
+from sqlalchemy.dialects import postgresql, sqlite
 
-from shared.domain.archival import AUTOMATIC_DESCRIPTION, Archive
-from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, ArchiveId, ProjectId
+from shared.domain.archival import AUTOMATIC_DESCRIPTION, Archive, NewPassage, Passage
+from shared.domain.errors import Conflict, NotFound
+from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
+from shared.domain.models import can_embed
+from shared.domain.searches import MOST_WORDS, phrases_of, words_of
 from shared.sql.access.audit import record
-from shared.sql.archival.passage_rows import delete_passages
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
-from shared.sql.tables import agent_archives, agents, archives, document_of, from_json, passages
+from shared.sql.tables import (
+    agent_archives,
+    agents,
+    archives,
+    document_of,
+    from_json,
+    passage_tags,
+    passage_vectors,
+    passage_words,
+    passages,
+)
+
+# The index of words: what is written into it with each passage, and the ranking that a query gets from it.
+#
+# Words are cut and folded before they get here (`shared/domain/searches.py`), so a database splits at spaces alone,
+# and a query has no operators but ours. A passage is found by any of the query's words; the more of them and the
+# rarer they are, the higher it ranks. A word of three letters and more also finds words that begin with it.
+
+
+SHORTEST_BEGINNING = 3
+"""Letters from which on a word stands for all words that begin with it."""
+
+_ON_SQLITE = sa.table("passage_words", sa.column("rowid", sa.Integer), sa.column("words", sa.Text))
+"""Both kinds of the table on SQLite have a row id."""
+
+
+class WordRank(msgspec.Struct, frozen=True):
+    """How a statement ranks passages by words: the index, which of its rows match, and the order, the best first."""
+
+    index: sa.FromClause
+    number: sa.ColumnElement[int]
+    matches: sa.ColumnElement[bool]
+    order: sa.ColumnElement[Any]
+
+
+async def index_words(connection: Connection, texts: Iterable[tuple[int, str]]) -> None:
+    """Adds passages to the index, by their numbers."""
+    if connection.dialect.name == "sqlite":
+        rows = [{"rowid": number, "words": f" {' '.join(words_of(text))} "} for number, text in texts]
+        # A plain table has the row id under the name of its key, and takes it by either.
+        await connection.execute(sa.insert(_ON_SQLITE), rows)
+        return
+    words = sa.cast(sa.bindparam("lexemes", type_=sa.Text), postgresql.TSVECTOR)
+    insert = sa.insert(passage_words).values(number=sa.bindparam("passage"), words=words)
+    await connection.execute(insert, [{"passage": number, "lexemes": _lexemes(text)} for number, text in texts])
+
+
+async def forget_words(connection: Connection, numbers: sa.ScalarSelect[Any]) -> None:
+    """Takes the passages that the query names out of the index."""
+    if connection.dialect.name == "sqlite":
+        await connection.execute(sa.delete(_ON_SQLITE).where(_ON_SQLITE.c.rowid.in_(numbers)))
+    else:
+        await connection.execute(sa.delete(passage_words).where(passage_words.c.number.in_(numbers)))
+
+
+async def word_ranking(connection: Connection, query: str) -> WordRank | None:
+    """The ranking by the words of the query; None when it has none."""
+    phrases = [phrase[:MOST_WORDS] for phrase in phrases_of(query)[:MOST_WORDS]]
+    if not phrases:
+        return None
+    if connection.dialect.name != "sqlite":
+        return _on_postgres(phrases)
+    return _with_fts5(phrases) if await _has_fts5(connection) else _word_by_word(phrases)
+
+
+async def _has_fts5(connection: Connection) -> bool:
+    made_by = "SELECT sql LIKE '%fts5%' FROM sqlite_master WHERE name = 'passage_words'"
+    return bool((await connection.execute(sa.text(made_by))).scalar_one())
+
+
+def _with_fts5(phrases: Sequence[Sequence[str]]) -> WordRank:
+    wanted = " OR ".join(f'"{" ".join(phrase)}"{" *" if _is_beginning(phrase) else ""}' for phrase in phrases)
+    table = sa.literal_column("passage_words", sa.Text)
+    return WordRank(_ON_SQLITE, _ON_SQLITE.c.rowid, table.op("MATCH")(wanted), sa.func.bm25(table))
+
+
+def _word_by_word(phrases: Sequence[Sequence[str]]) -> WordRank:
+    found = [
+        sa.case((_ON_SQLITE.c.words.contains(f" {' '.join(phrase)}{'' if _is_beginning(phrase) else ' '}"), 1), else_=0)
+        for phrase in phrases
+    ]
+    score = reduce(lambda one, other: one + other, found)
+    return WordRank(_ON_SQLITE, _ON_SQLITE.c.rowid, score > 0, score.desc())
+
+
+def _on_postgres(phrases: Sequence[Sequence[str]]) -> WordRank:
+    """Postgres' own rank does not know which words are rare, and would prefer a text that has all of a question's small
+    words. So each phrase counts as BM25 has it, by how few of the passages that match have it."""
+    words = passage_words.c.words
+    queries = [_postgres_query(phrase) for phrase in phrases]
+    found = [sa.cast(words.op("@@")(query), sa.Integer) for query in map(_as_query, queries)]
+    score = reduce(lambda one, other: one + other, [hit * _rarity(hit) for hit in found])
+    matches = words.op("@@")(_as_query(" | ".join(queries)))
+    return WordRank(passage_words, passage_words.c.number, matches, score.desc())
+
+
+def _rarity(hit: sa.ColumnElement[int]) -> sa.ColumnElement[float]:
+    having = sa.func.sum(hit).over()
+    return sa.func.ln(1 + (sa.func.count().over() - having + 0.5) / (having + 0.5))
+
+
+def _postgres_query(phrase: Sequence[str]) -> str:
+    if _is_beginning(phrase):
+        return f"'{phrase[0]}':*"
+    return "(" + " <-> ".join(f"'{word}'" for word in phrase) + ")"
+
+
+def _as_query(text: str) -> sa.ColumnElement[Any]:
+    return sa.cast(sa.literal(text, sa.Text), postgresql.TSQUERY)
+
+
+def _is_beginning(phrase: Sequence[str]) -> bool:
+    return len(phrase) == 1 and len(phrase[0]) >= SHORTEST_BEGINNING
+
+
+def _lexemes(text: str) -> str:
+    """The text's words as Postgres writes a tsvector. Its own parser would cut them once more, by the locale."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for place, word in enumerate(words_of(text), start=1):
+        places[word].append(str(place))
+    return " ".join(f"'{word}':{','.join(where)}" for word, where in places.items())
+
+
+# Rows of passages and of what belongs to them, inside a caller's transaction.
+
+
+STORER_EMBEDS_FOR = timedelta(minutes=1)
+"""For so long the process that stored a passage has it to itself to embed it; then upkeep does it."""
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """What no query asks for, and what is shown in the order in which it was given."""
+
+    tags: list[str] = []
+    metadata: dict[str, Any] = {}
+
+
+_SHOWN = sa.select(
+    passages.c.number,
+    passages.c.id,
+    passages.c.project_id,
+    passages.c.archive_id,
+    passages.c.text,
+    passages.c.document,
+    passages.c.created_at,
+    passages.c.updated_at,
+    archives.c.embedding.label("model"),
+    passage_vectors.c.vector,
+).select_from(
+    passages.join(archives, archives.c.id == passages.c.archive_id).outerjoin(
+        passage_vectors, passage_vectors.c.number == passages.c.number
+    )
+)
+
+
+def shown_passages() -> sa.Select[*tuple[Any, ...]]:
+    """The query for whole passages, with their numbers."""
+    return _SHOWN
+
+
+def passage_of(row: RowMapping) -> Passage:
+    """The passage of a row of `shown_passages`."""
+    document = from_json(row["document"], _Document)
+    columns = {name: value for name, value in row.items() if name not in ("number", "document")}
+    return Passage(**columns, tags=document.tags, metadata=document.metadata)
+
+
+async def insert_passages(
+    connection: Connection,
+    project_id: ProjectId,
+    archive: Archive,
+    new: Sequence[NewPassage],
+    now: datetime,
+    *,
+    embeds_itself: bool,
+) -> list[Passage]:
+    """Stores passages in an archive that is locked; the passages as they are stored, in the order given.
+
+    One whose id is stored already stays as it is, so a caller that does it again stores nothing twice. `embeds_itself`:
+    whether the caller asks for the vectors, too; else upkeep does, as soon as it can. Raises `InvalidRequest` for a
+    text that cannot be stored, and `Conflict` for an id that the archive does not have and another has.
+    """
+    if not new:
+        return []
+    embed_at = (now + STORER_EMBEDS_FOR if embeds_itself else now) if can_embed(archive.embedding) else None
+    rows = [_values(project_id, archive.id, passage, now, embed_at) for passage in new]
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    unless_there = insert(passages).on_conflict_do_nothing(index_elements=[passages.c.id])
+    added = await connection.execute(unless_there.returning(passages.c.id, passages.c.number), rows)
+    numbers: dict[str, int] = {row.id: row.number for row in added}
+    fresh = {passage.id: passage for passage in reversed(new) if passage.id in numbers}
+    if fresh:
+        await index_words(connection, [(numbers[one.id], one.text) for one in fresh.values()])
+    tags = [
+        {"passage_number": numbers[one.id], "tag": tag} for one in fresh.values() for tag in dict.fromkeys(one.tags)
+    ]
+    if tags:
+        await connection.execute(sa.insert(passage_tags), tags)
+    return await _stored(connection, project_id, archive.id, [passage.id for passage in new])
+
+
+async def _stored(
+    connection: Connection, project_id: ProjectId, archive_id: ArchiveId, ids: Sequence[PassageId]
+) -> list[Passage]:
+    found = await connection.execute(
+        _SHOWN.where(passages.c.id.in_(ids), passages.c.project_id == project_id, passages.c.archive_id == archive_id)
+    )
+    stored = {row["id"]: passage_of(row) for row in found.mappings()}
+    foreign = next((passage_id for passage_id in ids if passage_id not in stored), None)
+    if foreign is not None:
+        raise Conflict(f"there is a passage {foreign} in another archive: give another id")
+    return [stored[passage_id] for passage_id in ids]
+
+
+async def delete_passages(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
+    """Deletes the passages that meet the condition, with their tags, words and vectors; how many there were."""
+    numbers = sa.select(passages.c.number).where(condition).scalar_subquery()
+    await forget_words(connection, numbers)
+    await connection.execute(sa.delete(passage_tags).where(passage_tags.c.passage_number.in_(numbers)))
+    await connection.execute(sa.delete(passage_vectors).where(passage_vectors.c.number.in_(numbers)))
+    return (await connection.execute(sa.delete(passages).where(condition))).rowcount
+
+
+def _values(
+    project_id: ProjectId, archive_id: ArchiveId, passage: NewPassage, now: datetime, embed_at: datetime | None
+) -> dict[str, Any]:
+    document_of(passage)  # the text, too, must be one that can be stored
+    return {
+        "id": passage.id,
+        "project_id": project_id,
+        "archive_id": archive_id,
+        "text": passage.text,
+        "document": document_of(_Document(list(dict.fromkeys(passage.tags)), passage.metadata)),
+        "created_at": passage.created_at,
+        "updated_at": now,
+        "embed_at": embed_at,
+    }
 
 
 class ArchiveFilter(msgspec.Struct, frozen=True):
@@ -36,7 +276,7 @@ class ArchiveStore:
     async def create(self, archive: Archive) -> Archive:
         """Stores an archive that no agent has yet."""
         async with self._database.write() as connection:
-            await connection.execute(sa.insert(archives).values(_values(archive)))
+            await connection.execute(sa.insert(archives).values(_archive_values(archive)))
         return archive
 
     async def get(self, project_id: ProjectId, archive_id: ArchiveId) -> Archive:
@@ -68,7 +308,9 @@ class ArchiveStore:
                 description=before.description if description is None else description,
                 updated_at=now,
             )
-            await connection.execute(sa.update(archives).where(archives.c.id == archive_id).values(_values(archive)))
+            await connection.execute(
+                sa.update(archives).where(archives.c.id == archive_id).values(_archive_values(archive))
+            )
             return archive
 
     async def delete(self, project_id: ProjectId, archive_id: ArchiveId) -> None:
@@ -166,7 +408,7 @@ async def _create_own(
         created_at=now,
         updated_at=now,
     )
-    await connection.execute(sa.insert(archives).values(_values(archive)))
+    await connection.execute(sa.insert(archives).values(_archive_values(archive)))
     await _link(connection, agent_id, archive_id, is_own=True)
     return archive
 
@@ -203,7 +445,7 @@ def _archive_of(row: RowMapping) -> Archive:
     return from_json(row["document"], Archive)
 
 
-def _values(archive: Archive) -> dict[str, Any]:
+def _archive_values(archive: Archive) -> dict[str, Any]:
     return {
         "id": archive.id,
         "project_id": archive.project_id,

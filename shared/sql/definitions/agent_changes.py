@@ -1,8 +1,9 @@
 """Agents: what they are made of and the head of their history."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from msgspec.structs import replace
@@ -16,11 +17,13 @@ from shared.domain.agents import (
     with_approval_override,
     with_default_approvals,
 )
+from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, without_missing
 from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
-from shared.domain.tool_rules import refuse_foreign_rules
+from shared.domain.tool_catalog import is_base_tool
+from shared.domain.tools import Tool, refuse_foreign_rules
 from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record
 from shared.sql.archival.archives import forget_agent
@@ -28,22 +31,21 @@ from shared.sql.connection import Connection
 from shared.sql.definitions.agents import (
     AgentDetails,
     AgentStore,
-    agents_of,
-    load_agent,
-)
-from shared.sql.definitions.links import (
     add_links,
+    agents_of,
     block_values,
     blocks_of_agents,
+    load_agent,
     load_blocks,
     load_tools,
     lock_definitions,
     set_links,
+    tool_of,
+    tool_values,
 )
 from shared.sql.engine import Database
-from shared.sql.history.context_ids import ids_of
-from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
-from shared.sql.paging import remember_place
+from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_of, insert_brought_history, insert_into_thread
+from shared.sql.paging import made_of, remember_place
 from shared.sql.runs.listing import delete_histories
 from shared.sql.tables import (
     agent_blocks,
@@ -55,6 +57,7 @@ from shared.sql.tables import (
     document_of,
     messages,
     to_json,
+    tools,
 )
 
 
@@ -301,3 +304,99 @@ def system_message(
         if labels.count(label) > 1:
             raise Conflict(f"Agent {agent.id} would have two memory blocks labelled {label!r}: rename or detach one")
     return SystemMessage(render_system(agent, blocks, conversation_id))
+
+
+# Agents that come from somewhere else: all of them are stored, with what belongs to them, or nothing is.
+
+
+TOOLS_AT_ONCE = 100
+"""Rows of one statement: a tool's source may be long."""
+
+
+class BroughtAgentStore:
+    """Stores agents that were made elsewhere."""
+
+    def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
+        self._database = database
+        self._secret_keys = secret_keys
+
+    async def store(self, project_id: ProjectId, brought: BroughtAgents) -> Arrival:
+        """Stores tools, blocks, agents and their histories in one transaction; what became of the tools.
+
+        A base tool of the project is never replaced. Raises `Conflict` for an agent with two blocks of one label, and
+        `InvalidRequest` for a text that cannot be stored.
+        """
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            wanted = {one.new.name for one in brought.tools}.union(*(one.tool_names for one in brought.agents))
+            own = await _tools_by_name(connection, project_id, wanted)
+            # What a file makes of a tool is read from the sources of both, and a file has thousands.
+            met = await asyncio.to_thread(_met, brought, own)
+            await _store_tools(connection, project_id, met)
+            if brought.blocks:
+                await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
+            for one in brought.agents:
+                await _store_agent(connection, one, met.present, self._secret_keys)
+            missing = sorted(wanted.difference(met.present))
+            return Arrival([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
+
+
+async def _tools_by_name(connection: Connection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
+    found = await connection.execute(sa.select(tools).where(tools.c.project_id == project_id, tools.c.name.in_(names)))
+    return {tool.name: tool for tool in await made_of(found.mappings().all(), tool_of, "document")}
+
+
+class _Met(NamedTuple):
+    """What becomes of the project's tools when a file's come to them."""
+
+    present: dict[str, Tool]
+    """What the project has then, by name."""
+    created: list[Tool]
+    replaced: list[Tool]
+    guarded: list[str]
+    kept: list[str]
+    """Names of those that were kept although they differ."""
+
+
+def _met(brought: BroughtAgents, own: Mapping[str, Tool]) -> _Met:
+    met = _Met(dict(own), [], [], [], [])
+    for one in brought.tools:
+        name = one.new.name
+        before = met.present.get(name)
+        if before is None:
+            met.present[name] = one.new
+            met.created.append(one.new)
+            continue
+        changed = before if is_base_tool(before) else one.in_place_of(before)
+        if is_base_tool(before) or (changed != before and not brought.replace_tools):
+            met.kept.append(name)
+        elif changed != before:
+            met.present[name] = replace(changed, updated_at=one.new.updated_at)
+            met.replaced.append(met.present[name])
+        if name in own and not is_base_tool(own[name]) and one.opens(own[name]):
+            met.guarded.append(name)
+    return met
+
+
+async def _store_tools(connection: Connection, project_id: ProjectId, met: _Met) -> None:
+    for start in range(0, len(met.created), TOOLS_AT_ONCE):
+        some = met.created[start : start + TOOLS_AT_ONCE]
+        await connection.execute(sa.insert(tools), [tool_values(tool) for tool in some])
+        await record(connection, project_id, "tool.created", *(tool.id for tool in some))
+    for tool in met.replaced:
+        await connection.execute(sa.update(tools).where(tools.c.id == tool.id).values(tool_values(tool)))
+        await record(connection, project_id, "tool.changed", tool.id)
+
+
+async def _store_agent(
+    connection: Connection, brought: BroughtAgent, present: dict[str, Tool], secret_keys: SecretKeys
+) -> None:
+    given = [present[name] for name in dict.fromkeys(brought.tool_names) if name in present]
+    rules = without_missing(brought.agent.tool_rules, [tool.name for tool in given])
+    agent = replace(brought.agent, tool_ids=[tool.id for tool in given], tool_rules=rules)
+    agent = with_default_approvals(agent, given)
+    attached = await load_blocks(connection, agent.project_id, agent.block_ids)
+    await connection.execute(sa.insert(agents).values(agent_values(agent, secret_keys)))
+    await link_agent(connection, agent)
+    begin_history(connection, agent, attached, brought.system_message_id, [])
+    await insert_brought_history(connection, agent.id, brought.history)

@@ -1,9 +1,10 @@
 """Rows of agents and the system message that heads their history, inside a caller's transaction."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -14,19 +15,229 @@ from shared.concurrency import beside
 from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId, ToolId
-from shared.domain.tools import Tool
+from shared.domain.tools import Tool, ToolLimits, ToolPackages
 from shared.sql.connection import Connection
-from shared.sql.definitions.last_runs import LastRun, last_run_keys, last_runs
-from shared.sql.definitions.links import (
-    blocks_of_agents,
-    tools_of_agents,
-)
 from shared.sql.engine import Database
-from shared.sql.history.context_ids import ids_in_context
-from shared.sql.made_rows import made_of
-from shared.sql.paging import Page, contains, count_rows, field_of_document, rows_of_page
+from shared.sql.history.messages import ids_in_context
+from shared.sql.paging import (
+    Page,
+    contains,
+    count_rows,
+    field_of_document,
+    is_owned_by,
+    made_of,
+    nulls_last,
+    rows_of_page,
+)
 from shared.sql.run_tables import runs
-from shared.sql.tables import agent_archives, agent_blocks, agent_tags, agent_tools, agents, from_json
+from shared.sql.tables import (
+    agent_archives,
+    agent_blocks,
+    agent_tags,
+    agent_tools,
+    agents,
+    blocks,
+    document_of,
+    from_json,
+    tools,
+)
+
+# Rows of tools and blocks, and their links to agents, inside a caller's transaction.
+
+
+Noun = TypeVar("Noun", Tool, Block)
+
+_FIELDS = frozenset(Tool.__struct_fields__)
+_STRUCTS = {"packages": ToolPackages, "limits": ToolLimits}
+
+_SEED = 1
+"""Keeps these advisory locks apart from those of other nouns."""
+
+
+_LOCK = sa.select(
+    sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("of_project", type_=sa.Text), _SEED))
+)
+
+
+async def lock_definitions(connection: Connection, project_id: ProjectId) -> None:
+    """One change of a project's agents, tools and blocks at a time, until the transaction ends.
+
+    An agent's stored instructions are made of its own text and of its blocks': of two changes at once, each would see
+    half. On SQLite the write lock does it already.
+    """
+    if connection.dialect.name == "postgresql":
+        await connection.execute(_LOCK, {"of_project": project_id})
+
+
+def tool_of(row: RowMapping) -> Tool:
+    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id. What only a newer
+    release knows of a tool is passed over."""
+    document = from_json(row["document"], dict[str, Any])
+    known = {name: value for name, value in document.items() if name in _FIELDS}
+    for name, kind in _STRUCTS.items():
+        known[name] = known.get(name) and msgspec.convert(known[name], kind)
+    columns = {name: row[name] for name in ("id", "project_id", "name", "created_at", "updated_at")}
+    return Tool(**known | columns)
+
+
+def tool_values(tool: Tool) -> dict[str, Any]:
+    """The columns of a tool's row."""
+    return _values(tool, tool.name, "name")
+
+
+def block_of(row: RowMapping) -> Block:
+    """The block of a row of `blocks`."""
+    return from_json(row["document"], Block)
+
+
+def block_values(block: Block) -> dict[str, Any]:
+    """The columns of a block's row."""
+    return _values(block, block.label, "label")
+
+
+def _values(noun: Tool | Block, name: str, column: str) -> dict[str, Any]:
+    return {
+        "id": noun.id,
+        "project_id": noun.project_id,
+        column: name,
+        "document": document_of(noun),
+        "created_at": noun.created_at,
+        "updated_at": noun.updated_at,
+    }
+
+
+async def load_tools(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Tool]:
+    """The project's tools with these ids, in this order. Raises `NotFound` naming those that are missing."""
+    return await made_of(await _load(connection, tools, project_id, ids, "Tool"), tool_of, "document")
+
+
+async def load_blocks(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Block]:
+    """The project's blocks with these ids, in this order. Raises `NotFound` naming those that are missing."""
+    return await made_of(await _load(connection, blocks, project_id, ids, "Block"), block_of, "document")
+
+
+async def _load(
+    connection: Connection, table: sa.Table, project_id: ProjectId, ids: Sequence[str], noun: str
+) -> list[RowMapping]:
+    if not ids:
+        return []
+    found = await connection.execute(sa.select(table).where(table.c.project_id == project_id, table.c.id.in_(ids)))
+    rows = {row["id"]: row for row in found.mappings()}
+    missing = [row_id for row_id in ids if row_id not in rows]
+    if missing:
+        raise NotFound(f"{noun} with ID {', '.join(missing)} not found")
+    return [rows[row_id] for row_id in ids]
+
+
+async def tools_of_agents(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, list[Tool]]:
+    """Each agent's tools, in the order in which they were attached."""
+    return await _linked(connection, tools, agent_tools, agent_tools.c.tool_id, agent_ids, tool_of)
+
+
+async def blocks_of_agents(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, list[Block]]:
+    """Each agent's blocks, in the order in which they were attached."""
+    return await _linked(connection, blocks, agent_blocks, agent_blocks.c.block_id, agent_ids, block_of)
+
+
+async def _linked(
+    connection: Connection,
+    table: sa.Table,
+    links: sa.Table,
+    target: sa.Column[Any],
+    agent_ids: Collection[AgentId],
+    make: Callable[[RowMapping], Noun],
+) -> dict[str, list[Noun]]:
+    grouped: dict[str, list[Noun]] = {agent_id: [] for agent_id in agent_ids}
+    if agent_ids:
+        found = await connection.execute(_linked_rows(table, links, target), {"agent_ids": list(agent_ids)})
+        rows = found.mappings().all()
+        for row, noun in zip(rows, await made_of(rows, make, "document"), strict=True):
+            grouped[row["owner"]].append(noun)
+    return grouped
+
+
+@cache
+def _linked_rows(table: sa.Table, links: sa.Table, target: sa.Column[Any]) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(links.c.agent_id.label("owner"), table)
+        .join_from(links, table, table.c.id == target)
+        .where(links.c.agent_id.in_(sa.bindparam("agent_ids", expanding=True)))
+        .order_by(links.c.number)
+    )
+
+
+async def set_links(
+    connection: Connection, links: sa.Table, target: str, agent_id: AgentId, wanted: Sequence[str]
+) -> None:
+    """Makes `wanted` the agent's links, in this order. Links that stay keep their place."""
+    found = await connection.execute(sa.select(links.c[target]).where(links.c.agent_id == agent_id))
+    present = set(found.scalars())
+    gone = present.difference(wanted)
+    if gone:
+        await connection.execute(sa.delete(links).where(links.c.agent_id == agent_id, links.c[target].in_(gone)))
+    await add_links(connection, links, target, agent_id, [row_id for row_id in wanted if row_id not in present])
+
+
+async def add_links(
+    connection: Connection, links: sa.Table, target: str, agent_id: AgentId, new: Sequence[str]
+) -> None:
+    """Links the agent with what it has no link to yet, in this order."""
+    rows = [{"agent_id": agent_id, target: row_id} for row_id in dict.fromkeys(new)]
+    if rows:
+        await connection.execute(sa.insert(links), rows)
+
+
+# When an agent or a conversation was last at work. Its runs know; nothing is stored beside them.
+#
+# Runs beside every conversation do not count, for a client asked for what they do, and not the agent.
+
+
+LastRunOrder = Literal["last_run_completion", "last_message_at"]
+
+
+class LastRun(NamedTuple):
+    """The newest run that has ended, or waits for a person."""
+
+    submitted_at: datetime
+    completed_at: datetime
+
+
+async def last_runs(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, LastRun]:
+    """The last run of each agent that has one."""
+    query = _last_runs(is_sqlite=connection.dialect.name == "sqlite")
+    found = await connection.execute(query, {"agent_ids": list(agent_ids)})
+    return {row.id: LastRun(row.created_at, row.completed_at) for row in found}
+
+
+@cache
+def _last_runs(*, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
+    newest = _newest(runs.c.number, runs.c.agent_id, agents.c.id, has_ended=True, is_sqlite=is_sqlite)
+    return (
+        sa.select(agents.c.id, runs.c.created_at, runs.c.completed_at)
+        .join(runs, runs.c.number == newest)
+        .where(agents.c.id.in_(sa.bindparam("agent_ids", expanding=True)))
+    )
+
+
+def last_run_keys(
+    connection: Connection, order: LastRunOrder, owner: sa.Column[str], rows: sa.Table, *, ascending: bool
+) -> list[sa.ColumnElement[Any]]:
+    """The keys that order `rows` by their last run: a column of runs names them. Rows without a run come last."""
+    by = runs.c.completed_at if order == "last_run_completion" else runs.c.created_at
+    is_sqlite = connection.dialect.name == "sqlite"
+    newest = _newest(by, owner, rows.c.id, has_ended=order == "last_run_completion", is_sqlite=is_sqlite)
+    return [nulls_last(newest, ascending=ascending), rows.c.number]
+
+
+def _newest(
+    wanted: sa.Column[Any], owner: sa.Column[str], row_id: sa.Column[str], *, has_ended: bool, is_sqlite: bool
+) -> sa.ScalarSelect[Any]:
+    is_in_history = runs.c.thread_id != runs.c.id
+    query = sa.select(wanted).where(is_owned_by(owner, row_id, is_sqlite=is_sqlite), is_in_history)
+    if has_ended:
+        query = query.where(runs.c.completed_at.is_not(None))
+    newest_first = query.order_by(owner.desc(), runs.c.number.desc()).limit(1)
+    return newest_first.correlate(row_id.table).scalar_subquery()
 
 
 async def agents_of(connection: Connection, rows: Sequence[RowMapping]) -> list[Agent]:

@@ -16,12 +16,9 @@ from shared.domain.messages import NewMessage
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import begin_history, system_message
-from shared.sql.definitions.agents import load_agent
-from shared.sql.definitions.last_runs import LastRunOrder, last_run_keys
-from shared.sql.definitions.links import blocks_of_agents
+from shared.sql.definitions.agents import LastRunOrder, blocks_of_agents, last_run_keys, load_agent
 from shared.sql.engine import Database
-from shared.sql.history.context_ids import ids_in_context
-from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, insert_into_thread
+from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_in_context, insert_into_thread
 from shared.sql.paging import Page, contains, field_of_document, remember_place, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.runs.listing import delete_histories

@@ -10,13 +10,11 @@ from sqlalchemy import RowMapping
 
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import Message
-from shared.domain.word_search import Role, has_words, kind_of_role, plain_parts
-from shared.domain.words import MOST_WORDS
+from shared.domain.searches import MOST_WORDS, Role, has_words, kind_of_role, plain_parts
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, message_of
-from shared.sql.made_rows import made_of
-from shared.sql.paging import contains
+from shared.sql.paging import contains, made_of
 from shared.sql.tables import agents, conversations, messages
 
 Order = Literal["asc", "desc"]

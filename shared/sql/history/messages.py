@@ -1,24 +1,27 @@
 """The messages of histories: runs write them inside their transactions, workers read them for the model, `MessageLists`
 lists them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import RowMapping
 
+from shared.concurrency import beside
 from shared.domain.brought_agents import PlacedMessage
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
-from shared.domain.runs import Run
+from shared.domain.runs import Compaction, Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import next_turn, oldest_in_progress, thread_lock
-from shared.sql.made_rows import made_of
+from shared.sql.paging import made_of
 from shared.sql.run_tables import injected_messages, runs
-from shared.sql.tables import agents, messages, to_json
+from shared.sql.tables import agents, from_json, messages, to_json
 
 
 def message_of(row: Mapping[Any, Any]) -> Message:
@@ -281,3 +284,177 @@ class MessageStore:
 def is_listed() -> sa.ColumnElement[bool]:
     """Whether clients are shown the message: what was rolled back is kept, and never listed."""
     return sa.or_(messages.c.in_context, messages.c.left_because != "rolled_back")
+
+
+# The ids of the messages in a context. They are derived from the rows: a list that was stored beside them could
+# disagree.
+
+
+_IDS = (
+    sa.select(
+        messages.c.thread_id,
+        messages.c.id,
+        messages.c.sibling_id,
+        sa.case((messages.c.sibling_id.is_not(None), messages.c.body)),
+    )
+    .where(messages.c.thread_id.in_(sa.bindparam("thread_ids", expanding=True)), messages.c.in_context)
+    .order_by(messages.c.thread_id, messages.c.turn, messages.c.position)
+)
+
+
+async def ids_in_context(connection: Connection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
+    """The ids per thread, in the order of the messages on the wire, which shows some rows as two messages."""
+    found = await connection.execute(_IDS, {"thread_ids": list(thread_ids)})
+    rows = found.all()
+    return await beside(partial(_by_thread, rows), len(rows) * CHARACTERS_OF_AN_ID)
+
+
+CHARACTERS_OF_AN_ID = 50
+"""As many characters of JSON are read in the time that the id of a message takes."""
+
+
+def _by_thread(rows: Iterable[Sequence[Any]]) -> dict[str, list[MessageId]]:
+    ids: dict[str, list[MessageId]] = {}
+    for thread_id, message_id, sibling_id, body in rows:
+        assistant = None if body is None else from_json(body, AssistantMessage)
+        ids.setdefault(thread_id, []).extend(_shown(message_id, sibling_id, assistant))
+    return ids
+
+
+def ids_of(new: Sequence[NewMessage]) -> list[MessageId]:
+    """The same, of messages that nobody has stored yet."""
+    ids = list[MessageId]()
+    for message in new:
+        assistant = message.body if isinstance(message.body, AssistantMessage) else None
+        ids += _shown(message.id, assistant and assistant.sibling_id, assistant)
+    return ids
+
+
+def _shown(message_id: MessageId, sibling_id: MessageId | None, body: AssistantMessage | None) -> list[MessageId]:
+    if sibling_id is None:
+        return [message_id]
+    begins_with_sibling = body is not None and _begins_with_sibling(body)
+    return [sibling_id, message_id] if begins_with_sibling else [message_id, sibling_id]
+
+
+def _begins_with_sibling(body: AssistantMessage) -> bool:
+    """Whether the second id comes first. The wire shows calls before approval requests, and the second id is for the
+    kind that the model named second."""
+    return body.sibling_holds == "calls" and not body.text and body.reasoning is None
+
+
+# One turn of a history, as the end of its run reads and completes it. Inside a caller's transaction.
+
+
+_ONE_ROW = sa.select(sa.literal(1)).subquery("one_row")
+
+
+def with_turn(*asked: sa.ColumnElement[Any]) -> sa.Select[*tuple[Any, ...]]:
+    """What else is asked, with the messages of a turn: the parameters `of_thread` and `of_turn` name it."""
+    in_turn = (messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn"))
+    # There is an answer to what is asked even if the turn has no message.
+    each = sa.outerjoin(_ONE_ROW, messages, sa.and_(*in_turn))
+    return sa.select(*asked, messages).select_from(each).order_by(messages.c.position)
+
+
+_TURN = with_turn()
+
+
+async def messages_of_turn(connection: Connection, run: Run) -> list[RowMapping]:
+    """The rows of the run's turn, in order."""
+    found = await connection.execute(_TURN, {"of_thread": run.thread_id, "of_turn": run.turn})
+    return in_turn(found.mappings().all())
+
+
+def in_turn(rows: Sequence[RowMapping]) -> list[RowMapping]:
+    """Those among the rows of a query of `with_turn` that are messages."""
+    return [row for row in rows if row["id"] is not None]
+
+
+def add_to_turn(
+    connection: Connection, run: Run, rows: Sequence[RowMapping], new: Sequence[NewMessage]
+) -> list[Message]:
+    """Appends messages to the run's turn, which has these rows, deferred; those that it has already are left as they
+    are. All messages of the turn that are in the context, in order."""
+    known = {row["id"] for row in rows}
+    fresh = [message for message in new if message.id not in known]
+    added = insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
+    return [message_of(row) for row in [*(row for row in rows if row["in_context"]), *added]]
+
+
+# Summaries that take the place of messages, and how a run's part of a history is taken back. Inside a caller's
+# transaction.
+
+
+IDS_AT_ONCE = 500
+"""Ids in one statement: databases limit the parameters of a query."""
+
+
+def compacted_by(run_id: RunId) -> str:
+    """Why a message has left the context: a summary of this run has taken its place."""
+    return f"compacted by {run_id}"
+
+
+async def has_compacted_its_own(connection: Connection, run_id: RunId) -> bool:
+    """Whether a summary of the run stands for steps of the run itself."""
+    found = await connection.execute(
+        sa.select(messages.c.id)
+        .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)
+        .where(messages.c.left_because == compacted_by(run_id))
+        .limit(1)
+    )
+    return found.one_or_none() is not None
+
+
+async def replace_by_summary(connection: Connection, run: Run, compaction: Compaction) -> None:
+    """Takes messages out of the context and puts a summary before those that stay. A repetition changes nothing."""
+    known = await connection.execute(sa.select(messages.c.id).where(messages.c.id == compaction.summary.id))
+    if known.one_or_none() is not None:
+        return
+    for start in range(0, len(compaction.gone), IDS_AT_ONCE):
+        some = compaction.gone[start : start + IDS_AT_ONCE]
+        await connection.execute(
+            sa.update(messages)
+            .where(messages.c.thread_id == run.thread_id, messages.c.id.in_(some))
+            .values(in_context=False, left_because=compacted_by(run.id))
+        )
+    # Turn 0 comes before every run's. It holds the system message, the messages that an agent was made with, and the
+    # summaries.
+    last = await connection.execute(
+        sa.select(sa.func.coalesce(sa.func.max(messages.c.position), 0)).where(
+            messages.c.thread_id == run.thread_id, messages.c.turn == FIRST_TURN
+        )
+    )
+    insert_into_thread(
+        connection,
+        [compaction.summary],
+        agent_id=run.agent_id,
+        thread_id=run.thread_id,
+        conversation_id=run.conversation_id,
+        run_id=run.id,
+        turn=FIRST_TURN,
+        after=last.scalar_one(),
+    )
+
+
+async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
+    """The messages of the run's turn leave the context and every list; the rows stay. Its summaries stay, too: they
+    stand for other turns."""
+    await connection.execute(
+        sa.update(messages)
+        .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)
+        .values(in_context=False, left_because="rolled_back")
+    )
+
+
+async def roll_back(connection: Connection, run: Run) -> None:
+    """The history is as it was before the run: its messages leave the context and every list, its summaries too, and
+    what those stood for comes back."""
+    await connection.execute(
+        sa.update(messages)
+        .where(messages.c.thread_id == run.thread_id, messages.c.left_because == compacted_by(run.id))
+        .values(in_context=True, left_because=None)
+    )
+    await connection.execute(
+        sa.update(messages).where(messages.c.run_id == run.id).values(in_context=False, left_because="rolled_back")
+    )

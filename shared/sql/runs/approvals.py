@@ -15,8 +15,7 @@ from shared.domain.messages import Decision
 from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.made_rows import made_of
-from shared.sql.paging import Page, rows_of_page
+from shared.sql.paging import Page, made_of, rows_of_page
 from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from shared.domain.budgets import NOTHING, Account, Amount, Reservation, amount_of, day_of, next_day
 from shared.domain.errors import BudgetExceeded
 from shared.domain.ids import ProjectId, RunId
+from shared.domain.limits import NOTHING, Account, Amount, Reservation, amount_of, day_of, next_day
 from shared.domain.runs import Run, Usage
 from shared.sql.connection import Connection
 from shared.sql.engine import Database

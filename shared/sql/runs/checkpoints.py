@@ -6,7 +6,7 @@ second time, and the results. Between them the intents say which tools were abou
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -15,24 +15,114 @@ import msgspec
 import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint, crash_point
-from shared.domain.compaction import Compaction
-from shared.domain.ids import Fence, RunId, Seq
+from shared.domain.ids import Fence, IdMaker, RunId, Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, consecutive
-from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn
-from shared.domain.runs import Run, Step, Usage
+from shared.domain.memory import EditedBlock, FinishedEdit
+from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn, ToolReturns
+from shared.domain.runs import Compaction, Run, Step, Usage, asked_call
+from shared.domain.settling import RunEnd, unfinished_return
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.group_commit import GroupCommit
-from shared.sql.history.compactions import replace_by_summary
-from shared.sql.history.messages import insert_messages
-from shared.sql.run_tables import runs
+from shared.sql.history.messages import insert_messages, replace_by_summary
+from shared.sql.run_tables import runs, tool_intents
 from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.event_blocks import insert_events, packed_blocks
-from shared.sql.runs.rows import LockedRun, lock_owned, lock_run, update_owned
+from shared.sql.runs.rows import LockedRun, input_of, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, upsert_step
-from shared.sql.runs.tool_intents import forget_intents, insert_intents, insert_results, intents_of
-from shared.sql.tables import microseconds, to_json
+from shared.sql.tables import from_json, microseconds, to_json
+
+# What is known of a run's tool calls before their results are in the history: that a tool was about to start, and the
+# result itself of a call that was answered in one transaction with its effect, or beside others of the same answer.
+
+
+_INSERT_INTENT = sa.insert(tool_intents)
+_INSERT_RESULT = (
+    sa.update(tool_intents)
+    .where(
+        tool_intents.c.run_id == sa.bindparam("of_run"),
+        tool_intents.c.tool_call_id == sa.bindparam("call_id"),
+        tool_intents.c.result.is_(None),
+    )
+    .values(result=sa.bindparam("returned"), state="finished")
+)
+_FORGET_INTENTS = sa.delete(tool_intents).where(
+    tool_intents.c.run_id == sa.bindparam("of_run"),
+    tool_intents.c.tool_call_id.in_(sa.bindparam("call_ids", expanding=True)),
+)
+
+
+async def insert_intents(connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime) -> None:
+    """Stores that the tools of these calls are about to start; deferred. The run's row is locked."""
+    rows = {
+        call.id: {
+            "run_id": run_id, "tool_call_id": call.id, "tool_name": call.name, "state": "started", "started_at": now
+        }
+        for call in calls
+    }  # fmt: skip
+    await forget_intents(connection, run_id, rows)
+    if rows:
+        connection.defer(_INSERT_INTENT, *rows.values())
+
+
+def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
+    """Stores what calls whose intents are stored have come to; deferred. The run's row is locked."""
+    if results:
+        connection.defer(
+            _INSERT_RESULT,
+            *({"of_run": run_id, "call_id": one.tool_call_id, "returned": to_json(one)} for one in results),
+        )
+
+
+async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
+    """Deletes what is known of calls with these ids: some servers number the calls of every answer anew, so an earlier
+    answer may have had a call of the same id."""
+    if call_ids:
+        await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
+
+
+class _StoredResult(ToolReturn, frozen=True):
+    """A result as the row has it. It decodes as a plain `ToolReturn`, too."""
+
+    edited: Sequence[EditedBlock] = ()
+
+
+async def finish_intent(connection: Connection, run_id: RunId, finished: FinishedEdit, now: datetime) -> None:
+    """Stores the result of a call, with the transaction that has its effect."""
+    result = finished.result
+    await forget_intents(connection, run_id, [result.tool_call_id])
+    await connection.execute(
+        sa.insert(tool_intents).values(
+            run_id=run_id,
+            tool_call_id=result.tool_call_id,
+            tool_name=result.tool_name,
+            state="finished",
+            started_at=now,
+            result=to_json(_StoredResult(**msgspec.structs.asdict(result), edited=finished.edited)),
+        )
+    )
+
+
+async def finished_edit(connection: Connection, run_id: RunId, call_id: str) -> FinishedEdit | None:
+    """What a call has come to; None for a call that was not finished with its effect."""
+    found = await connection.execute(
+        sa.select(tool_intents.c.result).where(
+            tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id == call_id, tool_intents.c.result.is_not(None)
+        )
+    )
+    text = found.scalar_one_or_none()
+    if text is None:
+        return None
+    return FinishedEdit(from_json(text, ToolReturn), from_json(text, _StoredResult).edited)
+
+
+async def intents_of(connection: Connection, run_id: RunId) -> dict[str, ToolReturn | None]:
+    """The ids of the run's calls whose tools were about to start, with the results that are stored."""
+    found = await connection.execute(
+        sa.select(tool_intents.c.tool_call_id, tool_intents.c.result).where(tool_intents.c.run_id == run_id)
+    )
+    return {row.tool_call_id: None if row.result is None else from_json(row.result, ToolReturn) for row in found}
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,3 +308,45 @@ async def store_step(connection: Connection, run: Run, checkpoint: Checkpoint) -
 
 def _called_in(messages: Sequence[NewMessage]) -> list[str]:
     return [call.id for new in messages if isinstance(new.body, AssistantMessage) for call in new.body.tool_calls]
+
+
+# What a run that makes one call of a tool leaves behind: the result of the call, in the row of its intent.
+
+
+class ToolRunStore:
+    """Reads the results of such runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def result(self, run: Run) -> ToolReturn | None:
+        """What the call of a run that has ended came to; None when retention has deleted it."""
+        is_ours = sa.exists().where(runs.c.id == tool_intents.c.run_id, runs.c.project_id == run.project_id)
+        query = sa.select(tool_intents.c.result).where(
+            tool_intents.c.run_id == run.id, tool_intents.c.result.is_not(None), is_ours
+        )
+        async with self._database.read() as connection:
+            text = (await connection.execute(query)).scalar_one_or_none()
+        return None if text is None else from_json(text, ToolReturn)
+
+
+async def close_tool_run(
+    connection: Connection,
+    run_id: RunId,
+    known: Mapping[str, ToolReturn],
+    end: RunEnd,
+    ids: IdMaker,
+    now: datetime,
+) -> NewMessage:
+    """Stores what the run's call came to, in the transaction that settles the run, whoever ends it; the message that
+    shows it in the log, which enters no history.
+
+    `known` are the results that the run's owner has. A result that was stored with the call's effect holds beside them.
+    """
+    call = asked_call(await input_of(connection, run_id)).call
+    intents = await intents_of(connection, run_id)
+    result = known.get(call.id) or intents.get(call.id)
+    if result is None:
+        result = unfinished_return(call, was_started=call.id in intents, why=end.of_open_calls)
+    await finish_intent(connection, run_id, FinishedEdit(result), now)
+    return NewMessage(id=ids.message(), created_at=now, body=ToolReturns([result]))

@@ -14,8 +14,7 @@ from shared.domain.errors import AlreadyDecided, Conflict, InvalidRequest, NoPen
 from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
-from shared.domain.runs import Run
-from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.domain.runs import NO_KEYS, Run, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database

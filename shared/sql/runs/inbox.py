@@ -12,15 +12,14 @@ from shared.domain.ids import RunId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage
-from shared.domain.runs import Run
-from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.domain.runs import NO_KEYS, Run, SubmissionKeys
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
 from shared.sql.runs.rows import lock_run, update_owned
-from shared.sql.runs.submission_keys import run_of_keys, store_keys
+from shared.sql.runs.submissions import run_of_keys, store_keys
 from shared.sql.tables import from_json, to_json
 
 IfEnded = Literal["refuse", "next"]

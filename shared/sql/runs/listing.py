@@ -11,13 +11,11 @@ from sqlalchemy import RowMapping
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, Fence, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
-from shared.domain.runs import Run
-from shared.domain.submission_keys import MAX_OTIDS_CHARS, OTIDS, has_otid, quoted_otid
+from shared.domain.runs import MAX_OTIDS_CHARS, OTIDS, Run, has_otid, quoted_otid
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.made_rows import made_of
-from shared.sql.paging import Page, is_owned_by, remember_place, rows_of_page
+from shared.sql.paging import Page, is_owned_by, made_of, remember_place, rows_of_page
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
 from shared.sql.tables import messages

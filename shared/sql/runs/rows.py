@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from shared.domain.budgets import Reservation
 from shared.domain.errors import CancelMode, IllegalTransition, NotFound, StaleFence
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
+from shared.domain.limits import Reservation
 from shared.domain.messages import NewMessage
 from shared.domain.runs import CancelRequest, Run, RunError, RunOptions, Usage
 from shared.sql.connection import Connection

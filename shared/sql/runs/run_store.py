@@ -1,27 +1,38 @@
 """Runs: submit them, claim them, ask for their cancel. `checkpoints` has what ends a step, and `settlement` what ends a
 run."""
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone, NotFound
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
-from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus, RunTrigger
 from shared.domain.messages import Message, NewMessage
-from shared.domain.runs import AttemptLimits, CancelRequest, Dispatch, Run
-from shared.domain.submission_keys import NO_KEYS, SubmissionKeys
+from shared.domain.runs import NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
+from shared.domain.settling import PARKED
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.thread_queue import input_to_place, next_dispatches, thread_lock
-from shared.sql.run_tables import has_one_of, runs
+from shared.sql.history.messages import clear_context, insert_into_new_turn, insert_messages
+from shared.sql.history.thread_queue import (
+    input_to_place,
+    is_next_in_queue,
+    lock_of,
+    next_dispatches,
+    thread_lock,
+    turn_after_all,
+)
+from shared.sql.run_tables import RETAINED_FOR_A_WHILE, callbacks, has_one_of, injected_messages, run_inputs, runs
 from shared.sql.runs.approvals import refuse_if_waiting
-from shared.sql.runs.claims import claim_run, waiting_run
+from shared.sql.runs.inbox import has_left_over, take_left_over
 from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.rows import (
     RUN_COLUMNS,
@@ -29,13 +40,156 @@ from shared.sql.runs.rows import (
     get_run,
     input_of,
     lock_owned,
+    lock_run,
+    move_of,
     not_found,
+    parameters_of,
+    refusal,
     run_of,
     status_of,
     update_owned,
 )
-from shared.sql.runs.submission_keys import run_of_keys
-from shared.sql.runs.submissions import insert_run
+from shared.sql.runs.submissions import insert_run, run_of_keys
+from shared.sql.tables import from_json
+
+# The claim of a run, inside a caller's transaction. The first claim puts the run's input into the history.
+#
+# It stands between a submission and the first token, so it asks as few questions as it can: one that reads the run and
+# locks its thread, one that claims it, and one that writes its input.
+
+
+# Only the first claim reads the input, which may be megabytes.
+_WAITING = (
+    sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"))
+    .select_from(sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True))
+    .where(runs.c.id == sa.bindparam("run_id"))
+)
+_WAITING_AND_LOCKED = _WAITING.add_columns(lock_of(runs.c.thread_id))
+
+
+async def waiting_run(connection: Connection, run_id: RunId) -> tuple[Run, list[NewMessage]]:
+    """A run that is to be claimed, with its input if nobody has claimed it before. Another process that ends or claims
+    a run of its thread waits from here on. Raises `NotFound`."""
+    query = _WAITING_AND_LOCKED if connection.dialect.name == "postgresql" else _WAITING
+    row = (await connection.execute(query, {"run_id": run_id})).mappings().one_or_none()
+    if row is None:
+        raise not_found(run_id)
+    return run_of(row), from_json(row["given"] or "[]", list[NewMessage])
+
+
+@lru_cache(maxsize=10)
+def _claim(*columns: str, continues: bool) -> ReturningUpdate[Any]:
+    may_be_claimed = (runs.c.dispatch == sa.bindparam("of_dispatch"), is_next_in_queue(continues=continues))
+    claimed = move_of(RunTrigger.CLAIM, *columns).where(*may_be_claimed)
+    turn = sa.func.coalesce(runs.c.turn, turn_after_all())
+    # The thread was locked before this statement begins, so it sees what every earlier run of it was left with.
+    return claimed.values(turn=turn).returning(*RUN_COLUMNS, has_left_over().label("has_left_over"))
+
+
+async def claim_run(
+    connection: Connection, waiting: Run, given: list[NewMessage], dispatch: int, owner: str, now: datetime
+) -> Run:
+    """Claims a run that `waiting_run` gave, with its input. Raises `LifecycleError` when the run is not to be claimed
+    now, or not by this dispatch."""
+    fence = Fence(waiting.fence + 1)
+    values = {
+        "updated_at": now,
+        "fence": fence,
+        "owner": owner,
+        "attempts_without_progress": waiting.attempts_without_progress + 1,
+        "started_at": waiting.started_at or now,
+        "waits_until": None,
+    }
+    of_run = {"of_thread": waiting.thread_id, "of_number": waiting.number, "of_dispatch": dispatch}
+    moved = await connection.execute(
+        _claim(*values, continues=waiting.continues is not None),
+        {**of_run, **parameters_of(waiting.id, waiting.fence, values)},
+    )
+    row = moved.mappings().one_or_none()
+    if row is None:
+        raise refusal(await lock_run(connection, waiting.id), waiting.id, RunTrigger.CLAIM, waiting.fence)
+    claimed = run_of(row)
+    if waiting.fence > 0:
+        return msgspec.structs.replace(claimed, follows_lost_owner=waiting.owner is not None)
+    placed = input_to_place(claimed, given)
+    if waiting.turn is None:
+        await _begin_turn(connection, claimed, placed, now, has_left_over=row["has_left_over"])
+    else:
+        await insert_messages(connection, claimed, placed)
+    return claimed
+
+
+async def _begin_turn(
+    connection: Connection, run: Run, placed: list[NewMessage], now: datetime, *, has_left_over: bool
+) -> None:
+    """Puts the input of the first run of a turn into the history."""
+    if run.options.clears_context:
+        await clear_context(connection, run.thread_id)
+    # Messages that were left for the next run go to one that answers.
+    takes_more = has_left_over and run.answers_messages
+    left_over = await take_left_over(connection, run, now) if takes_more else []
+    insert_into_new_turn(connection, run, [*left_over, *placed])
+
+
+# Retention: deleting what runs that ended long ago have left behind. The run itself stays, and so do its end, its
+# messages and the decisions on its calls.
+
+
+RUNS_AT_ONCE = 100
+"""Runs of one transaction. On SQLite, all other writers wait for it."""
+
+
+class RetentionStore:
+    """Finds and prunes runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def prune(self, before: datetime, now: datetime, limit: int = RUNS_AT_ONCE) -> Counter[str]:
+        """Prunes the first runs of those that ended before a moment; how many rows it deleted, by table, and under
+        "runs" how many runs it pruned. Empty: none is left, or others have their hands on those that are."""
+        first = _prunable(before).order_by(runs.c.completed_at).limit(limit)
+        async with self._database.write() as connection:
+            # Two who prune at once take different runs, and nobody is waited for.
+            found = await connection.execute(first.with_for_update(skip_locked=True))
+            run_ids = found.scalars().all()
+            if not run_ids:
+                return Counter()
+            pruned = Counter(runs=len(run_ids))
+            for table in RETAINED_FOR_A_WHILE:
+                deleted = await connection.execute(sa.delete(table).where(table.c.run_id.in_(run_ids)))
+                pruned[table.name] = deleted.rowcount
+            await connection.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(pruned_at=now))
+            return pruned
+
+    async def count(self, before: datetime) -> AsyncGenerator[tuple[str, int]]:
+        """What pruning would delete, table by table, as `prune` counts it; the runs come first. It may take minutes."""
+        of_the_runs = _prunable(before)
+        async with self._database.read() as connection:
+            counted = await connection.execute(sa.select(sa.func.count()).select_from(of_the_runs.subquery()))
+            yield "runs", counted.scalar_one()
+            for table in RETAINED_FOR_A_WHILE:
+                query = sa.select(sa.func.count()).select_from(table).where(table.c.run_id.in_(of_the_runs))
+                yield table.name, (await connection.execute(query)).scalar_one()
+
+
+def _prunable(before: datetime) -> sa.Select[tuple[str]]:
+    """Runs that ended before then and were not pruned yet, unless something of them is still to be delivered: their
+    callback, or a message that the next run of the thread is to get."""
+    calls_back = sa.exists().where(callbacks.c.run_id == runs.c.id, callbacks.c.next_attempt_at.is_not(None))
+    # Others that wait for ever are those that were to be dropped with the end of the run.
+    is_awaited = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
+    leaves_messages = sa.exists().where(injected_messages.c.run_id == runs.c.id, *is_awaited)
+    # One expression, so that the index of those that were not pruned is the only one that helps.
+    ended_at = sa.case(
+        (runs.c.status.not_in(TERMINAL), sa.null()),
+        # The stream of a run that waited for a person was completed when it was parked. The decision ended it.
+        (runs.c.stop_reason == PARKED.stop_reason, runs.c.updated_at),
+        else_=runs.c.completed_at,
+    )
+    is_old = (runs.c.pruned_at.is_(None), runs.c.completed_at < before, ended_at < before)
+    return sa.select(runs.c.id).where(*is_old, ~calls_back, ~leaves_messages)
+
 
 LOGS_AT_ONCE = 1000
 

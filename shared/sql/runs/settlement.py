@@ -11,31 +11,36 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
-from shared.clock import unix_ms
+from shared.concurrency import unix_ms
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import Approval
-from shared.domain.budgets import priced_as_set_aside
-from shared.domain.compaction import Compaction
 from shared.domain.errors import CancelRequested, MoreInput
 from shared.domain.events import encode
 from shared.domain.ids import IdMaker, Seq
 from shared.domain.lifecycle import TERMINAL, RunStatus, RunTrigger, next_status
+from shared.domain.limits import priced_as_set_aside
 from shared.domain.log_writer import LogTail
-from shared.domain.messages import AssistantMessage, NewMessage, ToolReturn, ToolReturns
-from shared.domain.runs import Dispatch, Run, Step, Usage
+from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolReturn, ToolReturns
+from shared.domain.runs import NO_KEYS, Compaction, Dispatch, Run, Step, Usage
 from shared.domain.settling import PARKED, RunEnd, close_calls, end_events, open_calls, returns_event
-from shared.domain.submission_keys import NO_KEYS
+from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.compactions import (
+from shared.sql.history.messages import (
+    add_to_turn,
     has_compacted_its_own,
+    has_undelivered,
+    in_turn,
+    insert_messages,
+    messages_of_turn,
     replace_by_summary,
     roll_back,
     take_out_of_context,
+    with_turn,
 )
-from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.history.thread_queue import (
     has_next_in_queue,
     input_to_place,
@@ -43,11 +48,10 @@ from shared.sql.history.thread_queue import (
     next_turn,
     thread_lock,
 )
-from shared.sql.history.turns import add_to_turn, in_turn, messages_of_turn, with_turn
+from shared.sql.run_tables import approvals, callbacks
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage
-from shared.sql.runs.checkpoints import Checkpoint, store_step
-from shared.sql.runs.end_effects import call_back, deny_what_waits, tell_agent
+from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
 from shared.sql.runs.event_blocks import count_small_blocks, insert_events, merge_small_blocks, read_events
 from shared.sql.runs.rows import (
     LockedRun,
@@ -61,9 +65,50 @@ from shared.sql.runs.rows import (
 from shared.sql.runs.run_store import submitted_before
 from shared.sql.runs.steps import first_token, upsert_step
 from shared.sql.runs.submissions import insert_run
-from shared.sql.runs.tool_intents import intents_of
-from shared.sql.runs.tool_runs import close_tool_run
-from shared.sql.tables import to_json
+from shared.sql.tables import agents, to_json
+
+# What the end of a run changes beside the run, inside the transaction that ends it: its agent, the outbox of callbacks
+# and the approvals that it waited for.
+
+
+_STOPPED = (
+    sa.update(agents)
+    .where(agents.c.id == sa.bindparam("of_agent"))
+    .values(last_stop_reason=sa.bindparam("stop_reason"))
+)
+
+
+def tell_agent(connection: Connection, run: Run, stop_reason: str | None) -> None:
+    """Stores how the agent's newest run stopped; deferred."""
+    if run.answers_messages:
+        connection.defer(_STOPPED, {"of_agent": run.agent_id, "stop_reason": stop_reason})
+
+
+async def call_back(connection: Connection, run: Run, now: datetime) -> None:
+    """Puts the run's callback into the outbox, if it asked for one and the outbox has none."""
+    if run.callback_url is None:
+        return
+    known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))
+    if known.one_or_none() is None:
+        await connection.execute(
+            sa.insert(callbacks).values(
+                run_id=run.id, project_id=run.project_id, url=run.callback_url, attempts=0, next_attempt_at=now
+            )
+        )
+
+
+async def deny_what_waits(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
+    """Denies every call of the run that waits for a person. `cause`: why the run ends."""
+    denial = Decision(tool_call_id="", approve=False, reason=reason)
+    is_waiting = (approvals.c.run_id == run.id, approvals.c.decided_at.is_(None))
+    if cause == "approval_expired":
+        waiting = await connection.execute(sa.select(approvals.c.id).where(*is_waiting))
+        await record(connection, run.project_id, "approval.expired", *waiting.scalars())
+    await connection.execute(
+        sa.update(approvals)
+        .where(*is_waiting)
+        .values(decision=to_json(denial), decided_at=now, decided_by=cause or "system")
+    )
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,7 @@ from shared.domain.ids import AgentId, ProjectId, RunId, StepId
 from shared.domain.runs import Feedback, Run, Step
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.made_rows import made_of
-from shared.sql.paging import Page, field_of_document, rows_of_page
+from shared.sql.paging import Page, field_of_document, made_of, rows_of_page
 from shared.sql.run_tables import steps
 from shared.sql.tables import EPOCH, document_of, from_json, to_json
 

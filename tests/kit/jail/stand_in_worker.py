@@ -18,20 +18,17 @@ from typing import Any
 
 import msgspec
 
-from shared.domain.packages import ToolPackages
-from shared.domain.tools import SandboxTier
-from shared.network.allowed_hosts import AllowedHosts
-from shared.network.checked_http import NetworkRules
+from shared.domain.tools import SandboxTier, ToolPackages
+from shared.network.checked_http import AllowedHosts, NetworkRules
 from tests.kit.environments import environments
 from tests.kit.jail.keeper import FOLDER
 from tests.kit.jail.plants import Plants, segments
 from tests.kit.package_index import PackageIndex, wheel
-from worker.proxy.reach import Reach
+from worker.proxy.exchange import Reach
 from worker.tool_parts import with_certificates
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
-from worker.tools.plain_process import PlainProcess
-from worker.tools.sandbox_choice import SandboxChoice
+from worker.tools.sandbox_choice import PlainProcess, SandboxChoice
 
 SHOWN_CHARS = 600
 """Of what a call returned, unless the request wants more."""

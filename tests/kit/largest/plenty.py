@@ -9,7 +9,6 @@ from shared.domain.events import TextChunk, ToolsReturned, encode
 from shared.domain.ids import MessageId, RunId, Seq, StepId
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import ToolReturn
-from shared.sql.access_tables import api_keys, audit_events
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import approvals, event_blocks, runs, steps
@@ -18,7 +17,9 @@ from shared.sql.tables import (
     agent_blocks,
     agent_tools,
     agents,
+    api_keys,
     archives,
+    audit_events,
     blocks,
     conversations,
     messages,

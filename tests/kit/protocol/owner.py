@@ -10,17 +10,17 @@ from typing import Any, Literal, cast
 from arq.connections import ArqRedis
 
 from shared.concurrency import PATIENCE_S
-from shared.domain.budgets import Budgets
 from shared.domain.errors import CancelRequested, LogClosed, ShutdownRequested
 from shared.domain.events import TextChunk
 from shared.domain.ids import MessageId, RunId, StepId
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.limits import Budgets
 from shared.domain.runs import AttemptLimits
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.memory import MemoryStore
+from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.runs.budgets import BudgetStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips

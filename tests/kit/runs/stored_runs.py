@@ -21,9 +21,8 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from shared.domain.runs import CancelRequest, Run, Usage
+from shared.domain.runs import CancelRequest, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd
-from shared.domain.submission_keys import SubmissionKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.engine import Database
@@ -36,8 +35,7 @@ from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.retention import RetentionStore
-from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.run_store import RetentionStore, RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.sql.runs.steps import StepStore
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent

@@ -1,6 +1,6 @@
 """Runs whose times nobody measures."""
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.runs import Run
 from worker.run.interruption import Interruption
 from worker.run.observation import RunObservation

@@ -20,11 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool, Pool
 
 from shared.domain.ids import RunId, ThreadId
-from shared.sql.access_tables import metadata
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.migrate import migrate
 from shared.sql.run_tables import runs
+from shared.sql.tables import metadata
 from tests.kit.wait_until import HANGS_S
 
 CONNECT_S = 60

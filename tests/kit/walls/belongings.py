@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from shared.clock import SystemClock
+from shared.concurrency import SystemClock
 from shared.domain.ids import AgentId, IdMaker, ProjectId, RunId, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run

@@ -1,0 +1,491 @@
+"""An answer over OpenAI's Chat Completions: chunks in, events out. No I/O.
+
+Servers that imitate the wire send much that OpenAI does not: what is not understood is passed over, unless nothing of
+the answer would be left.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Any, cast
+
+import httpx2
+import msgspec
+
+from shared.domain.errors import ModelError
+from shared.domain.model_servers import Quirks
+from shared.domain.models import PROVIDERS, family_of
+from worker.models.answer_parts import (
+    AnswerParts,
+    CallIds,
+    CountedTokens,
+    FinishReason,
+    GrowingCall,
+    WholeAnswer,
+    judge,
+    reason_in,
+)
+from worker.models.decoding import Decoder, number_in
+from worker.models.history_mapping import (
+    Answered,
+    Called,
+    Given,
+    Image,
+    ImageLink,
+    Prompt,
+    Reasoned,
+    Result,
+    Said,
+    Turn,
+    map_history,
+    write_kept,
+)
+from worker.models.model_errors import stream_error
+from worker.models.provider import ModelCall, ModelEvent, Route, ToolSpec, WireRequest
+from worker.models.special_tokens import broken_tokens, tokenizes_text
+from worker.models.tool_schema import NO_PARAMETERS, inlined, tool_schema
+
+# A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.
+#
+# Where a server differs from OpenAI's is in its `Quirks`.
+
+
+FROM_TAGS = "content"
+"""The name of reasoning that came in tags inside the text, not in a field of its own."""
+_FIELDS_OF_REASONING = ("reasoning", "reasoning_content")
+THINK_TAGS = ("<think>", "</think>")
+_FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
+"""Beginnings of the names under which hosts serve models that want a tool's schema in one piece."""
+
+
+_Message = dict[str, Any]
+
+
+class ChatRequest:
+    """Makes the requests of one route."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._quirks = PROVIDERS[route.provider].quirks
+        length = self._quirks.call_id_length
+        self._safe_call_id = None if length is None else partial(_short_call_id, length=length)
+        self._follows_references = not route.model.lower().startswith(_FOLLOW_NO_REFERENCES)
+        self._guard: Callable[[str], str] = broken_tokens if tokenizes_text(route.model) else str
+
+    def body(self, call: ModelCall) -> bytes:
+        """The request as JSON. Raises `ModelError` for what cannot be sent."""
+        turns = map_history(call, provider_name=self._route.provider, safe_call_id=self._safe_call_id)
+        if call.beginning:
+            turns.append(Answered([Said(call.beginning)]))
+        body: dict[str, Any] = {"model": self._route.model, "stream": True, "messages": self._messages(call, turns)}
+        body["stream_options"] = {"include_usage": True} if self._quirks.takes_stream_options else None
+        body |= self._options(call)
+        if call.tools:
+            body |= self._tools(call)
+        return msgspec.json.encode(body)
+
+    def _messages(self, call: ModelCall, turns: Sequence[Turn]) -> list[_Message]:
+        messages = [message for turn in turns for message in self._turn(turn)]
+        _complete_reasoning(messages, self._quirks)
+        instructions = [{"role": "system", "content": call.system}] if call.system else []
+        return [*instructions, *messages]
+
+    def _turn(self, turn: Turn) -> Iterator[_Message]:
+        if isinstance(turn, Answered):
+            if (message := self._answer(turn)) is not None:
+                yield message
+            return
+        yield from (self._asked(part) for part in turn.parts)
+        images = [part for one in turn.parts if isinstance(one, Result) for part in self._images(one)]
+        if images:
+            yield {"role": "user", "content": images}
+
+    def _asked(self, part: Prompt | Result) -> _Message:
+        if isinstance(part, Result):
+            content = self._guard(json.dumps(part.envelope, ensure_ascii=False))
+            return {"role": "tool", "tool_call_id": part.call_id, "content": content}
+        if isinstance(part.content, str):
+            return {"role": "user", "content": self._guard(part.content)}
+        return {"role": "user", "content": [self._content(one) for one in part.content]}
+
+    def _content(self, part: str | Image) -> _Message:
+        if isinstance(part, str):
+            return {"type": "text", "text": self._guard(part)}
+        return {"type": "image_url", "image_url": {"url": part.url if isinstance(part, ImageLink) else part.data_url}}
+
+    def _images(self, result: Result) -> list[_Message]:
+        """A result is text alone on this wire, so a user shows its images, after all results."""
+        if not result.images:
+            return []
+        label = f"The images in the result of the call {result.call_id} ({result.tool_name}):"
+        return [{"type": "text", "text": self._guard(label)}, *(self._content(image) for image in result.images)]
+
+    def _answer(self, turn: Answered) -> _Message | None:
+        texts: list[str] = []
+        fields: dict[str, list[str]] = {}
+        calls: list[_Message] = []
+        for part in turn.parts:
+            match part:
+                case Said(text=text):
+                    texts.append(self._guard(text))
+                case Reasoned(text=text, id=name):
+                    field = self._field_for(name)
+                    if field is not None:
+                        fields.setdefault(field, []).append(self._guard(text))
+                    elif self._quirks.reasoning_goes_back == "as it came":
+                        texts.append("\n".join((THINK_TAGS[0], self._guard(text), THINK_TAGS[1])))
+                case Called():
+                    calls.append(self._call(part))
+        if not texts and not calls:
+            return None
+        reasoning = {field: "\n\n".join(pieces) for field, pieces in fields.items()}
+        message = {"role": "assistant", **reasoning, "content": "\n\n".join(texts) if texts else None}
+        return {**message, "tool_calls": calls} if calls else message
+
+    def _field_for(self, name: str | None) -> str | None:
+        """The field in which reasoning goes back, if it does in one."""
+        match self._quirks.reasoning_goes_back:
+            case "always":
+                return "reasoning_content"
+            case "as it came":
+                return None if name == FROM_TAGS else name
+            case "never":
+                return None
+
+    def _call(self, call: Called) -> _Message:
+        function = {"name": self._guard(call.name), "arguments": self._guard(call.arguments)}
+        return {"id": call.id, "type": "function", "function": function, **(call.details or {})}
+
+    def _options(self, call: ModelCall) -> _Message:
+        options, family, quirks = call.options, family_of(call.handle), self._quirks
+        is_openais_own = self._route.provider == "openai"
+        fields: _Message = {}
+        if options.temperature is not None and family.takes_temperature:
+            fields["temperature"] = options.temperature
+        if options.max_output_tokens is not None:
+            fields[quirks.limit_field] = options.max_output_tokens
+        if options.response_format is not None and options.response_format.get("type") != "text":
+            # Every model answers in text anyway.
+            fields["response_format"] = options.response_format
+        if options.verbosity is not None and family.takes_verbosity:
+            fields["verbosity"] = options.verbosity
+        if options.reasoning and options.reasoning_effort is not None and not is_openais_own:
+            # The models that OpenAI itself serves over this wire do not reason, and refuse the field.
+            fields["reasoning_effort"] = options.reasoning_effort
+        if quirks.has_thinking_switch and family.can_think:
+            fields["thinking"] = {"type": "enabled" if options.reasoning else "disabled"}
+        if call.beginning and quirks.continues_answers == "when told":
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        if call.thread_id and is_openais_own:
+            fields["prompt_cache_key"] = call.thread_id
+        return fields
+
+    def _tools(self, call: ModelCall) -> _Message:
+        forced = call.must_call and self._quirks.takes_forced_calls
+        fields: _Message = {
+            "tools": [_tool(tool, follows_references=self._follows_references) for tool in call.tools],
+            "tool_choice": "required" if forced else "auto",
+        }
+        if self._quirks.takes_parallel_tool_calls and family_of(call.handle).takes_parallel_tool_calls:
+            fields["parallel_tool_calls"] = call.options.parallel_tool_calls
+        return fields
+
+
+def _tool(tool: ToolSpec, *, follows_references: bool) -> _Message:
+    function: _Message = {"name": tool.name, "description": tool.description}
+    if follows_references:
+        schema = tool_schema(tool.parameters or NO_PARAMETERS)
+        function |= {"parameters": schema.parameters, **({"strict": True} if schema.is_strict else {})}
+    else:
+        function |= {"parameters": inlined(tool.parameters or NO_PARAMETERS), "strict": True}
+    return {"type": "function", "function": function}
+
+
+def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:
+    """Adds an empty field of reasoning to answers with calls that have none, where the server would refuse them.
+
+    Whether it would is known of some servers; others have shown which field they use, and want it since the last
+    question only.
+    """
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if quirks.reasoning_goes_back == "always":
+        fields, since = {"reasoning_content"}, 0
+    else:
+        fields = {field for message in answers for field in _FIELDS_OF_REASONING if field in message}
+        since = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=-1) + 1
+    if len(fields) != 1:
+        return
+    [field] = fields
+    for message in messages[since:]:
+        if message["role"] == "assistant" and "tool_calls" in message:
+            message.setdefault(field, "")
+
+
+def _short_call_id(call_id: str, length: int) -> str:
+    """The id if it is as short as the server's own; else one that always comes out the same for this one."""
+    if len(call_id) == length and call_id.isalnum() and call_id.isascii():
+        return call_id
+    return sha256(call_id.encode()).hexdigest()[:length]
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+    """Text; some servers give the object."""
+
+
+class _ToolCall(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+    extra_content: Any = None
+    """Google's signatures, over its imitation of the wire."""
+
+
+class _Delta(msgspec.Struct):
+    content: Any = None
+    """Text; some servers give a list of parts."""
+    reasoning: Any = None
+    reasoning_content: Any = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    message: Any = None
+    """All of the answer, from a server that does not stream. Beside a delta, what has come of it so far."""
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    id: str | None = None
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+_CHUNKS = Decoder(_Chunk)
+_WHOLE = Decoder(_Delta)
+
+_DONE = b"[DONE]"
+
+_REASONS: Mapping[str, FinishReason] = {
+    "stop": "stop",
+    "eos": "stop",
+    "end_turn": "stop",
+    "length": "length",
+    "model_length": "length",
+    "tool_calls": "tool_call",
+    "function_call": "tool_call",
+    "content_filter": "content_filter",
+    "error": "error",
+    "abort": "error",
+    "max_tokens": "length",
+    "safety": "content_filter",
+    "refusal": "content_filter",
+}
+"""OpenAI's, Together's `eos`, Mistral's `model_length` and `error`, `abort` of vLLM and SGLang, and words that gateways
+pass on from other wires. Any other word is an end as good as `stop`."""
+
+_TEXT_MAY_BEGIN_BLANK = ("qwen/", "deepseek/", "moonshotai/", "openai/gpt-oss")
+"""Beginnings of the names under which hosts serve models that write blank lines before they call a tool."""
+
+
+class ChatAnswer:
+    """One answer, from its first chunk to its last."""
+
+    def __init__(self, call: ModelCall, route: Route, new_id: Callable[[], str]) -> None:
+        self._call = call
+        self._route = route
+        self._parts = AnswerParts(CallIds(call, new_id), mends_tokens=tokenizes_text(route.model))
+        self._calls: dict[int, GrowingCall] = {}
+        self._drops_blank_beginnings = route.model.lower().startswith(_TEXT_MAY_BEGIN_BLANK)
+        self._in_tags = False
+        self._raw_reason: str | None = None
+        self._is_refused = False
+        self._usage: Any = None
+        self._model = route.model
+        self._response_id: str | None = None
+        self.is_over = False
+        """The server says that nothing follows."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self._parts.has_begun
+
+    @property
+    def has_reason(self) -> bool:
+        return reason_in(_REASONS, self._raw_reason) not in (None, "error")
+
+    def told(self) -> list[ModelEvent]:
+        """The events since they were last asked for."""
+        return self._parts.told()
+
+    def take(self, data: bytes) -> None:
+        """The next event of the stream. Raises `ModelError` for an error in it, or one that cannot be read."""
+        if data.startswith(_DONE):
+            self.is_over = True
+            return
+        chunk = _CHUNKS.decode(data)
+        if chunk.error:
+            raise stream_error(chunk.error, provider=self._route.provider)
+        # Later counts include earlier ones.
+        self._usage = chunk.usage or self._usage
+        self._response_id = chunk.id or self._response_id
+        self._model = chunk.model or self._model
+        if not chunk.choices:
+            return
+        choice = chunk.choices[0]
+        self._raw_reason = choice.finish_reason or self._raw_reason
+        if choice.delta is not None:
+            self._take_delta(choice.delta)
+        elif choice.message:
+            self._raw_reason = self._raw_reason or "stop"
+            self._take_delta(_WHOLE.convert(choice.message))
+
+    def finish(self) -> None:
+        """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
+        parts = self._parts.finish()
+        provider = self._route.provider
+        reason = "content_filter" if self._is_refused else reason_in(_REASONS, self._raw_reason)
+        given = Given(provider, self._model, self._response_id, reason or "error")
+        finished = judge(
+            self._call,
+            WholeAnswer(
+                reason=reason,
+                text="".join(part.text for part in parts if isinstance(part, Said | Reasoned)),
+                arguments=[part.arguments for part in parts if isinstance(part, Called)],
+                counted=_counted(self._usage, reasoning_is_apart=PROVIDERS[provider].quirks.counts_reasoning_apart),
+                provider_response=write_kept(parts, given),
+                details=self._raw_reason,
+            ),
+        )
+        self._parts.tell(finished)
+
+    def _take_delta(self, delta: _Delta) -> None:
+        if delta.refusal:
+            self._is_refused = True
+            return
+        for name, text in (("reasoning", delta.reasoning), ("reasoning_content", delta.reasoning_content)):
+            if isinstance(text, str) and text:
+                self._parts.think(text, name)
+                break
+        if delta.content:
+            self._take_text(delta.content if isinstance(delta.content, str) else _joined(delta.content))
+        for call in delta.tool_calls or ():
+            self._take_call(call)
+
+    def _take_text(self, text: str) -> None:
+        """Text, or reasoning between tags. A tag is one token, so it comes by itself."""
+        if self._in_tags:
+            self._in_tags = text != THINK_TAGS[1]
+            if self._in_tags:
+                self._parts.think(text, FROM_TAGS)
+            return
+        if text == THINK_TAGS[0]:
+            self._in_tags = True
+            self._parts.begin_thought(FROM_TAGS)
+            return
+        if self._drops_blank_beginnings and not self._parts.is_saying and text.isspace():
+            return
+        self._parts.say(text)
+
+    def _take_call(self, piece: _ToolCall) -> None:
+        function = piece.function or _Function()
+        call = self._call_of(piece, function)
+        if piece.extra_content:
+            call.details = {"extra_content": piece.extra_content}
+        if function.name:
+            self._parts.name_call(call, function.name)
+        arguments = function.arguments
+        if arguments:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            self._parts.argue(call, text)
+
+    def _call_of(self, piece: _ToolCall, function: _Function) -> GrowingCall:
+        """The call that the piece belongs to; a new one if it begins another."""
+        if piece.index is None:
+            # Without a number, a name begins a call, and everything else goes on with the last one.
+            last = self._parts.open_call
+            return last if last is not None and not function.name else self._parts.begin_call(piece.id)
+        call = self._calls.get(piece.index)
+        if call is None or (piece.id and function.name and call.is_whole() and _begins_another(piece, function, call)):
+            # Some servers send whole calls, all with the number 0.
+            call = self._calls[piece.index] = self._parts.begin_call(piece.id)
+        return call
+
+
+def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
+    """Whether a named piece is not the end of this call, which is whole: it has an id or arguments of its own."""
+    arguments = function.arguments
+    return piece.id != call.given_id or isinstance(arguments, dict) or str(arguments or "").lstrip().startswith("{")
+
+
+def _joined(content: object) -> str:
+    """The text of content that came as a list of parts."""
+    if not isinstance(content, list):
+        return ""
+    texts: list[str] = []
+    for part in cast("list[object]", content):
+        match part:
+            case str():
+                texts.append(part)
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                continue
+    return "".join(texts)
+
+
+def _counted(usage: object, *, reasoning_is_apart: bool) -> CountedTokens:
+    reasoning = number_in(usage, "completion_tokens_details", "reasoning_tokens")
+    return CountedTokens(
+        prompt=number_in(usage, "prompt_tokens"),
+        completion=number_in(usage, "completion_tokens") + (max(reasoning, 0) if reasoning_is_apart else 0),
+        # DeepSeek counts them in a field of its own.
+        cached=number_in(usage, "prompt_tokens_details", "cached_tokens")
+        or number_in(usage, "prompt_cache_hit_tokens"),
+        cache_written=number_in(usage, "prompt_tokens_details", "cache_write_tokens"),
+        reasoning=reasoning,
+    )
+
+
+# OpenAI's Chat Completions: where it is asked, and in whose name.
+
+
+_PATH = "/chat/completions"
+
+
+class ChatWire:
+    """A `DirectWire`."""
+
+    def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
+        self.route = route
+        self._request = ChatRequest(route)
+        self._new_call_id = new_call_id
+        # Azure's older addresses name the deployment in the path and want a version; its newer ones are like OpenAI's.
+        self._names_deployment = bool(route.api_version) and not route.base_url.endswith("/v1")
+        self.url = self._deployments_url() if self._names_deployment else _below(httpx2.URL(route.base_url), _PATH)
+
+    def request(self, call: ModelCall) -> WireRequest:
+        key = self.route.api_key
+        headers = {"api-key": key} if self._names_deployment else {"authorization": f"Bearer {key}"}
+        return WireRequest(headers, self._request.body(call))
+
+    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
+        return None
+
+    def answer(self, call: ModelCall) -> ChatAnswer:
+        return ChatAnswer(call, self.route, self._new_call_id)
+
+    def _deployments_url(self) -> httpx2.URL:
+        base = httpx2.URL(self.route.base_url.removesuffix("/openai"))
+        url = _below(base, f"/openai/deployments/{self.route.model}{_PATH}")
+        return url.copy_merge_params({"api-version": self.route.api_version})
+
+
+def _below(base: httpx2.URL, path: str) -> httpx2.URL:
+    return base.copy_with(path=base.path.rstrip("/") + path)
