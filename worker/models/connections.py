@@ -17,8 +17,8 @@ from typing import cast
 import httpx2
 
 from shared.network.checked_http import CallersHttp, NetworkRules
-from worker.models.answer_events import SdkEvents, StreamEnd
 from worker.models.provider import COUNTS_WITHIN_S
+from worker.models.sdk_events import SdkEvents, StreamEnd
 from worker.models.server_transport import PoolLimits, ServerTransport
 
 CALL_HEADER = "x-holdfast-call"
