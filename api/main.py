@@ -56,7 +56,7 @@ from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.process.measurements import measured
 from shared.process.service_answers import ServiceAnswers
 from shared.process.traces import traced

@@ -7,7 +7,7 @@ from api.caller_quotas import CallerQuotas
 from api.deployment_figures import DeploymentFigures
 from api.operations import Operations
 from shared.domain.operations import ApiState
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.redis.event_log import EventLog
 from shared.redis.process_presence import ProcessPresence, RedisServers, ToolPresence

@@ -19,7 +19,7 @@ from api.runs.submission import SubmissionService
 from api.runs.submission_traces import SubmissionTraces
 from api.runs.tool_runs import ToolRunService
 from api.runs.waiting import RunWaiter
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog

@@ -16,8 +16,8 @@ from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
 from shared.network.checked_http import NetworkRules
+from shared.process.context import ProcessContext
 from shared.process.importing import without_collections
-from shared.process.logging import ProcessContext
 from shared.process.measurements import measured
 from shared.process.traces import traced
 from shared.process.version import VERSION

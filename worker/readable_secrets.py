@@ -11,7 +11,7 @@ import structlog
 
 from shared.concurrency import repeating
 from shared.domain.errors import Unavailable
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import SecretKeys, can_read
 from shared.sql.definitions.tools import StoredSecretStore

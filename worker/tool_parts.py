@@ -13,10 +13,11 @@ import structlog
 
 from shared.concurrency import repeating
 from shared.domain.tools import SandboxTier
-from shared.network.checked_http import AllowedHosts, NetworkRules
+from shared.network.addresses import AllowedHosts
+from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments
 from shared.packages.setup import package_environments
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.process.settings import Settings
 from worker.proxy.exchange import Reach
 from worker.tools.invocation import CallLimits, ToolSandbox

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
 from shared.archival.archival_memory import EmbeddingClient, EmbeddingUpkeep
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.retention import RecordRetention, Retention
 from shared.runs.unowned import ApprovalService, UnownedRuns

@@ -22,7 +22,8 @@ from api.letta.runs import wire_callback
 from shared.concurrency import Clock
 from shared.domain.errors import NotFound, Unavailable
 from shared.domain.runs import Run
-from shared.network.checked_http import CallersHttp, ForbiddenAddress, Unreachable
+from shared.network.addresses import ForbiddenAddress
+from shared.network.checked_http import CallersHttp, Unreachable
 from shared.process.version import VERSION
 from shared.redis.queue import IntervalLock
 from shared.sql.history.messages import MessageStore

@@ -22,7 +22,7 @@ from shared.domain.messages import (
 )
 from shared.domain.models import split_handle
 from shared.domain.tools import ClientTool
-from shared.network.checked_http import flaw_of_url
+from shared.network.addresses import flaw_of_url
 
 
 def _checked(url: str) -> str:

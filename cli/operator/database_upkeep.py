@@ -13,7 +13,8 @@ import typer
 
 from api.letta.admin import wire_audit_event
 from cli.exit_statuses import FAILURE
-from cli.operator.processes import named_database, production_database, production_redis, shown_progress, told_to_end
+from cli.operator.processes import named_database, production_database, production_redis, told_to_end
+from cli.operator.progress import shown_progress
 from cli.printable import printable, printable_json
 from shared.concurrency import SystemClock
 from shared.domain.ids import ProjectId

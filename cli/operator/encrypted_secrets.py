@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 
-from cli.operator.processes import production_database, shown_progress, told_to_end
+from cli.operator.processes import production_database, told_to_end
+from cli.operator.progress import shown_progress
 from cli.printable import printable, printable_json
 from shared.domain.errors import InvalidRequest
 from shared.process.data_directory import keys_of

@@ -5,19 +5,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.operator.start import announce, require_database, require_redis
 from shared.concurrency import SystemClock
 from shared.domain.errors import Unavailable, Unusable
 from shared.domain.ids import IdMaker
+from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
-from shared.process.logging import ProcessContext
 from shared.process.settings import Settings
 from shared.redis.connection import Redis, connect, greet
 from shared.redis.log_servers import log_servers
@@ -152,30 +149,3 @@ async def production_redis(settings: Settings) -> Redis:
         said = f"holdfast: HOLDFAST_REDIS_URL: {error}. Starting without it"
         announce(settings, "started_without_redis", said, stream=sys.stderr)
     return redis
-
-
-# How far long work has come: a bar that moves on a terminal, else a line every five seconds. On standard error.
-
-
-PROGRESS_S = 5.0
-
-
-@contextmanager
-def shown_progress(what: str) -> Generator[Callable[[int], None]]:
-    """Gives a function that is told the count so far. `what` says it, as in "holdfast prune: {:,} runs so far"."""
-    if sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            # Nobody knows the end without counting all of it first, which takes a database as long again.
-            task = progress.add_task(what.format(0), total=None)
-            yield lambda count: progress.update(task, description=what.format(count))
-        return
-    said_at = time.monotonic()
-
-    def say(count: int) -> None:
-        nonlocal said_at
-        if time.monotonic() > said_at + PROGRESS_S:
-            said_at = time.monotonic()
-            print(what.format(count), file=sys.stderr, flush=True)
-
-    yield say

@@ -11,7 +11,7 @@ from pathlib import Path
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import PackageRoom, PackageRules
 from shared.packages.environments import PackageBuilder, PackageEnvironments, target_python
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.process.settings import Settings
 
 OTHERS_MAY_WRITE = 0o022

@@ -7,8 +7,7 @@ nothing of what libraries say about the statements and requests that pass throug
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
@@ -16,15 +15,7 @@ from typing import Any, cast
 
 import structlog
 
-from shared.concurrency import Clock
-from shared.domain.ids import IdMaker
 from shared.process.settings import Settings
-from shared.redis.connection import Redis, is_reachable
-from shared.redis.log_servers import LogServers
-from shared.secret_keys import SecretKeys
-from shared.sql.engine import Database
-from shared.telemetry.metrics import Metrics
-from shared.telemetry.tracer import NoTracer, Tracer
 
 OURS = frozenset({"api", "cli", "shared", "worker", "holdfast"})
 """The packages whose loggers follow the setting."""
@@ -150,34 +141,3 @@ def without_control_characters(
         if isinstance(value, str) and name != "exception" and not value.isprintable():
             event[name] = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
     return event
-
-
-# The things that every process is built from; the command line makes them once and hands them to the composition
-# roots.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessContext:
-    """The settings, connections and sources of time and ids of one process."""
-
-    settings: Settings
-    database: Database
-    redis: Redis
-    log_servers: LogServers
-    """Where the event logs of runs are: on `redis`, unless the settings name other servers for them."""
-    is_embedded: bool
-    """Redis lives in this process: nothing in it outlives the process, and no other process sees it."""
-    clock: Clock
-    ids: IdMaker
-    environment: Mapping[str, str] = field(repr=False)
-    """The process's environment variables, with the model providers' keys."""
-    secret_keys: SecretKeys
-    """What agents' secrets are encrypted with."""
-    metrics: Metrics = field(default_factory=Metrics)
-    """What this process counts and measures."""
-    tracer: Tracer = field(default_factory=NoTracer)
-    """Makes the spans of this process. Whoever composes it from its settings puts the one in that exports."""
-
-    async def has_redis(self) -> bool:
-        """Whether Redis answers, and every server of the logs."""
-        return await is_reachable(self.redis) and await self.log_servers.are_reachable()

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from shared.concurrency import background
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.process.version import VERSION
 from shared.telemetry.metrics import Metrics
 

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shared.domain.limits import NANO, Budgets, Limit, Limits, ProjectLimits, parse_own_limits
 from shared.domain.models import split_handle
 from shared.domain.tools import LEAST_TOOL_MEMORY_MB
-from shared.network.checked_http import AllowedHosts
+from shared.network.addresses import AllowedHosts
 
 # The settings of what a process tells about itself: health and metrics, logs, traces.
 #

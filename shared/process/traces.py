@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from shared.domain.errors import InvalidRequest
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.process.settings import Settings
 from shared.process.version import VERSION
 from shared.telemetry.tracer import NoTracer, Tracer

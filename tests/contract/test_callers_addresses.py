@@ -11,7 +11,8 @@ import pytest
 from shared.archival.archival_memory import EmbeddingClient
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import AssistantMessage, ContentPart, ImageContent, Message, TextContent, UserMessage
-from shared.network.checked_http import AddressPolicy, NetworkRules
+from shared.network.addresses import AddressPolicy
+from shared.network.checked_http import NetworkRules
 from tests.kit.model_server.model_calls import GOOGLE, HANDLES, ask, call, history, models_on_server
 from tests.kit.plain_answers import answering, ok, redirect
 from worker.models.registry import Models

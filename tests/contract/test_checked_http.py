@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from shared.network.checked_http import (
-    MOST_REDIRECTS,
-    AddressPolicy,
-    CallersHttp,
-    ForbiddenAddress,
-    Found,
-    NetworkRules,
-    TooLarge,
-    Unreachable,
-)
+from shared.network.addresses import AddressPolicy, ForbiddenAddress
+from shared.network.checked_http import MOST_REDIRECTS, CallersHttp, Found, NetworkRules, TooLarge, Unreachable
 from tests.kit.certificates import SelfSigned
 from tests.kit.plain_answers import answering, ok, redirect
 from tests.kit.product.callback_receiver import CallbackReceiver

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.network.checked_http import AllowedHosts, plain_host
+from shared.network.addresses import AllowedHosts, plain_host
 
 ALLOWED = AllowedHosts.parse(
     "API.example.com, *.example.org:8443 files.example.net:9000,192.0.2.7,[2001:db8::1]:80 xn--bcher-kva.example"

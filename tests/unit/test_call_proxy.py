@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.network.checked_http import AllowedHosts, NetworkRules
+from shared.network.addresses import AllowedHosts
+from shared.network.checked_http import NetworkRules
 from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 from worker.proxy.call_proxy import CONNECTIONS, proxy_of_call

@@ -5,7 +5,7 @@ from ipaddress import ip_network
 import pytest
 from pydantic import ValidationError
 
-from shared.network.checked_http import AddressPolicy, flaw_of_url
+from shared.network.addresses import AddressPolicy, flaw_of_url
 from shared.process.settings import Settings
 
 PUBLIC_ONLY = AddressPolicy()

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from shared.domain.ids import ProjectId, RunId
-from shared.network.checked_http import AllowedHosts, NetworkRules
+from shared.network.addresses import AllowedHosts
+from shared.network.checked_http import NetworkRules
 from tests.kit.certificates import SelfSigned
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, SCRATCH_MB, WALLED, sandbox_of, walls
 from tests.kit.stream_server import stream_server

@@ -27,7 +27,8 @@ from pydantic_ai.tools import ToolDefinition
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.model_servers import without_credentials
-from shared.network.checked_http import CallersHttp, ForbiddenAddress, TooLarge, Unreachable
+from shared.network.addresses import ForbiddenAddress
+from shared.network.checked_http import CallersHttp, TooLarge, Unreachable
 from worker.models.answer_events import AnswerEvents
 from worker.models.answer_parts import CallIds
 from worker.models.connections import Connections, OpenCall

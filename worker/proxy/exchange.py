@@ -17,7 +17,7 @@ from typing import NamedTuple
 import h11
 
 from shared.concurrency import background
-from shared.network.checked_http import AddressPolicy, AllowedHosts, plain_host
+from shared.network.addresses import AddressPolicy, AllowedHosts, plain_host
 
 # What a call asks its proxy for: which host and port, read from the target of its request and nothing else.
 

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from shared.domain.tools import SandboxTier, ToolPackages
-from shared.network.checked_http import AllowedHosts, NetworkRules
+from shared.network.addresses import AllowedHosts
+from shared.network.checked_http import NetworkRules
 from tests.kit.environments import environments
 from tests.kit.jail.keeper import FOLDER
 from tests.kit.jail.plants import Plants, segments

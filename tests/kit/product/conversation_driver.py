@@ -23,7 +23,7 @@ from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.log_writer import continues
 from shared.domain.messages import AssistantMessage, Summary, ToolReturns, UserMessage
 from shared.domain.runs import Run
-from shared.process.logging import ProcessContext
+from shared.process.context import ProcessContext
 from shared.redis.queue import RunQueue
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page

@@ -33,8 +33,8 @@ from api.main import serving
 from api.services import Services
 from shared.concurrency import Clock, SystemClock, background
 from shared.domain.ids import IdMaker, ProjectId
+from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
-from shared.process.logging import ProcessContext
 from shared.process.settings import Settings
 from shared.redis.embedded import connect_embedded
 from shared.redis.log_servers import LogServers, OneLogServer

@@ -1,0 +1,249 @@
+"""Which addresses belong to the public internet, and where a caller's URL may lead at all.
+
+A caller chooses the address of a callback or an image, so it must not reach what only this machine can reach. The
+tables are those of IANA's registries, written down: versions of Python differ in what they call global.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+Kind = Literal["public", "private", "special"]
+"""`private`: this machine and an operator's own networks. `special`: what nobody should be sent to, a cloud's metadata
+above all, also not where private addresses are allowed."""
+
+# https://www.iana.org/assignments/iana-ipv4-special-registry, https://www.iana.org/assignments/multicast-addresses
+_IPV4: Mapping[str, Kind] = {
+    "0.0.0.0/0": "public",
+    "0.0.0.0/8": "special",  # this network, RFC 791: connecting to 0.0.0.0 leads to this machine
+    "10.0.0.0/8": "private",  # RFC 1918
+    "100.64.0.0/10": "private",  # shared between a carrier and its customers, RFC 6598
+    "127.0.0.0/8": "private",  # loopback, RFC 1122
+    "169.254.0.0/16": "special",  # link-local, RFC 3927, with the metadata of most clouds
+    "172.16.0.0/12": "private",  # RFC 1918
+    "192.0.0.0/24": "special",  # IETF protocol assignments, RFC 6890, with Oracle's 192.0.0.192
+    "192.0.2.0/24": "special",  # documentation, RFC 5737
+    "192.31.196.0/24": "special",  # AS112-v4, RFC 7535
+    "192.52.193.0/24": "special",  # AMT, RFC 7450
+    "192.88.99.0/24": "special",  # relays of 6to4, RFC 7526
+    "192.168.0.0/16": "private",  # RFC 1918
+    "192.175.48.0/24": "special",  # AS112, RFC 7534
+    "198.18.0.0/15": "special",  # benchmarks, RFC 2544
+    "198.51.100.0/24": "special",  # documentation, RFC 5737
+    "203.0.113.0/24": "special",  # documentation, RFC 5737
+    "224.0.0.0/4": "special",  # multicast, RFC 5771
+    "240.0.0.0/4": "special",  # reserved, RFC 1112, with the broadcast address
+    # Services for the machines of one cloud, inside of what else is public or private.
+    "100.100.100.200/32": "special",  # Alibaba's metadata
+    "168.63.129.16/32": "special",  # Azure's wire server
+}
+
+# https://www.iana.org/assignments/iana-ipv6-special-registry; all of unicast that is given out is 2000::/3, RFC 4291
+_IPV6: Mapping[str, Kind] = {
+    "::/0": "special",  # among it ::/96 (IPv4-compatible), 64:ff9b:1::/48 (RFC 8215), fe80::/10, fec0::/10, ff00::/8
+    "2000::/3": "public",
+    "::1/128": "private",  # loopback, RFC 4291
+    "fc00::/7": "private",  # unique local, RFC 4193
+    "2001::/23": "special",  # IETF protocol assignments, RFC 2928, with Teredo (RFC 4380), ORCHID and benchmarks
+    "2001:db8::/32": "special",  # documentation, RFC 3849
+    "2002::/16": "special",  # 6to4, given up by RFC 7526
+    "2620:4f:8000::/48": "special",  # AS112, RFC 7534
+    "3fff::/20": "special",  # documentation, RFC 9637
+    # Metadata of clouds, inside of what else is private.
+    "fd00:ec2::/32": "special",  # Amazon
+    "fd20:ce::/32": "special",  # Google
+    "fd00:42::42/128": "special",  # Scaleway
+}
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+"""RFC 6052: the last 32 bits are an IPv4 address that a translator connects to."""
+
+_ISATAP = (b"\x00\x00\x5e\xfe", b"\x02\x00\x5e\xfe")
+"""RFC 5214: with these before its last 32 bits, an IPv6 address is a tunnel to the IPv4 address in them."""
+
+_TABLE: Mapping[Network, Kind] = {ip_network(text): kind for text, kind in (*_IPV4.items(), *_IPV6.items())}
+_ROWS = sorted(_TABLE.items(), key=lambda row: row[0].prefixlen, reverse=True)
+"""The narrowest first: of two networks that hold an address, the narrower one says what it is."""
+
+WEB_PORTS = (80, 443)
+"""The only ports below 1024 that a caller's URL may name: the others are known services of other kinds."""
+
+OTHER_SERVICES = frozenset(
+    # Ports that browsers block, https://fetch.spec.whatwg.org/#port-blocking
+    {1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080}
+    # Databases, which take a request for commands or are nobody's receiver: those that we use, and their like
+    | {1433, 1521, 3306, 5432, 6379, 6432, 9042, 11211, 27017}
+)
+
+
+class ForbiddenAddress(Exception):
+    """A caller's URL leads where callers may not send this process."""
+
+
+@dataclass(frozen=True)
+class AddressPolicy:
+    """Where the URLs of callers may lead, beside the public internet."""
+
+    allow_private: bool = False
+    networks: Sequence[Network] = ()
+    """The operator's own exceptions, whatever the tables say."""
+
+    def allows(self, text: str) -> bool:
+        """Whether a caller may have this process connect to the address."""
+        address = _plain(text)
+        if any(address in network for network in self.networks):
+            return True
+        kind = _kind_of(address)
+        return kind == "public" or (self.allow_private and kind == "private")
+
+
+def flaw_of_url(url: str) -> str | None:
+    """Why a caller's URL can be told to lead nowhere, without resolving its name. None: it may lead somewhere."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "is not a valid URL"
+    if parts.scheme not in ("http", "https") or not host:
+        return "must be an http:// or https:// URL with a host"
+    if port == 0 or any(character.isspace() or not character.isprintable() for character in url):
+        return "is not a valid URL"
+    return None if port is None else flaw_of_port(port)
+
+
+def flaw_of_port(port: int) -> str | None:
+    """Why no caller's URL may name the port; None: one may."""
+    if port in OTHER_SERVICES or (port < 1024 and port not in WEB_PORTS):
+        return f"names port {port}, which is not one of a web server: use 80, 443 or one above 1023"
+    return None
+
+
+def _plain(text: str) -> Address:
+    """The address without its zone, and that of IPv4 where it is mapped into IPv6: sockets connect to that."""
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _kind_of(address: Address) -> Kind:
+    if address in _NAT64 or address.packed[8:12] in _ISATAP:
+        wrapped = _kind_of(IPv4Address(address.packed[12:]))
+        around = "public" if address in _NAT64 else _kind_in_table(address)
+        return "public" if wrapped == around == "public" else "special"
+    return _kind_in_table(address)
+
+
+def _kind_in_table(address: Address) -> Kind:
+    return next(kind for network, kind in _ROWS if address in network)
+
+
+# The hosts that tools with a network may connect to: an operator's list, and what a tool may write for one of them.
+#
+# A name is compared as text, and never resolved here. So every spelling of a host that is not its plain one is refused:
+# what is compared is what is resolved afterwards.
+
+
+LONGEST_NAME = 253
+"""RFC 1035, without the dot at the end."""
+
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+"""A name whose last label is one is an IPv4 address to some resolver: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
+_ENTRY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*)(:(?P<port>[0-9]{1,5}))?")
+_ANY_BELOW = "*."
+
+
+@dataclass(frozen=True)
+class AllowedHosts:
+    """Names, `*.` and a name for every name below it, and addresses; each with its ports."""
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A comma list of `host` or `host:port`; without a port it is 80 and 443. Raises `ValueError` naming the entry
+        and what to write instead."""
+        return cls(tuple(map(_entry, text.replace(",", " ").split())))
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def allows(self, host: str, port: int) -> bool:
+        """`host` as `plain_host` writes it."""
+        return any(port in ports and matches(pattern, host) for pattern, ports in self.entries)
+
+    def __str__(self) -> str:
+        return ", ".join(_written(self.entries))
+
+
+def matches(pattern: str, host: str) -> bool:
+    """Whether an entry means the host. `*.example.org` does not mean `example.org` itself."""
+    if pattern.startswith(_ANY_BELOW):
+        return host.endswith(pattern[1:]) and len(host) >= len(pattern)
+    return host == pattern
+
+
+def plain_host(text: str) -> str:
+    """A host in the one spelling in which it is compared, resolved and logged: lower case, no dot at the end, an IPv6
+    address without its brackets. Raises `ValueError` with the reason for what is no host, or has another spelling."""
+    if text.startswith("["):
+        if not text.endswith("]") or "%" in text:
+            raise ValueError("it is not an IPv6 address in brackets")
+        return _address(text[1:-1], version=6)
+    name = text.lower().removesuffix(".")
+    labels = name.split(".")
+    if not name or len(name) > LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
+        raise ValueError("it is not a host name: those are of ASCII letters, digits and hyphens, with dots between")
+    if _NUMBER.fullmatch(labels[-1]):
+        return _address(name, version=4)
+    return name
+
+
+def _address(text: str, *, version: int) -> str:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        address = None
+    if address is None or address.version != version or (version == 4 and str(address) != text):
+        raise ValueError("it is neither a host name nor an IP address in its usual form")
+    return str(address)
+
+
+def _entry(text: str) -> tuple[str, tuple[int, ...]]:
+    found = _ENTRY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r}: write it as name or name:port, an IPv6 address in brackets, without a scheme")
+    host, port = found["host"], int(found["port"] or 0)
+    if found["port"] and not 0 < port < 65536:
+        raise ValueError(f"{text!r}: a port is between 1 and 65535")
+    below = _ANY_BELOW if host.startswith(_ANY_BELOW) else ""
+    try:
+        plain = plain_host(host.removeprefix(below))
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {_ascii_form(host) or error}") from error
+    if below and _NUMBER.fullmatch(plain.rpartition(".")[2]):
+        raise ValueError(f"{text!r}: there is nothing below an address")
+    return below + plain, (port,) if port else WEB_PORTS
+
+
+def _ascii_form(host: str) -> str:
+    """What an operator should write for a name in another alphabet; empty when it is none."""
+    if host.isascii():
+        return ""
+    try:
+        return f"write its ASCII form, {host.encode('idna').decode()}"
+    except UnicodeError:
+        return ""
+
+
+def _written(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> Iterator[str]:
+    for host, ports in entries:
+        shown = f"[{host}]" if ":" in host else host
+        yield shown if ports == WEB_PORTS else f"{shown}:{ports[0]}"
