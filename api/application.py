@@ -15,16 +15,18 @@ from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
 from api.event_stream import WayOut
 from api.incoming_traces import IncomingTraces
+from api.letta.refusals import letta_error
 from api.middleware import (
     BrowserGuard,
     HeadRequests,
     LettaPaths,
-    OpenAIErrors,
     RequestBodies,
     ShutdownAnswers,
     UnsentBodies,
 )
+from api.openai.errors import openai_error
 from api.openapi_document import describe_truly
+from api.refusals import Dialects
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestLog
 from api.request_metrics import RequestMetrics, RouteNames
@@ -68,6 +70,8 @@ ROUTES = (
     approvals, absent_lists, admin, operations, static_files,
 )  # fmt: skip
 
+ERROR_SHAPES = Dialects({"/": letta_error, "/v1/chat/": openai_error})
+
 
 def openapi_document() -> dict[str, Any]:
     """The OpenAPI document of a server that asks for keys, without a server."""
@@ -101,7 +105,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     if has_docs:
         app.router.routes.extend(static_files.documentation.routes)
     app.router.routes.insert(0, RouteIndex(app.router.routes))
-    add_error_answers(app)
+    add_error_answers(app, ERROR_SHAPES)
     describe_truly(app, keys_are_required=has_keys)
     origins = listed(settings.cors_origins)
     # The last one that is added is the first one that a request meets.
@@ -131,7 +135,6 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
             expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY],
         )
     app.add_middleware(ShutdownAnswers)
-    app.add_middleware(OpenAIErrors)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(RequestMetrics, metrics=services.operations.deployment_figures.metrics.api, clock=services.clock)
     app.add_middleware(IncomingTraces)

@@ -14,10 +14,9 @@ from pydantic import AfterValidator
 from api.access.callers import Caller
 from api.access.stream_tokens import LONGEST
 from api.letta.envelope import in_utc
-from api.letta.message_input import IfBusy
 from api.letta.messages import MessageType
-from api.letta.submission_keys import SubmissionHeaders, try_of
 from api.message_answers import types_for
+from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
 from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import (
@@ -166,7 +165,7 @@ Numbers = Annotated[list[Number] | None, Query(max_length=1000)]
 async def submission_headers(
     caller: CallerDep,
     idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
-    if_busy: Annotated[IfBusy | None, Header(alias="X-Holdfast-If-Busy")] = None,
+    if_busy: Annotated[BusyPolicy | None, Header(alias="X-Holdfast-If-Busy")] = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
     priority: Annotated[int, Header(alias="X-Holdfast-Priority", ge=PRIORITIES.start, lt=PRIORITIES.stop)] = 0,
     retry_count: Annotated[str | None, Header(alias="X-Stainless-Retry-Count")] = None,

@@ -1,19 +1,16 @@
 """From errors to HTTP: one table. Whatever a route raises becomes its answer here and nowhere else."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from api.letta.refusals import model_error_body, refusal, validation_refusal
-from api.letta.waiting_calls import CODE, wire_waiting
-from api.openai.errors import as_openai, invalid_input, speaks_openai
+from api.refusals import DIALECTS, Dialects, Failure, Refusal, RefusalAnswer, sentence_of, without_prefix
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import request_id
 from shared.domain import errors as domain
@@ -35,12 +32,12 @@ and 5xx."""
 
 
 class ErrorAnswer(NamedTuple):
-    """What an error becomes: a status, a code, and how to make the body. `passes` is true of an error that the same
-    request may not meet a moment later."""
+    """What an error becomes: a status, a code, and a word before its sentence where older programs look for one.
+    `passes` is true of an error that the same request may not meet a moment later."""
 
     status: int
     code: ErrorCode
-    body: Callable[[ErrorCode, Any], dict[str, Any]]
+    prefix: str = ""
     passes: bool = False
 
 
@@ -48,64 +45,31 @@ LONGEST_DETAIL = 4000
 """Characters. An error may repeat what was asked for, and that may be megabytes."""
 
 
-def _plain(code: ErrorCode, error: domain.HoldfastError) -> dict[str, Any]:
-    return refusal(code, error.message, field=error.field)
+UNKNOWN = "An unknown error occurred"
+"""All that a client is told of a fault of ours."""
 
-
-def _prefixed(prefix: str) -> Callable[[ErrorCode, domain.HoldfastError], dict[str, Any]]:
-    def body(code: ErrorCode, error: domain.HoldfastError) -> dict[str, Any]:
-        return refusal(code, f"{prefix}: {error.message}", error.message, field=error.field)
-
-    return body
-
-
-def _unknown(code: ErrorCode, _error: Exception) -> dict[str, Any]:
-    return refusal(code, "An unknown error occurred")
-
-
-def _pending_approval(code: ErrorCode, error: domain.PendingApproval) -> dict[str, Any]:
-    waiting = wire_waiting(error.waiting)
-    detail = {"code": CODE, "message": f"CONFLICT: {error.message}", **waiting}
-    return refusal(code, detail, error.message, hint=waiting["resolve"])
-
-
-def _unknown_model(code: ErrorCode, error: domain.UnknownModel) -> dict[str, Any]:
-    detail = {"code": code, "message": error.message, "param": error.field}
-    return refusal(code, detail, error.message, field=error.field)
-
-
-def _unknown_handle(code: ErrorCode, error: domain.UnknownHandle) -> dict[str, Any]:
-    return refusal(code, error.message, field=error.field, hint="GET /v1/models lists models that can be named.")
-
-
-def _other_run(code: ErrorCode, error: domain.Busy | domain.NameTaken) -> dict[str, Any]:
-    return refusal(code, error.message, run_id=error.run_id)
-
-
-_INVALID = _prefixed("INVALID_ARGUMENT")
-_CONFLICT = _prefixed("CONFLICT")
-_AWAY = _prefixed("SERVICE_UNAVAILABLE")
-_NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR, _unknown)
+_INVALID, _CONFLICT, _AWAY = "INVALID_ARGUMENT", "CONFLICT", "SERVICE_UNAVAILABLE"
+_NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR)
 """Errors that end a run inside a worker. One that reaches a route is a fault of ours."""
 
 ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
-    domain.NotFound: ErrorAnswer(404, ErrorCode.NOT_FOUND, _plain),
-    domain.UnknownModel: ErrorAnswer(404, ErrorCode.MODEL_NOT_FOUND, _unknown_model),
-    domain.UnknownHandle: ErrorAnswer(404, ErrorCode.NOT_FOUND, _unknown_handle),
+    domain.NotFound: ErrorAnswer(404, ErrorCode.NOT_FOUND),
+    domain.UnknownModel: ErrorAnswer(404, ErrorCode.MODEL_NOT_FOUND),
+    domain.UnknownHandle: ErrorAnswer(404, ErrorCode.NOT_FOUND),
     domain.InvalidRequest: ErrorAnswer(400, ErrorCode.INVALID_ARGUMENT, _INVALID),
     domain.BlockTooLong: ErrorAnswer(422, ErrorCode.BLOCK_TOO_LONG, _INVALID),
     domain.InvalidToolSource: ErrorAnswer(400, ErrorCode.INVALID_TOOL_SOURCE, _INVALID),
-    domain.UnknownTools: ErrorAnswer(400, ErrorCode.TOOLS_NOT_FOUND, _plain),
-    domain.NoPendingApproval: ErrorAnswer(400, ErrorCode.NO_PENDING_APPROVAL, _plain),
-    domain.WrongToolCalls: ErrorAnswer(400, ErrorCode.WRONG_TOOL_CALLS, _plain),
+    domain.UnknownTools: ErrorAnswer(400, ErrorCode.TOOLS_NOT_FOUND),
+    domain.NoPendingApproval: ErrorAnswer(400, ErrorCode.NO_PENDING_APPROVAL),
+    domain.WrongToolCalls: ErrorAnswer(400, ErrorCode.WRONG_TOOL_CALLS),
     domain.Conflict: ErrorAnswer(409, ErrorCode.CONFLICT, _CONFLICT),
     domain.NothingToCancel: ErrorAnswer(409, ErrorCode.NOTHING_TO_CANCEL, _CONFLICT),
-    domain.PendingApproval: ErrorAnswer(409, ErrorCode.PENDING_APPROVAL, _pending_approval),
+    domain.PendingApproval: ErrorAnswer(409, ErrorCode.PENDING_APPROVAL, _CONFLICT),
     domain.AlreadyDecided: ErrorAnswer(409, ErrorCode.ALREADY_DECIDED, _CONFLICT),
-    domain.NameTaken: ErrorAnswer(409, ErrorCode.IDEMPOTENCY_CONFLICT, _other_run),
-    domain.Busy: ErrorAnswer(409, ErrorCode.CONVERSATION_BUSY, _other_run, passes=True),
-    LimitReached: ErrorAnswer(429, ErrorCode.RATE_LIMITED, _prefixed("RATE_LIMITED"), passes=True),
+    domain.NameTaken: ErrorAnswer(409, ErrorCode.IDEMPOTENCY_CONFLICT),
+    domain.Busy: ErrorAnswer(409, ErrorCode.CONVERSATION_BUSY, passes=True),
+    LimitReached: ErrorAnswer(429, ErrorCode.RATE_LIMITED, "RATE_LIMITED", passes=True),
     domain.LifecycleError: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),
     domain.IllegalTransition: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),
     domain.StaleFence: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),
@@ -134,22 +98,27 @@ _MODEL_STATUS: Mapping[str, int] = {
 }
 
 
-def model_error_answer(error_type: str, detail: str | None, message: str | None = None) -> JSONResponse:
+def model_error_answer(error_type: str, detail: str | None, message: str | None = None) -> RefusalAnswer:
     """The answer for a run that failed with this error type; types that are not a model's are a 500 of their own.
 
     A worker has tried the model as often as it may. A client that sent the message again would start another run.
     """
     headers = {SHOULD_RETRY: "false"}
-    said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
+    said, code = (
+        message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request."),
+        code_of(error_type),
+    )
     if error_type in (domain.ModelErrorType.CONTEXT_WINDOW, domain.ModelErrorType.INSTRUCTIONS):
         sentence = f"{said} {detail}" if detail and detail not in said else said
-        body = refusal(code_of(error_type), f"CONTEXT_WINDOW_EXCEEDED: {detail or message}", sentence)
-        return JSONResponse(body, 400, headers)
-    return JSONResponse(model_error_body(error_type, said, detail), _MODEL_STATUS.get(error_type, 500), headers)
+        whole = f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"
+        return RefusalAnswer(Refusal(status=400, code=code, message=sentence, detail=whole), headers)
+    status, failure = _MODEL_STATUS.get(error_type, 500), Failure(error_type, detail)
+    return RefusalAnswer(Refusal(status=status, code=code, message=said, failure=failure), headers)
 
 
-def add_error_answers(app: FastAPI) -> None:
-    """Teaches the application the table."""
+def add_error_answers(app: FastAPI, dialects: Dialects) -> None:
+    """Teaches the application the table, and in which shapes its errors are said."""
+    setattr(app.state, DIALECTS, dialects)
     app.add_exception_handler(domain.HoldfastError, answer_domain_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     for foreign in DATABASE_ERRORS:
@@ -159,12 +128,12 @@ def add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_unknown_error)
 
 
-async def answer_domain_error(request: Request, error: Exception) -> JSONResponse:
+async def answer_domain_error(request: Request, error: Exception) -> RefusalAnswer:
     """The answer to a request that ended in a domain error."""
     return domain_error_answer(f"{request.method} {request.url.path}", error)
 
 
-def domain_error_answer(asked: str, error: Exception) -> JSONResponse:
+def domain_error_answer(asked: str, error: Exception) -> RefusalAnswer:
     """The answer for an error of ours. `asked` is the method and the path, for the log."""
     if isinstance(error, domain.ModelError):
         return model_error_answer(error.error_type, error.message)
@@ -179,14 +148,27 @@ def domain_error_answer(asked: str, error: Exception) -> JSONResponse:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, LimitReached):
         headers["Retry-After"] = str(error.retry_after_s)
-    return JSONResponse(_shortened(answer.body(answer.code, error)), answer.status, headers)
+    return RefusalAnswer(_refusal_of(answer, error), headers)
 
 
-def _shortened(body: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value[:LONGEST_DETAIL] + "…" if isinstance(value, str) and len(value) > LONGEST_DETAIL else value
-        for name, value in body.items()
-    }
+def _refusal_of(answer: ErrorAnswer, error: Exception) -> Refusal:
+    if answer is _NEVER_HERE or not isinstance(error, domain.HoldfastError):
+        return Refusal(status=answer.status, code=answer.code, message=UNKNOWN)
+    hint = "GET /v1/models lists models that can be named." if isinstance(error, domain.UnknownHandle) else ""
+    return Refusal(
+        status=answer.status,
+        code=answer.code,
+        message=_shortened(error.message),
+        detail=_shortened(f"{answer.prefix}: {error.message}") if answer.prefix else None,
+        field=error.field,
+        hint=hint,
+        run_id=error.run_id if isinstance(error, domain.Busy | domain.NameTaken) else None,
+        waiting=error.waiting if isinstance(error, domain.PendingApproval) else None,
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_DETAIL else text[:LONGEST_DETAIL] + "…"
 
 
 def _cause(error: BaseException) -> str:
@@ -194,7 +176,7 @@ def _cause(error: BaseException) -> str:
     return " ".join(str(error.__cause__ or "no cause").split())[:200]
 
 
-async def _answer_database_error(request: Request, error: Exception) -> JSONResponse:
+async def _answer_database_error(request: Request, error: Exception) -> RefusalAnswer:
     ours = as_ours(error)
     if ours is None:
         return await _answer_unknown_error(request, error)
@@ -202,16 +184,15 @@ async def _answer_database_error(request: Request, error: Exception) -> JSONResp
     return await answer_domain_error(request, ours)
 
 
-async def _answer_unknown_error(request: Request, error: Exception) -> JSONResponse:
+async def _answer_unknown_error(request: Request, error: Exception) -> RefusalAnswer:
     log.error("request_failed", request=f"{request.method} {request.url.path}", exc_info=error)
     # No middleware sees this answer.
-    said = _unknown(ErrorCode.INTERNAL_ERROR, error)
-    body = as_openai(500, said) if speaks_openai(request.url.path) else said
+    refusal = Refusal(status=500, code=ErrorCode.INTERNAL_ERROR, message=UNKNOWN)
     # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
-    return JSONResponse(body, 500, {"Connection": "close", REQUEST_ID: request_id()})
+    return RefusalAnswer(refusal, {"Connection": "close", REQUEST_ID: request_id()})
 
 
-async def _answer_wrong_method(request: Request, error: Exception) -> JSONResponse:
+async def _answer_wrong_method(request: Request, error: Exception) -> RefusalAnswer:
     # A path may have several routes, and the first one knows of its own methods only.
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
@@ -231,7 +212,7 @@ class Refused(HTTPException):
         self.code = code
         self.field = field
 
-    def answer(self) -> JSONResponse:
+    def answer(self) -> RefusalAnswer:
         """The answer to the request."""
         return refused(self.status_code, self.code, self.detail, field=self.field, headers=self.headers)
 
@@ -245,17 +226,18 @@ def refused(
     field: str | None = None,
     headers: Headers = None,
     run_id: str | None = None,
-) -> JSONResponse:
-    """The answer to a request that is refused. `detail` is the wire's, `message` a sentence where that is none."""
-    more = {} if run_id is None else {"run_id": run_id}
-    return JSONResponse({**refusal(code, detail, message, field=field), **more}, status, headers)
+) -> RefusalAnswer:
+    """The answer to a request that is refused. `message` is the sentence, where `detail` is none."""
+    said = message or without_prefix(detail)
+    refusal = Refusal(status=status, code=code, message=said, detail=detail, field=field, run_id=run_id)
+    return RefusalAnswer(refusal, headers)
 
 
 _OF_STATUS = {404: ErrorCode.PATH_NOT_FOUND, 413: ErrorCode.BODY_TOO_LARGE, 415: ErrorCode.UNSUPPORTED_MEDIA_TYPE}
 """Codes of what the framework refuses. There are no others: what it cannot read of a form is a 400."""
 
 
-async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+async def _answer_http_exception(request: Request, error: Exception) -> RefusalAnswer:
     if isinstance(error, Refused):
         return error.answer()
     status = error.status_code if isinstance(error, HTTPException) else 500
@@ -270,15 +252,10 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     return refused(status, code, detail, sentence, headers=headers)
 
 
-async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
-    found: Sequence[Any] = error.errors() if isinstance(error, RequestValidationError) else ()
-    return input_refusal(request.url.path, found)
+async def _answer_validation_error(request: Request, error: Exception) -> RefusalAnswer:
+    return input_refusal(error.errors() if isinstance(error, RequestValidationError) else ())
 
 
-def input_refusal(
-    path: str, found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT
-) -> JSONResponse:
+def input_refusal(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> RefusalAnswer:
     """The answer to a request of which pydantic, or a check before it, has found these flaws."""
-    if speaks_openai(path):
-        return JSONResponse(invalid_input(found, code), 400)
-    return JSONResponse(validation_refusal(found, trace_id=request_id(), code=code), 422)
+    return RefusalAnswer(Refusal(status=422, code=code, message=sentence_of(found), flaws=found))

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.connection_rules import ConnectionLimit
 from api.event_stream import KEEP_ALIVE_BYTES
-from api.letta.refusals import refusal
+from api.refusals import plain_body
 from shared.domain.errors import ErrorCode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -447,7 +447,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, why: HeadRefusal) -> None:
         if not self.transport.is_closing():
-            said = json.dumps(refusal(why.code, why.detail)).encode()
+            said = json.dumps(plain_body(why.code, why.detail)).encode()
             self.transport.write(
                 f"HTTP/1.1 {why.status}\r\n{why.headers}content-type: application/json\r\n"
                 f"content-length: {len(said)}\r\nconnection: close\r\n\r\n".encode()

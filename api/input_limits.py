@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from api.letta.message_input import MessageIn
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
 
@@ -25,10 +24,11 @@ class InputLimits:
         """Those that the settings say."""
         return cls(settings.max_message_chars, settings.max_tool_source_chars)
 
-    def refuse_long_messages(self, given: Sequence[MessageIn], field: str = "messages") -> None:
-        """Raises `InvalidRequest` for the first message that is too long. `field` is where they stand in the body."""
+    def refuse_long_messages(self, given: Sequence[object], field: str = "messages") -> None:
+        """Raises `InvalidRequest` for the first message that is too long. Of each is given what counts, as JSON values;
+        `field` is where the messages stand in the body."""
         for place, message in enumerate(given):
-            length = sum(map(len, _texts([message.content, message.approvals, message.tool_returns, message.reason])))
+            length = sum(map(len, _texts(message)))
             if length > self.message_chars:
                 raise InvalidRequest(
                     f"{field}[{place}] has {length} characters, {self.message_chars} are allowed "

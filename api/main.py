@@ -30,9 +30,11 @@ from api.callbacks.delivery import CallbackDelivery
 from api.callbacks.places import DeliveryPlaces
 from api.callbacks.signature import signing_key
 from api.caller_quotas import CallerQuotas
-from api.letta.model_settings import OfferedModels
+from api.letta.model_settings import OfferedModels, changed_by_settings
+from api.letta.runs import wire_callback
 from api.operations_parts import operations_service, showing_process
 from api.run_parts import (
+    answer_service,
     approval_decisions,
     approval_service,
     chat_service,
@@ -46,7 +48,6 @@ from api.run_parts import (
     unowned_runs,
 )
 from api.runs.cancel import CancelService
-from api.runs.streaming import AnswerService
 from api.runs.threads import AgentThreads
 from api.runs.waiting import RunWaiter
 from api.services import Readiness, Services
@@ -160,6 +161,7 @@ def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
         runs=RunStore(process.database),
         messages=MessageStore(process.database),
         approvals=ApprovalStore(process.database),
+        shapes={"letta": wire_callback},
         http=http,
         clock=process.clock,
         jitter=random,
@@ -217,12 +219,12 @@ def _services(
         approvals=approval_store,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
         inbox=InboxStore(database),
-        threads=AgentThreads(agents=agent_store, conversations=conversation_store),
-        sending=AnswerService(submissions=submissions, streaming=streaming, waiter=waiter, messages=message_store),
-        chat=chat_service(process, submissions, reader, quotas, ending),
+        threads=AgentThreads(agents=agent_store, conversations=conversation_store, changed_by=changed_by_settings),
+        sending=answer_service(process, submissions, streaming, waiter),
+        chat=chat_service(process, submissions, streaming, waiter),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
-        generation=generation_service(process, submissions, waiter, agent_store, models),
+        generation=generation_service(process, submissions, waiter),
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(everybodys),

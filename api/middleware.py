@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
@@ -18,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.accepted_keys import AcceptedKeys
 from api.errors import RETRY_AFTER_S, input_refusal, refused
-from api.openai.errors import as_openai, speaks_openai, status_of
 from api.request_log import ASKED_METHOD
 from shared.concurrency import others_turn
 from shared.domain.errors import ErrorCode, Unavailable
@@ -97,47 +95,6 @@ class UnsentBodies:
             await send(message)
 
         return self._app(scope, asked, closing)
-
-
-class OpenAIErrors:
-    """Answers OpenAI's clients with errors in their shape, whoever refuses their request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http" or not speaks_openai(scope["path"]):
-            return self._app(scope, receive, send)
-        start: Message | None = None
-        body = bytearray()
-
-        async def translated(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                start = message
-                return
-            if start is None:
-                await send(message)
-                return
-            body.extend(message.get("body", b""))
-            if not message.get("more_body"):
-                await _send_error(start, bytes(body), send)
-
-        return self._app(scope, receive, translated)
-
-
-async def _send_error(found: Message, body: bytes, send: Send) -> None:
-    status: int = found["status"]
-    try:
-        given: object = msgspec.json.decode(body)
-    except ValueError:
-        given = {"detail": body.decode("utf-8", "replace")}
-    said = msgspec.json.encode(as_openai(status, given))
-    start: Message = {**found, "status": status_of(status)}
-    headers = MutableHeaders(scope=start)
-    headers["content-length"], headers["content-type"] = str(len(said)), "application/json"
-    await send(start)
-    await send({"type": "http.response.body", "body": said, "more_body": False})
 
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -334,7 +291,7 @@ class RequestBodies:
         if body is None:
             return
         await others_turn(body)
-        refusal = self._too_long() if len(body) > self._max_bytes else _refused_content(scope["path"], body)
+        refusal = self._too_long() if len(body) > self._max_bytes else _refused_content(body)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -373,8 +330,8 @@ class RequestBodies:
         return f"The request's body did not arrive within {self._timeout_s:g} seconds (HOLDFAST_REQUEST_TIMEOUT)"
 
 
-def _refused_content(path: str, body: bytes) -> Response | None:
+def _refused_content(body: bytes) -> Response | None:
     flaw = flaw_of_document(body)
     if flaw is None:
         return None
-    return input_refusal(path, [{"type": "value_error", "loc": ("body", *flaw.place), "msg": flaw.text}])
+    return input_refusal([{"type": "value_error", "loc": ("body", *flaw.place), "msg": flaw.text}])

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from api.openai.errors import speaks_openai
 from shared.domain.errors import ErrorCode
 
 Json = dict[str, Any]
@@ -266,12 +265,16 @@ def _may_be(status: str, method: str, path: str) -> bool:
     if status in OF_A_MODEL:
         return (method, path) in ENDS_RUNS
     if status in NOT_OF_OPENAI:
-        return not speaks_openai(path)
+        return not _speaks_openai(path)
     return True
 
 
+def _speaks_openai(path: str) -> bool:
+    return path.startswith("/v1/chat/")
+
+
 def _body_of(method: str, path: str) -> Json:
-    if speaks_openai(path):
+    if _speaks_openai(path):
         return {"$ref": "#/components/schemas/OpenAIError"}
     if (method, path) in ENDS_RUNS:
         return {"anyOf": [REFUSAL, {"$ref": "#/components/schemas/ModelFailure"}]}

@@ -6,9 +6,10 @@ from functools import partial
 from api.approvals import ApprovalDecisions
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
-from api.letta.model_settings import OfferedModels
+from api.letta.agents import window_rules_of
+from api.letta.answer_service import AnswerService
+from api.openai.chat_service import ChatService
 from api.runs.cancel import RunCanceller
-from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
 from api.runs.generation import GenerationService
 from api.runs.log_ends import LogEnds
@@ -64,19 +65,29 @@ def stream_service(
 
 
 def chat_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    reader: RunReader,
-    quotas: CallerQuotas,
-    ending: asyncio.Event,
+    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
 ) -> ChatService:
     """Answers chat completions."""
     return ChatService(
         submissions=submissions,
-        reader=reader,
-        keepalive_s=process.settings.keepalive_s,
-        quotas=quotas,
-        ending=ending,
+        streaming=streaming,
+        waiter=waiter,
+        input_limits=InputLimits.of(process.settings),
+        clock=process.clock,
+    )
+
+
+def answer_service(
+    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
+) -> AnswerService:
+    """Answers senders on Letta's wire."""
+    return AnswerService(
+        submissions=submissions,
+        streaming=streaming,
+        waiter=waiter,
+        messages=MessageStore(process.database),
+        input_limits=InputLimits.of(process.settings),
+        clock=process.clock,
     )
 
 
@@ -109,6 +120,7 @@ def submission_service(
         queue=canceller.queue,
         canceller=canceller,
         traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
+        window_rules=window_rules_of,
         clock=process.clock,
         ids=process.ids,
         on_submitted=process.metrics.api.run_submitted,
@@ -130,22 +142,9 @@ def tool_run_service(
     )
 
 
-def generation_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    waiter: RunWaiter,
-    agents: AgentEditor,
-    models: OfferedModels,
-) -> GenerationService:
+def generation_service(process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter) -> GenerationService:
     """Asks models single questions."""
-    return GenerationService(
-        submissions=submissions,
-        waiter=waiter,
-        agents=agents,
-        models=models,
-        clock=process.clock,
-        ids=process.ids,
-    )
+    return GenerationService(submissions=submissions, waiter=waiter, clock=process.clock, ids=process.ids)
 
 
 def run_canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:

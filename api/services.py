@@ -9,13 +9,14 @@ from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolShelf
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
+from api.letta.answer_service import AnswerService
 from api.letta.model_settings import OfferedModels
+from api.openai.chat_service import ChatService
 from api.operations import Operations
 from api.runs.cancel import CancelService
-from api.runs.chat import ChatService
 from api.runs.compaction import CompactionService
 from api.runs.generation import GenerationService
-from api.runs.streaming import AnswerService, StreamService
+from api.runs.streaming import StreamService
 from api.runs.threads import AgentThreads
 from api.runs.tool_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.answer_headers import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, body_model_of, parameters_of
 from api.errors import input_refusal
-from api.letta.refusals import MOST_FLAWS
 from api.letta.unused_input import Unacted, unacted
+from api.refusals import MOST_FLAWS
 from api.route_index import RouteIndex
 from shared.domain.errors import ErrorCode
 
@@ -53,7 +53,7 @@ class StrictRequests:
         wanted = self._by_default if said is None else _SAID.get(said.decode("latin-1").lower())
         if wanted is None:
             flaw = _flaw(("header", "X-Holdfast-Strict"), "it must be true or false")
-            return input_refusal(scope["path"], [flaw])(scope, receive, send)
+            return input_refusal([flaw])(scope, receive, send)
         return self._strictly(scope, receive, send) if wanted else self._app(scope, receive, send)
 
     async def _strictly(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +67,7 @@ class StrictRequests:
                 body = first[0].get("body", b"")
             found = list(islice(self._flaws(route, scope, body), MOST_FLAWS))
         if found:
-            await input_refusal(scope["path"], found, ErrorCode.UNKNOWN_FIELD)(scope, receive, send)
+            await input_refusal(found, ErrorCode.UNKNOWN_FIELD)(scope, receive, send)
             return
 
         async def replayed() -> Message:

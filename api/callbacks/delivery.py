@@ -1,26 +1,27 @@
 """Delivering callbacks: what a run has come to, posted to the URL that its submission named.
 
 The end of a run writes its callback into the outbox, in the same transaction; here the outbox is emptied. It is done by
-the API because the body is the wire's. One process of the fleet looks per interval, and several may deliver at once: a
+the API because the body is a dialect's. One process of the fleet looks per interval, and several may deliver at once: a
 callback that one has claimed is nobody else's until its time is over. A receiver may get one twice (it was delivered,
 and the process died before it could say so): `webhook-id` is the same then.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
 from api.callbacks.places import DeliveryPlaces
 from api.callbacks.signature import key_of_project, signed_headers
-from api.letta.runs import wire_callback
 from shared.concurrency import Clock
+from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import NotFound, Unavailable
+from shared.domain.messages import Message
 from shared.domain.runs import Run
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, Unreachable
@@ -55,6 +56,10 @@ class Attempt(NamedTuple):
     final: bool = False
 
 
+CallbackShape = Callable[[Run, Sequence[Message], WaitingCalls | None], dict[str, Any]]
+"""How a dialect tells a receiver what became of a run: with the run's messages, and the calls that wait in it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallbackDelivery:
     """Empties the outbox."""
@@ -63,6 +68,9 @@ class CallbackDelivery:
     runs: RunStore
     messages: MessageStore
     approvals: ApprovalStore
+    shapes: Mapping[str, CallbackShape]
+    """By the names of the dialects. A run of one that is not among them is told in the first: a newer release may know
+    more."""
     http: CallersHttp
     clock: Clock
     jitter: Callable[[], float]
@@ -152,7 +160,8 @@ class CallbackDelivery:
         try:
             run = await self.runs.look_up(callback.run_id)
             waiting = await self.approvals.waiting_of_runs([run])
-            told = wire_callback(run, await self.messages.list_of_run(run), waiting.get(run.id))
+            shape = self.shapes.get(run.options.dialect) or next(iter(self.shapes.values()))
+            told = shape(run, await self.messages.list_of_run(run), waiting.get(run.id))
             body = json.dumps(told, ensure_ascii=False).encode()
             status_code = await self._post(callback, body, run)
         except NotFound:

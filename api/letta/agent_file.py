@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from api.letta.bounded_fields import MOST_ENTRIES, Few
-from api.letta.content import as_object, content_parts, tool_result
+from api.bounded_fields import MOST_ENTRIES, Few, as_object
+from api.letta.content import content_parts, tool_result
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
-from api.letta.refusals import place_of
+from api.refusals import place_of
 from shared.domain.brought_agents import BroughtHistory, PlacedMessage
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker

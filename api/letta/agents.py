@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.letta.approvals import Waiting
-from api.letta.blocks import BlockCreate, filled_in, wire_block
-from api.letta.bounded_fields import (
+from api.bounded_fields import (
     MOST_ENTRIES,
     Description,
     Few,
@@ -21,8 +19,10 @@ from api.letta.bounded_fields import (
     Tags,
     Variables,
 )
+from api.letta.approvals import Waiting
+from api.letta.blocks import BlockCreate, filled_in, wire_block
 from api.letta.context import SETTINGS as COMPACTION
-from api.letta.context import CompactionSettings, changed_settings, wire_settings
+from api.letta.context import CompactionSettings, changed_settings, when_full, wire_settings
 from api.letta.envelope import wire_time
 from api.letta.message_input import MessageIn, user_messages
 from api.letta.model_settings import (
@@ -41,6 +41,7 @@ from api.letta.model_settings import (
     without_shown_limit,
 )
 from api.letta.tools import wire_tool, without_source
+from api.runs.submission import WindowRules
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, changed_secrets, with_tool_rules
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
@@ -326,6 +327,11 @@ def new_agent(
         tool_ids=list(dict.fromkeys([*agent.tool_ids, *named_tools])),
         tool_rules=agent.tool_rules + [rule for rule in body.base_rules(names) if rule not in agent.tool_rules],
     )
+
+
+def window_rules_of(agent: Agent) -> WindowRules:
+    """What the agent's definition says of the context of each of its runs."""
+    return WindowRules(bool(agent.extra.get(CLEARS_CONTEXT)), when_full(agent.extra))
 
 
 def first_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.letta.bounded_fields import Names
+from api.bounded_fields import Names
 from api.letta.content import wire_content
 from api.letta.envelope import wire_time
 from api.letta.runs import wire_run

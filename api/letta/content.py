@@ -2,13 +2,9 @@
 
 from typing import Any, assert_never, cast
 
+from api.bounded_fields import as_object
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import ContentPart, ImageContent, TextContent, text_with_notes
-
-
-def as_object(value: Any) -> dict[str, Any] | None:
-    """The value if it is a JSON object."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def content_parts(given: list[Any], *, field: str) -> list[ContentPart]:

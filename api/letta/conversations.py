@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from api.letta.bounded_fields import Description, Settings
+from api.bounded_fields import Description, Settings
 from api.letta.envelope import in_utc, wire_time
 from api.letta.message_input import MessagesRequest
 from api.letta.model_settings import Handle, ModelSettingsFields

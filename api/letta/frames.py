@@ -1,6 +1,7 @@
-"""Events of a run's log as the frames of Letta's streams. Knows Letta's JSON, not how it travels."""
+"""Events of a run's log as the frames of Letta's streams: a pure fold, which does no I/O."""
 
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, NamedTuple, assert_never
 from uuid import NAMESPACE_OID, uuid5
 
@@ -14,11 +15,13 @@ from api.letta.messages import (
     tool_call_fields,
     tool_return_fields,
 )
-from api.letta.waiting_calls import CODE, wire_waiting
+from api.letta.refusals import PENDING_APPROVAL
+from api.waiting_calls import wire_waiting
 from shared.concurrency import unix_ms
 from shared.domain import events
 from shared.domain.errors import code_of
 from shared.domain.ids import RunId, Seq
+from shared.domain.log_writer import Entries
 from shared.domain.runs import RunError
 
 ALWAYS_SHOWN = frozenset({"stop_reason", "usage_statistics", "error_message", "event_message", "run_status"})
@@ -248,6 +251,47 @@ class Frames:
         )
 
 
+_encoder = msgspec.json.Encoder()
+
+COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
+"""The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
+
+
+def event_bytes(frame: Frame) -> bytes:
+    """One frame with its number as the event's id, so that a browser resumes by itself."""
+    data = b"[DONE]" if frame.body is None else _encoder.encode(frame.body)
+    kind = b"event: error\n" if frame.is_error else b""
+    return b"id: %d\n%bdata: %b\n\n" % (frame.seq, kind, data)
+
+
+class FrameStream:
+    """A run's stream on Letta's wire. It keeps no state, so a reader may begin anywhere."""
+
+    cut = COME_BACK
+    longest_silence_s = inf
+
+    def __init__(self, run_id: RunId, options: FrameOptions) -> None:
+        self._frames = Frames(run_id, options)
+
+    @property
+    def shared_as(self) -> FrameOptions:
+        """Readers with the same options see the same bytes."""
+        return self._frames.options
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """The frames of some entries, and whether the last one ends the stream."""
+        shown = [frame for seq, entry in entries if (frame := self._frames.of(seq, entry)) is not None]
+        return b"".join(map(event_bytes, shown)), any(frame.body is None for frame in shown)
+
+    def silence(self, last: Seq, now: datetime) -> bytes:
+        """A ping, for a reader that wants pings."""
+        return event_bytes(self._frames.ping(last, now)) if self._frames.options.pings else b""
+
+    def end_of(self, last: Seq) -> bytes:
+        """The mark that the stream is over."""
+        return event_bytes(Frame(last, None))
+
+
 def usage_fields(usage: Any) -> dict[str, Any]:
     """Tokens of a run, from a `UsageReported` or a `Usage`; the caller adds `run_ids`."""
     fields = {
@@ -283,7 +327,7 @@ def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, An
     if error.waiting is None:
         return shown
     names = {**wire_waiting(error.waiting), "waiting_run_id": error.waiting.run_id}
-    return {**names, **shown, "code": CODE}
+    return {**names, **shown, "code": PENDING_APPROVAL}
 
 
 def _moment(at: int) -> datetime:

@@ -4,8 +4,12 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from api.letta.bounded_fields import BoundedSchema
+from api.bounded_fields import BoundedSchema
 from api.letta.frames import usage_fields
+from api.letta.model_settings import OfferedModels
+from api.runs.generation import Question
+from shared.domain.errors import UnknownHandle
+from shared.domain.models import split_handle
 from shared.domain.runs import DEFAULT_SYSTEM, Generation, Run
 
 
@@ -47,6 +51,23 @@ class GenerateRequest(BaseModel):
         properties: object = schema.get("properties")
         named = list(cast("dict[str, object]", properties)) if isinstance(properties, dict) else []
         return Generation({"type": "object", "properties": {}, "required": named, **schema})
+
+
+def question_of(request: GenerateRequest, models: OfferedModels) -> Question:
+    """What the request asks. Raises `UnknownHandle`, or `InvalidRequest` as `OfferedModels.served` does."""
+    return Question(request.prompt, request.system, _model(request.override_model, models), request.generation())
+
+
+def _model(handle: str | None, models: OfferedModels) -> str | None:
+    """The model that the request names. None: the agent's own."""
+    if not handle:
+        return None
+    try:
+        meant = models.served(handle, field="override_model") or handle
+        split_handle(meant)
+    except ValueError as error:
+        raise UnknownHandle(handle, str(error)) from error
+    return meant
 
 
 def wire_generated(run: Run, text: str, model: str) -> dict[str, Any]:

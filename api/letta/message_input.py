@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, cast
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from api.letta.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts
-from api.letta.content import as_object, content_parts, tool_result
+from api.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
+from api.letta.content import content_parts, tool_result
+from api.runs.command import BusyPolicy, Part, ReadDecisions
 from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest, WrongToolCalls
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
-    ApprovalResponse,
     ContentPart,
     Decision,
     NewMessage,
@@ -34,9 +34,6 @@ def _checked(url: str) -> str:
 
 CallbackUrl = Annotated[str, Field(max_length=2000), AfterValidator(_checked)]
 """An http(s) URL with a host."""
-
-
-IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
 
 
 Decisions = Annotated[list[dict[str, Any]], Field(max_length=1000)]
@@ -72,6 +69,10 @@ class MessageIn(BaseModel):
         if self.type == "tool_return" and not self.tool_returns:
             raise ValueError("tool_returns is missing: name at least one result")
         return self
+
+    def texts(self) -> list[object]:
+        """What counts when the message is measured."""
+        return [self.content, self.approvals, self.tool_returns, self.reason]
 
 
 class ClientToolIn(BaseModel):
@@ -114,7 +115,7 @@ class MessagesRequest(BaseModel):
     assistant_message_tool_name: str = "send_message"
     assistant_message_tool_kwarg: str = "message"
     callback_url: CallbackUrl | None = None
-    if_busy: IfBusy | None = None
+    if_busy: BusyPolicy | None = None
     include_status_events: bool = False
     include_compaction_messages: bool = False
 
@@ -169,40 +170,46 @@ class InjectRequest(BaseModel):
         return self.messages or [MessageIn(content=self.input)]
 
 
-def user_messages(given: list[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
-    """The messages of a request that are not decisions."""
+def user_bodies(given: Sequence[MessageIn]) -> list[UserMessage]:
+    """The messages of a request that are not decisions. Raises `InvalidRequest`."""
     return [
-        NewMessage(
-            id=ids.message(),
-            created_at=now,
-            body=UserMessage(
-                content=_content(message.content),
-                role=message.role,
-                otid=message.otid,
-                name=message.name,
-                sender_id=message.sender_id,
-            ),
+        UserMessage(
+            content=_content(message.content),
+            role=message.role,
+            otid=message.otid,
+            name=message.name,
+            sender_id=message.sender_id,
         )
         for message in given
         if message.type == "message"
     ]
 
 
-def decision_message(
-    given: list[MessageIn], waiting: Sequence[Approval], ids: IdMaker, now: datetime
-) -> NewMessage | None:
-    """The decisions of a request, as one message. None: it has none.
+def user_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
+    """The same, as they are stored."""
+    return [NewMessage(id=ids.message(), created_at=now, body=body) for body in user_bodies(given)]
+
+
+def parts_in(given: Sequence[MessageIn]) -> list[Part]:
+    """By what the messages are recognised when they come again."""
+    return [Part(message.otid, message.model_dump_json) for message in given]
+
+
+def decisions_in(given: Sequence[MessageIn]) -> ReadDecisions | None:
+    """The decisions of a request, to be read when it is known what waits. None: it has none.
 
     A decision may name the approval, or the request's message when one call waits, instead of the call: they are easily
-    mixed up. Raises `WrongToolCalls` when the older form names something else than what waits.
+    mixed up. Reading raises `WrongToolCalls` when the older form names something else than what waits.
     """
-    if not any(message.type != "message" for message in given):
+    deciding = [message for message in given if message.type != "message"]
+    if not deciding:
         return None
-    decisions = [
-        decision for message in given if message.type != "message" for decision in _decisions_of(message, waiting)
-    ]
-    decisions = [_by_its_call(decision, waiting) for decision in decisions]
-    return NewMessage(id=ids.message(), created_at=now, body=ApprovalResponse(decisions=decisions))
+
+    def read(waiting: Sequence[Approval]) -> list[Decision]:
+        decisions = [decision for message in deciding for decision in _decisions_of(message, waiting)]
+        return [_by_its_call(decision, waiting) for decision in decisions]
+
+    return read
 
 
 def _calls_of(waiting: Sequence[Approval]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import asdict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from api.letta.bounded_fields import Settings
+from api.bounded_fields import Settings
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.errors import InvalidRequest
 from shared.domain.models import (
@@ -215,6 +215,11 @@ def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> Model
     for change in changes:
         values.update({name: value for name, value in change.items() if value is not None})
     return ModelOptions(**values)
+
+
+def changed_by_settings(options: ModelOptions, settings: Mapping[str, Any]) -> ModelOptions:
+    """The options after a conversation's own `model_settings`. Raises `ValueError` for settings that are none."""
+    return changed_options(options, ModelSettingsFields.model_validate(settings).options())
 
 
 def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
 
+from api.refusals import MOST_FLAWS, Refusal, field_of, plain_body, sentence_of, text_of
+from api.request_log import request_id
+from api.waiting_calls import wire_waiting
 from shared.domain.errors import ErrorCode, code_of, error_fields
 
 NO_MESSAGES = "Messages must not be empty"
@@ -24,24 +27,30 @@ def without_stream(option: str) -> str:
     )
 
 
-_FLAWS_IN_SENTENCE = 10
-
-_PREFIX = re.compile(r"[A-Z_]{4,}: ")
 _PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
-MOST_FLAWS = 20
-"""Of one request that are shown: a body has room for a hundred thousand."""
 _LONGEST_INPUT = 500
 _LONGEST_SENTENCE = 4000
 _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 
 
-def refusal(
-    code: ErrorCode, detail: object, message: str = "", *, field: str | None = None, hint: str = "", **more: object
-) -> dict[str, Any]:
-    """The body of an error: the wire's own `detail`, and beside it what is the same for every error. `message` is the
-    sentence, where `detail` is none; `more` are further fields of the wire."""
-    sentence = message or _PREFIX.sub("", str(detail), count=1)
-    return {"detail": detail, **error_fields(code, sentence, field=field, hint=hint), **more}
+PENDING_APPROVAL = "PENDING_APPROVAL"
+"""Letta's code for a request that meets calls that wait."""
+
+
+def letta_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
+    """The status and the body with which Letta's clients are refused."""
+    if refusal.flaws:
+        return 422, validation_refusal(refusal.flaws, trace_id=request_id(), code=refusal.code)
+    if refusal.failure is not None:
+        return refusal.status, model_error_body(refusal.failure.error_type, refusal.message, refusal.failure.detail)
+    detail: object = refusal.detail or refusal.message
+    hint = refusal.hint
+    if refusal.waiting is not None:
+        waiting = wire_waiting(refusal.waiting)
+        detail, hint = {"code": PENDING_APPROVAL, "message": detail, **waiting}, waiting["resolve"]
+    more = {} if refusal.run_id is None else {"run_id": refusal.run_id}
+    body = plain_body(refusal.code, detail, refusal.message, field=refusal.field, hint=hint, **more)
+    return refusal.status, body
 
 
 def validation_refusal(
@@ -51,8 +60,8 @@ def validation_refusal(
     `errors` says the same as a list. `trace_id` is what the request is found by in our logs."""
     first = found[:MOST_FLAWS]
     shown = [_wire_validation_error(one) for one in first]
-    errors = [{"field": field_of(one["loc"]), "message": _text_of(one), "type": one["type"]} for one in shown]
-    body = refusal(
+    errors = [{"field": field_of(one["loc"]), "message": text_of(one), "type": one["type"]} for one in shown]
+    body = plain_body(
         code,
         json.dumps(shown),
         sentence_of(shown),
@@ -68,37 +77,10 @@ def validation_refusal(
     return body
 
 
-def sentence_of(found: Sequence[Mapping[str, Any]]) -> str:
-    """The first ten flaws of a request in one sentence, each behind its place."""
-    said = ((field_of(one["loc"]), _text_of(one)) for one in found[:_FLAWS_IN_SENTENCE])
-    return "; ".join(f"{place}: {text}" if place else text for place, text in said)
-
-
-def field_of(loc: Sequence[Any]) -> str | None:
-    """A place that pydantic names, as programs write it: `messages[0].role` in the body, `query.limit` elsewhere. None:
-    the whole body."""
-    place = place_of(loc[1:] if loc and loc[0] == "body" else loc, "")
-    return showable(place.removeprefix(".")) or None
-
-
-def place_of(keys: Sequence[Any], whole: str) -> str:
-    """A place inside `whole` as programs write it: `agents[0].name`."""
-    return whole + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
-
-
 def model_error_body(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
     """The body of an answer to a run whose model failed."""
     error = {"type": error_type, "message": message, "detail": detail}
     return {"error": error, **error_fields(code_of(error_type), message)}
-
-
-def _text_of(flaw: Mapping[str, Any]) -> str:
-    return showable(str(flaw["msg"]).removeprefix("Value error, "))
-
-
-def showable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no answer can have."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _malformed_id(error: Mapping[str, Any]) -> re.Match[str] | None:

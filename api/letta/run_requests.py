@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from api.runs.cancel import Cancel
 from shared.domain.errors import CancelMode
 from shared.domain.ids import MAX_SEQ
 from shared.domain.runs import Feedback
@@ -17,6 +18,10 @@ class CancelRequestIn(BaseModel):
     reason: Annotated[str | None, Field(max_length=2000)] = None
     mode: CancelMode = CancelMode.INTERRUPT
     wait: Annotated[float | None, Field(ge=0, le=60, description="Seconds to wait for the run to stop.")] = None
+
+    def cancel(self) -> Cancel:
+        """The same in our terms, but for the runs that it names."""
+        return Cancel(self.reason, self.mode, self.wait)
 
 
 def _no_boolean(value: object) -> object:

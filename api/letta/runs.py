@@ -7,7 +7,7 @@ from api.letta.envelope import wire_time
 from api.letta.frames import error_fields, usage_fields
 from api.letta.messages import NOT_ANSWERS, wire_messages
 from api.letta.traces import duration_ns, ns_between
-from api.letta.waiting_calls import wire_waiting
+from api.waiting_calls import wire_waiting
 from shared.domain.approvals import WaitingCalls
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus

@@ -1,11 +1,19 @@
-"""A run's log as the chunks of a chat completion that is streamed."""
+"""A run's log as the chunks of a chat completion that is streamed: a pure fold, which does no I/O."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
+import msgspec
+
+from api.event_stream import KEEP_ALIVE
 from api.openai.chat_answer import BETWEEN_TEXTS, ChatOutcome, Owned, completion_head, is_void
+from api.openai.errors import interrupted
 from shared.domain import events
+from shared.domain.errors import ErrorCode
+from shared.domain.events import decode
 from shared.domain.ids import MessageId, Seq
+from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
 
 
@@ -34,6 +42,11 @@ class ChatChunks:
             case _:
                 pass
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of the log was among the events."""
+        return self._outcome.is_over
+
     def lost_ending(self) -> Iterator[dict[str, Any]]:
         """What is to be said when the log is over and had no end, as that of a run that was deleted meanwhile."""
         if not self._outcome.is_over:
@@ -55,6 +68,52 @@ class ChatChunks:
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **ending: Any) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **ending}
         return {**self._head, "choices": [choice]}
+
+
+LONGEST_SILENCE_S = 4.0
+"""Voice clients give a stream up after five or ten seconds without a byte (LiveKit's), and ask once more."""
+
+DONE = b"data: [DONE]\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def chunk_bytes(chunk: object) -> bytes:
+    """One chunk, or an error in its place. Without a number: OpenAI's streams cannot be resumed."""
+    return b"data: %b\n\n" % _encoder.encode(chunk)
+
+
+class ChunkStream:
+    """A run's stream as chunks. What a chunk says depends on those before it, so each reader has a fold of its own."""
+
+    shared_as = None
+    longest_silence_s = LONGEST_SILENCE_S
+
+    def __init__(self, run: Run, model: str, *, with_usage: bool) -> None:
+        self._run_id = run.id
+        self._chunks = ChatChunks(run, model, with_usage=with_usage)
+
+    @property
+    def cut(self) -> bytes:
+        """An error, as this stream cannot be resumed."""
+        error = interrupted("This server is ending, and the run goes on", ErrorCode.SERVER_ENDING, self._run_id)
+        return chunk_bytes(error) + DONE
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """The chunks of some entries, and whether the last one ends the stream."""
+        shown = b"".join(chunk_bytes(chunk) for seq, entry in entries for chunk in self._chunks.of(seq, decode(entry)))
+        if self._chunks.is_over:
+            return shown + DONE, True
+        # Reasoning is not shown, and a voice client gives up after seconds without a byte.
+        return shown or KEEP_ALIVE, False
+
+    def silence(self, _last: Seq, _now: datetime) -> bytes:
+        """Nothing: a comment is a sign of life as well. The agent thinks, or its tools work."""
+        return b""
+
+    def end_of(self, _last: Seq) -> bytes:
+        """What ends the stream of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        return b"".join(map(chunk_bytes, self._chunks.lost_ending())) + DONE
 
 
 class _ShownText:

@@ -6,12 +6,13 @@ new stands behind the last answer in it.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from api.letta.content import as_object
-from api.letta.message_input import ClientToolIn, MessageIn, MessagesRequest
+from api.bounded_fields import BoundedSchema, as_object
+from shared.domain.messages import ContentPart, Decision, ImageContent, TextContent, UserMessage, text_with_notes
+from shared.domain.tools import ClientTool
 
 _DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]+)")
 _INSTRUCTIONS = ("system", "developer")
@@ -24,11 +25,19 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
+class Function(BaseModel):
+    """What the model is told of a tool."""
+
+    name: str
+    description: str | None = None
+    parameters: BoundedSchema | None = None
+
+
 class FunctionTool(BaseModel):
     """A tool that the client runs itself."""
 
     type: Literal["function"]
-    function: ClientToolIn
+    function: Function
 
 
 def _new_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -79,45 +88,69 @@ class ChatRequest(BaseModel):
         """Whether a stream of it ends with the tokens that were used."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def submitted(self) -> MessagesRequest:
+    def given(self) -> "ChatInput":
         """What is submitted to the agent."""
+        return input_of(self.messages, self.user)
+
+    def client_tools(self) -> list[ClientTool]:
+        """The client's own tools that the agent may call."""
         offered = [] if self.tool_choice == "none" else self.tools or []
-        return MessagesRequest(
-            messages=input_of(self.messages, self.user),
-            streaming=bool(self.stream),
-            stream_tokens=bool(self.stream),
-            client_tools=[tool.function for tool in offered] or None,
-        )
+        return [
+            ClientTool(name=one.name, description=one.description or "", parameters=one.parameters or {})
+            for one in (tool.function for tool in offered)
+        ]
 
 
-def input_of(messages: Sequence[Mapping[str, Any]], user: str | None = None) -> list[MessageIn]:
+class ChatInput(NamedTuple):
+    """What is new in a list of messages."""
+
+    results: Sequence[Decision]
+    """Results of tools that the client ran."""
+    said: UserMessage | None
+
+    def texts(self) -> list[object]:
+        """What counts of each message when it is measured."""
+        results = [[one.tool_return for one in self.results]] if self.results else []
+        return [*results, *([] if self.said is None else [_texts_of(self.said)])]
+
+
+def _texts_of(said: UserMessage) -> object:
+    if isinstance(said.content, str):
+        return said.content
+    return [part.text for part in said.content if isinstance(part, TextContent)]
+
+
+def input_of(messages: Sequence[Mapping[str, Any]], user: str | None = None) -> ChatInput:
     """The agent's input: the results of tools behind the last answer in the list, and the last message of the user's
     there. Raises `ValueError`, which names the message that is not understood.
 
     Users' messages before the last one were sent before, by a request whose answer the client does not know.
     """
-    results: list[dict[str, Any]] = []
-    said: MessageIn | None = None
+    results: list[Decision] = []
+    said: UserMessage | None = None
     for number, message in _new(messages):
         place = f"messages[{number}]"
         role = message.get("role")
         if role == "user":
             content = _content(message.get("content"), place)
-            said = MessageIn(content=content, name=_text(message, "name", place), sender_id=user)
+            said = UserMessage(content=content, name=_text(message, "name", place), sender_id=user)
         elif role == "tool":
             call_id = _text(message, "tool_call_id", place)
             if not call_id:
                 raise ValueError(f"{place}.tool_call_id is missing: name the call that this is the result of")
-            content = _content(message.get("content"), place)
-            results.append({"type": "tool", "tool_call_id": call_id, "tool_return": content, "status": "success"})
-    given = [MessageIn(type="tool_return", tool_returns=results)] if results else []
-    given += [said] if said is not None else []
-    if not given:
+            results.append(_result(call_id, _content(message.get("content"), place)))
+    if not results and said is None:
         raise ValueError(
             "nothing is new behind the last answer: end the list with a message of the user's, or with the results of "
             "tools. The agent keeps its own history"
         )
-    return given
+    return ChatInput(results, said)
+
+
+def _result(call_id: str, content: str | list[ContentPart]) -> Decision:
+    if isinstance(content, str):
+        return Decision(tool_call_id=call_id, kind="tool", tool_return=content)
+    return Decision(tool_call_id=call_id, kind="tool", tool_return=text_with_notes(content), parts=content)
 
 
 def left_out(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -151,7 +184,7 @@ def _text(message: Mapping[str, Any], name: str, place: str) -> str | None:
             raise ValueError(f"{place}.{name} must be a text")
 
 
-def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
+def _content(content: Any, place: str) -> str | list[ContentPart]:
     match content:
         case str():
             return content
@@ -162,25 +195,24 @@ def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
             raise ValueError(f"{place}.content is missing: it must be a text or a list of parts")
 
 
-def _part(part: dict[str, Any], place: str) -> dict[str, Any]:
-    """A part of a message in Letta's form."""
+def _part(part: dict[str, Any], place: str) -> ContentPart:
     kind = part.get("type")
     if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
+        return TextContent(part["text"])
     image = as_object(part.get("image_url")) or {}
     url = image.get("url")
     if kind == "image_url" and isinstance(url, str):
-        return {"type": "image", "source": _source(url, place)}
+        return _image(url, place)
     raise ValueError(
         f"{place} is not understood: use {{'type': 'text', 'text': …}} or "
         "{'type': 'image_url', 'image_url': {'url': …}}"
     )
 
 
-def _source(url: str, place: str) -> dict[str, Any]:
+def _image(url: str, place: str) -> ImageContent:
     if url.startswith(("http://", "https://")):
-        return {"type": "url", "url": url}
+        return ImageContent(url=url)
     data = _DATA_URL.fullmatch(url)
     if data is None:
         raise ValueError(f"{place}.image_url.url must be http://…, https://… or data:image/…;base64,…")
-    return {"type": "base64", "media_type": data["media_type"], "data": data["data"]}
+    return ImageContent(data=data["data"], media_type=data["media_type"])

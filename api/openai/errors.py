@@ -1,17 +1,11 @@
-"""Errors in the shape in which OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`.
-
-Routes, checks and middleware refuse a request in Letta's words. `as_openai` says the same on this wire, so that whoever
-refuses need not know who asked.
-"""
+"""Errors in the shape in which OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from api.letta.refusals import sentence_of, showable
+from api.refusals import Refusal, sentence_of, showable
+from api.waiting_calls import wire_waiting
 from shared.domain.errors import ErrorCode, code_of
-
-PATHS = "/v1/chat/"
-"""Where requests in OpenAI's shapes are answered."""
 
 _CODES: Mapping[str, str] = {
     ErrorCode.MISSING_API_KEY: "invalid_api_key",
@@ -21,43 +15,27 @@ _CODES: Mapping[str, str] = {
 }
 """Words of ours that OpenAI has a word for, which programs look for."""
 
-_UNSAID_CODES = {401: "invalid_api_key"}
-_SAID_OTHERWISE = frozenset(("detail", "code", "message", "field", "param", "errors", "trace_id"))
-"""What a body of Letta's wire has and OpenAI's error says under another name, or not at all."""
 _RATE_LIMIT, _INVALID, _SERVER = "rate_limit_error", "invalid_request_error", "server_error"
 _MODEL_KINDS = {
     "rate_limit_exceeded": _RATE_LIMIT, "context_length_exceeded": _INVALID, "llm_bad_request": _INVALID,
 }  # fmt: skip
 
 
-def speaks_openai(path: str) -> bool:
-    """Whether a request to this path is answered in OpenAI's shapes."""
-    return path.startswith(PATHS)
-
-
-def status_of(status: int) -> int:
-    """The status that OpenAI gives where Letta gives this one: what is wrong with a body is a 400 there."""
-    return 400 if status == 422 else status
-
-
-def as_openai(status: int, body: object) -> dict[str, Any]:
-    """The body of an error, from the body that Letta's clients would get with this status."""
-    given = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-    error = given.get("error")
-    if isinstance(error, dict):
-        failed = cast("dict[str, Any]", error)
-        if "param" in failed:
-            return given
-        return model_error(failed.get("type", ""), failed.get("message", ""), failed.get("detail"))
-    detail = given.get("detail")
-    # One that says more than a sentence, such as which calls wait for a person.
-    said = given | (cast("dict[str, Any]", detail) if isinstance(detail, dict) else {})
-    more = {name: value for name, value in said.items() if name not in _SAID_OTHERWISE}
-    message = str(given.get("message") or cast("object", detail) or "An unknown error occurred")
-    if "resolve" in more:
+def openai_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
+    """The status and the body with which OpenAI's clients are refused: what is wrong with a body is a 400 there."""
+    status = 400 if refusal.status == 422 else refusal.status
+    if refusal.flaws:
+        return status, invalid_input(refusal.flaws, refusal.code)
+    if refusal.failure is not None:
+        return status, model_error(refusal.failure.error_type, refusal.message, refusal.failure.detail)
+    message, more = refusal.message, dict[str, Any]()
+    if refusal.waiting is not None:
+        more = wire_waiting(refusal.waiting)
         message += f" To go on: answer calls of your own tools with messages of the role 'tool'; else {more['resolve']}"
-    code = given.get("code") or _UNSAID_CODES.get(status)
-    return error_body(_kind(status), message, code=code, param=given.get("field"), **more)
+    if refusal.run_id is not None:
+        more["run_id"] = refusal.run_id
+    hint = refusal.hint or more.get("resolve") or refusal.code.hint
+    return status, error_body(_kind(status), message, code=refusal.code, param=refusal.field, hint=hint, **more)
 
 
 def error_body(kind: str, message: str, *, code: str | None, param: str | None = None, **more: Any) -> dict[str, Any]:

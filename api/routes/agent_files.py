@@ -12,13 +12,13 @@ from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.answer_headers import warning_of
+from api.bounded_fields import MOST_ENTRIES
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
 from api.errors import Refused
 from api.late_route import LateRoute
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
-from api.letta.bounded_fields import MOST_ENTRIES
 from api.long_answers import in_pieces
 from api.services import Services
 from shared.domain.agents import render_system

@@ -17,8 +17,18 @@ from api.dependencies import (
     ToolIdPath,
 )
 from api.late_route import LateRoute
-from api.letta.tools import ToolRunRequest, wire_tool, without_source
+from api.letta.answer_service import run_or_refusal
+from api.letta.tools import (
+    ToolRunRequest,
+    refuse_tool_of_clients,
+    wire_tool,
+    wire_tool_result,
+    without_source,
+)
+from api.long_answers import json_answer
+from api.runs.command import keys_of
 from shared.domain.errors import InvalidRequest
+from shared.domain.runs import TOOL_RUN
 from shared.sql.definitions.tools import ToolFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"], route_class=LateRoute)
@@ -71,7 +81,13 @@ async def run_tool(
 ) -> Response:
     """Calls one of the agent's tools as the agent would, without asking its model or anybody for approval, and answers
     with the result when it is there. The run goes on when the client leaves."""
-    return await services.tool_runs.run(project_id, agent_id, tool_name, request or ToolRunRequest(), headers)
+    request, tool = request or ToolRunRequest(), await services.tool_runs.find(project_id, agent_id, tool_name)
+    refuse_tool_of_clients(tool)
+    keys = keys_of(headers, f"{TOOL_RUN} {tool.name}", services.clock.now(), body=request.model_dump_json)
+    run = run_or_refusal(*await services.tool_runs.run(agent_id, tool, request.arguments(), keys))
+    if isinstance(run, Response):
+        return run
+    return await json_answer(wire_tool_result(await services.tool_runs.result(run)))
 
 
 @router.patch("/approval/{tool_name}")

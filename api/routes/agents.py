@@ -53,7 +53,8 @@ async def create_agent(
     """Makes an agent, and the memory blocks that come with it."""
     body = with_served_model(body, services.models, response)
     body = body.model_copy(update={"model": services.models.needed(body.handle())})
-    services.input_limits.refuse_long_messages(body.initial_message_sequence or (), "initial_message_sequence")
+    first = body.initial_message_sequence or ()
+    services.input_limits.refuse_long_messages([one.texts() for one in first], "initial_message_sequence")
     now, project_id = services.clock.now(), caller.project_id
     await services.base_tools.fill(project_id)
     named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())

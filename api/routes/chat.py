@@ -5,7 +5,6 @@ from fastapi import APIRouter, Response
 from api.dependencies import ProjectDep, ServicesDep, SubmissionHeadersDep
 from api.late_route import LateRoute
 from api.openai.chat_request import ChatRequest
-from api.runs.submission import Submission
 from api.runs.threads import AgentThread
 from api.services import Services
 from shared.domain.errors import NotFound, UnknownModel
@@ -23,21 +22,7 @@ async def create_chat_completion(
 
     A request to a busy history waits for its turn, unless the header says otherwise.
     """
-    thread = await _thread(services, project_id, request.model)
-    submission = Submission(
-        agent=thread.agent,
-        request=request.submitted(),
-        sent=request,
-        background=False,
-        stream_tokens=bool(request.stream),
-        conversation_id=thread.conversation_id,
-        model=thread.model,
-        model_options=thread.model_options,
-        run_type="openai_chat_completions",
-        headers=headers,
-        if_busy=headers.if_busy or "enqueue",
-    )
-    return await services.chat.send(submission, request)
+    return await services.chat.send(await _thread(services, project_id, request.model), request, headers)
 
 
 async def _thread(services: Services, project_id: ProjectId, model: str) -> AgentThread:

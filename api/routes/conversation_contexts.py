@@ -7,11 +7,15 @@ from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict
 
+from api.access.callers import Caller
 from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
 from api.late_route import LateRoute
-from api.letta.context import CompactRequest
+from api.letta.answer_service import run_or_refusal
+from api.letta.context import SETTINGS, CompactRequest, wire_compaction
 from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
+from api.long_answers import json_answer
 from api.runs.threads import AgentThread
+from api.services import Services
 from shared.concurrency import beside
 from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.conversations import copies_of
@@ -40,7 +44,7 @@ async def compact_agent(
 ) -> Response:
     """Replaces the agent's messages by a summary. Waits for the active run, if there is one."""
     thread = AgentThread(await services.agents.get(caller.project_id, agent_id))
-    return await services.compacting.compact(thread, request or CompactRequest(), caller.key_id, refuse_if_busy=False)
+    return await _compacted(services, thread, request or CompactRequest(), caller, refuse_if_busy=False)
 
 
 @router.post("/conversations/{conversation_id}/compact", response_model=None)
@@ -52,7 +56,22 @@ async def compact_conversation(
     thread = await services.threads.find(caller.project_id, conversation_id, request.agent_id)
     if thread.conversation is not None and await services.messages.is_empty(caller.project_id, thread.id):
         raise InvalidRequest("this conversation has no messages to compact: send one first")
-    return await services.compacting.compact(thread, request, caller.key_id, refuse_if_busy=True)
+    return await _compacted(services, thread, request, caller, refuse_if_busy=True)
+
+
+async def _compacted(
+    services: Services, thread: AgentThread, request: CompactRequest, caller: Caller, *, refuse_if_busy: bool
+) -> Response:
+    options = request.settings(thread.agent.extra.get(SETTINGS)).options()
+    submitted, ended = await services.compacting.compact(thread, options, caller.key_id, refuse_if_busy=refuse_if_busy)
+    run = run_or_refusal(submitted, ended)
+    if isinstance(run, Response):
+        return run
+    summary = await services.compacting.summary(run)
+    if summary is None or summary.stats is None:
+        return await json_answer(wire_compaction("", 1, 1))  # the history had nothing but the instructions
+    stats = summary.stats
+    return await json_answer(wire_compaction(summary.text, stats.messages_before, stats.messages_after))
 
 
 @router.post("/conversations/{conversation_id}/fork")

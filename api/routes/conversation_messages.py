@@ -15,10 +15,10 @@ from api.dependencies import (
     ThreadName,
 )
 from api.late_route import LateRoute
+from api.letta.answer_service import SendOptions
 from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
 from api.letta.run_requests import CancelRequestIn
 from api.message_answers import message_answers
-from api.runs.submission import Submission
 from api.runs.threads import AgentThread
 from api.services import Services
 from shared.domain.errors import InvalidRequest, NotFound
@@ -49,19 +49,8 @@ async def send_messages(
     The same otids give the same run's stream again.
     """
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
-    submission = Submission(
-        agent=thread.agent,
-        request=request,
-        background=request.background,
-        stream_tokens=request.stream_tokens,
-        conversation_id=thread.conversation_id,
-        model=thread.model,
-        model_options=thread.model_options,
-        headers=headers,
-        # An agent's default history that is addressed as a conversation refuses a second run as well.
-        if_busy=headers.if_busy or request.if_busy or "reject",
-    )
-    return await services.sending.send(submission)
+    # An agent's default history that is addressed as a conversation refuses a second run as well.
+    return await services.sending.send(thread, request, SendOptions(headers, if_busy="reject"))
 
 
 @router.get("/messages")
@@ -93,7 +82,7 @@ async def resume_stream(
     request = request or ConversationStreamRequest()
     thread = await services.threads.find(project_id, conversation_id, request.agent_id)
     run = await _run_to_resume(services, project_id, thread, request)
-    return services.streaming.resume(run, request, last_event_id, status_events=status_events)
+    return services.sending.resume(run, request, last_event_id, status_events=status_events)
 
 
 @router.post("/cancel")
@@ -106,8 +95,9 @@ async def cancel_runs(
 ) -> dict[str, str]:
     """Cancels the conversation's runs that are active or wait for approval. The answer says what became of each."""
     thread = await services.threads.find(project_id, conversation_id, agent_id)
+    request = request or CancelRequestIn()
     return await services.cancels.cancel_runs(
-        project_id, thread.agent.id, request or CancelRequestIn(), thread_id=thread.id
+        project_id, thread.agent.id, request.cancel(), run_ids=request.run_ids or (), thread_id=thread.id
     )
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
 from api.agent_answers import agent_answer
 from api.dependencies import (
@@ -15,14 +16,19 @@ from api.dependencies import (
     SubmissionHeadersDep,
 )
 from api.direct_route import DirectRoute
+from api.letta.answer_service import SendOptions, run_or_refusal
 from api.letta.captured import CaptureRequest, captured_messages
-from api.letta.generation import GenerateRequest
-from api.letta.message_input import MessageIn, MessagesRequest
+from api.letta.generation import GenerateRequest, question_of, wire_generated
+from api.letta.message_input import MessagesRequest
 from api.letta.run_requests import CancelRequestIn
 from api.message_answers import message_answers
-from api.runs.submission import Submission
+from api.runs.command import keys_of
+from api.runs.generation import text_of_answer
+from api.runs.threads import AgentThread
 from shared.domain.errors import NotFound
 from shared.domain.ids import ThreadId
+from shared.domain.models import split_handle
+from shared.domain.runs import GENERATE
 from shared.sql.history.message_lists import MessageFilter
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_class=DirectRoute)
@@ -38,14 +44,8 @@ async def send_messages(
 ) -> Response:
     """Sends messages. The server answers when the run has ended, or with a stream if `streaming` is set. With
     `background` the client may leave, and resume the stream later."""
-    submission = Submission(
-        agent=await services.agents.without_links(project_id, agent_id),
-        request=request,
-        background=request.background,
-        stream_tokens=request.stream_tokens,
-        headers=headers,
-    )
-    return await services.sending.send(submission)
+    thread = AgentThread(await services.agents.without_links(project_id, agent_id))
+    return await services.sending.send(thread, request, SendOptions(headers))
 
 
 @router.post("/messages/stream", response_model=None)
@@ -70,15 +70,9 @@ async def send_messages_async(
     headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages and answers at once with the run. The client polls it, streams it, or is called back."""
-    submission = Submission(
-        agent=await services.agents.without_links(project_id, agent_id),
-        request=request,
-        background=True,
-        stream_tokens=request.stream_tokens,
-        run_type="send_message_async",
-        headers=headers,
-    )
-    return await services.sending.send_later(submission)
+    thread = AgentThread(await services.agents.without_links(project_id, agent_id))
+    sending = SendOptions(headers, run_type="send_message_async", background=True)
+    return await services.sending.send_later(thread, request, sending)
 
 
 @router.post("/messages/capture")
@@ -87,8 +81,9 @@ async def capture_messages(
 ) -> dict[str, Any]:
     """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. No run is
     made; the agent's next run knows of it."""
-    services.input_limits.refuse_long_messages(request.users_messages(), "request_messages")
-    services.input_limits.refuse_long_messages([MessageIn(content=request.answer())], "response_dict.content")
+    limits = services.input_limits
+    limits.refuse_long_messages([message.texts() for message in request.users_messages()], "request_messages")
+    limits.refuse_long_messages([request.answer()], "response_dict.content")
     captured = captured_messages(request, services.ids, services.clock.now())
     await services.messages.append(project_id, agent_id, captured)
     return {"success": True, "messages_created": len(captured), "run_ids": []}
@@ -104,7 +99,15 @@ async def generate(
 ) -> Response:
     """Asks the agent's model, or another one, a question without the agent's instructions, memory, tools and history,
     and answers when the model has. Nothing of it enters a history. The run goes on when the client leaves."""
-    return await services.generation.generate(project_id, agent_id, request, headers)
+    agent = await services.agents.without_links(project_id, agent_id)
+    keys = keys_of(headers, GENERATE, services.clock.now(), body=request.model_dump_json)
+    question = question_of(request, services.models)
+    submitted, ended, text = await services.generation.ask(agent, question, headers, keys)
+    run = run_or_refusal(submitted, ended)
+    if isinstance(run, Response):
+        return run
+    _, model = split_handle(run.options.override_model or agent.model)
+    return JSONResponse(wire_generated(run, text_of_answer(run, text), model))
 
 
 @router.get("/messages")
@@ -136,7 +139,8 @@ async def cancel_messages(
     """Cancels the named runs of the agent, or all that are active or wait for approval. The answer says what became of
     each."""
     await services.agents.get(project_id, agent_id)
-    return await services.cancels.cancel_runs(project_id, agent_id, request or CancelRequestIn())
+    request = request or CancelRequestIn()
+    return await services.cancels.cancel_runs(project_id, agent_id, request.cancel(), run_ids=request.run_ids or ())
 
 
 @router.patch("/reset-messages")

@@ -24,12 +24,12 @@ from api.dependencies import (
 )
 from api.direct_route import DirectRoute
 from api.letta.envelope import wire_time
-from api.letta.message_input import InjectRequest, user_messages
+from api.letta.message_input import InjectRequest, parts_in, user_messages
 from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
-from api.letta.runs import WIRE_STATUSES, wire_run, wire_step, wire_usage
-from api.letta.submission_keys import keys_of
+from api.letta.runs import WIRE_STATUSES, wire_receipt, wire_run, wire_step, wire_usage
 from api.letta.traces import wire_run_metrics, wire_trace
 from api.message_answers import run_message_answers
+from api.runs.command import keys_of
 from api.runs.threads import DEFAULT
 from api.services import Services
 from shared.concurrency import beside
@@ -214,7 +214,7 @@ async def stream_run(
     `starting_after`, and goes before it."""
     request = request or StreamRequest()
     run = await services.runs.get(project_id, run_id)
-    stream = services.streaming.resume(run, request, last_event_id, status_events=status_events)
+    stream = services.sending.resume(run, request, last_event_id, status_events=status_events)
     warn_if_pruned(stream, run)
     return stream
 
@@ -232,7 +232,7 @@ async def stream_run_for_browsers(
     if last_event_id is not None and services.streaming.is_over(run, last_event_id):
         return Response(status_code=204)
     request = StreamRequest(starting_after=starting_after)
-    stream = services.streaming.resume(run, request, last_event_id, status_events=False)
+    stream = services.sending.resume(run, request, last_event_id, status_events=False)
     warn_if_pruned(stream, run)
     return stream
 
@@ -253,7 +253,8 @@ async def cancel_run(
     run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
 ) -> dict[str, Any]:
     """Cancels a run and answers with the receipt: requested, acknowledged, stopped, or too late."""
-    return await services.cancels.cancel_one(project_id, run_id, request or CancelRequestIn())
+    cancel = (request or CancelRequestIn()).cancel()
+    return wire_receipt(await services.cancels.cancel_one(project_id, run_id, cancel))
 
 
 @router.post("/{run_id}/inject")
@@ -272,11 +273,12 @@ async def inject_into_run(
     if not run.answers_messages:
         raise Conflict(f"run {run_id} takes no messages: it {_does_instead(run)} and answers nobody")
     now = services.clock.now()
-    services.input_limits.refuse_long_messages(request.given_messages())
-    messages = user_messages(request.given_messages(), services.ids, now)
+    given = request.given_messages()
+    services.input_limits.refuse_long_messages([message.texts() for message in given])
+    messages = user_messages(given, services.ids, now)
     if not messages:
         raise InvalidRequest("messages must hold at least one user message", field="messages")
-    keys = keys_of(request.given_messages(), headers, request, f"inject into {run_id}", now)
+    keys = keys_of(headers, f"inject into {run_id}", now, body=request.model_dump_json, parts=parts_in(given))
     is_new = await services.inbox.inject(run, messages, request.if_ended, keys=keys)
     ids = [message.id for message in messages] if is_new else []
     return {"run_id": run_id, "message_ids": ids, "if_ended": request.if_ended, "is_new": is_new}

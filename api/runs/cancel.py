@@ -4,12 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import structlog
 
-from api.letta.run_requests import CancelRequestIn
-from api.letta.runs import wire_receipt
 from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode, LifecycleError, NotFound, NothingToCancel, Unavailable
@@ -155,9 +152,19 @@ TOO_LATE = timedelta(seconds=5)
 the answer says how it ended."""
 
 
+@dataclass(frozen=True)
+class Cancel:
+    """How a client wants runs to stop."""
+
+    reason: str | None = None
+    mode: CancelMode = CancelMode.INTERRUPT
+    wait_s: float | None = None
+    """How long to wait for a run to stop. None: as long as the server does by itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CancelService:
-    """Finds the runs that a request means, cancels them and answers."""
+    """Finds the runs that a client means, and cancels them."""
 
     runs: RunStore
     listing: RunListing
@@ -168,18 +175,19 @@ class CancelService:
         self,
         project_id: ProjectId,
         agent_id: AgentId,
-        request: CancelRequestIn,
+        cancel: Cancel,
+        *,
+        run_ids: Sequence[str] = (),
         thread_id: ThreadId | None = None,
     ) -> dict[str, str]:
-        """What became of each run: its true status, `cancelling` when it has not stopped yet, `failed` when this agent
-        (or the one thread of it that is meant) has no such run. Raises `NothingToCancel` when the request names none,
-        none is active and none has just ended."""
-        if request.run_ids:
+        """Cancels the runs with these ids, or all that are active or wait for approval. What became of each: its true
+        status, `cancelling` when it has not stopped yet, `failed` when this agent (or the one thread of it that is
+        meant) has no such run. Raises `NothingToCancel` when none is named, none is active and none has just ended."""
+        if run_ids:
             named = {
-                run_id: await self._find(project_id, agent_id, thread_id, run_id)
-                for run_id in dict.fromkeys(request.run_ids)
+                run_id: await self._find(project_id, agent_id, thread_id, run_id) for run_id in dict.fromkeys(run_ids)
             }
-            outcomes = await self._cancel_all([run for run in named.values() if run is not None], request)
+            outcomes = await self._cancel_all([run for run in named.values() if run is not None], cancel)
             return {run_id: "failed" if run is None else outcomes[run.id] for run_id, run in named.items()}
         active = await self.listing.active_of_agent(project_id, agent_id, thread_id)
         if not active:
@@ -189,12 +197,11 @@ class CancelService:
                 return {missed.id: missed.status.value}
             whose = f"agent {agent_id}" if thread_id in (None, agent_id) else f"conversation {thread_id}"
             raise NothingToCancel(f"No active runs to cancel for {whose}")
-        return await self._cancel_all(active, request)
+        return await self._cancel_all(active, cancel)
 
-    async def cancel_one(self, project_id: ProjectId, run_id: RunId, request: CancelRequestIn) -> dict[str, Any]:
-        """Cancels one run and gives the receipt. Raises `NotFound`."""
-        run = await self.runs.get(project_id, run_id)
-        return wire_receipt(await self._ask(run, request))
+    async def cancel_one(self, project_id: ProjectId, run_id: RunId, cancel: Cancel) -> Run:
+        """Cancels one run; the run as it is then. Raises `NotFound`."""
+        return await self._ask(await self.runs.get(project_id, run_id), cancel)
 
     async def _find(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, run_id: str
@@ -207,20 +214,20 @@ class CancelService:
             return None
         return run if run.agent_id == agent_id and thread_id in (None, run.thread_id) else None
 
-    async def _cancel_all(self, runs: Sequence[Run], request: CancelRequestIn) -> dict[str, str]:
+    async def _cancel_all(self, runs: Sequence[Run], cancel: Cancel) -> dict[str, str]:
         """Cancels runs side by side: a client must not wait for one slow run after the other."""
         places = asyncio.Semaphore(CANCELS_AT_ONCE)
 
-        async def cancel(run: Run) -> str:
+        async def stop(run: Run) -> str:
             async with places:
-                stopped = await self._ask(run, request)
+                stopped = await self._ask(run, cancel)
             return stopped.status.value if stopped.status in TERMINAL else "cancelling"
 
         # When the database does not answer for one, the others are cancelled all the same.
-        outcomes = await asyncio.gather(*map(cancel, runs))
+        outcomes = await asyncio.gather(*map(stop, runs))
         return {run.id: outcome for run, outcome in zip(runs, outcomes, strict=True)}
 
-    async def _ask(self, run: Run, request: CancelRequestIn) -> Run:
+    async def _ask(self, run: Run, cancel: Cancel) -> Run:
         return await self.canceller.cancel(
-            run, actor=ACTOR, reason=request.reason, mode=request.mode, wait_s=request.wait
+            run, actor=ACTOR, reason=cancel.reason, mode=cancel.mode, wait_s=cancel.wait_s
         )

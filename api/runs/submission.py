@@ -1,34 +1,25 @@
-"""Submissions: a request becomes a stored run that is dispatched. Every way of sending a message ends here."""
+"""Submissions: a command becomes a stored run that is dispatched. Every way of sending a message ends here."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from msgspec.structs import replace
 
 from api.admission import end_turn
 from api.input_limits import InputLimits
-from api.letta.agents import CLEARS_CONTEXT
-from api.letta.context import when_full
-from api.letta.message_input import (
-    IfBusy,
-    MessageIn,
-    MessagesRequest,
-    decision_message,
-    user_messages,
-)
-from api.letta.submission_keys import SubmissionHeaders, keys_of
 from api.runs.cancel import RunCanceller
+from api.runs.command import Command
 from api.runs.queued_runs import QueuedRuns
 from api.runs.submission_traces import SubmissionTraces
 from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable
-from shared.domain.agents import Agent, ModelOptions
-from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, ErrorCode, InvalidRequest, PendingApproval
-from shared.domain.ids import ConversationId, IdMaker, ThreadId
+from shared.domain.agents import Agent
+from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
+from shared.domain.ids import IdMaker
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached
-from shared.domain.messages import NewMessage, UserMessage
-from shared.domain.runs import NO_KEYS, Run, RunError, RunOptions, SubmissionKeys
+from shared.domain.messages import ApprovalResponse, NewMessage, UserMessage
+from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunError, SubmissionKeys
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
 from shared.runs.unowned import ApprovalService
@@ -41,44 +32,18 @@ from shared.sql.runs.settlement import Settlement, SettlementStore
 KEEP_ALIVE = (
     "<system-alert>Automated keep-alive ping. Ignore this message and continue from where you stopped.</system-alert>"
 )
-"""The message to the model when a client sends a decision a second time; the text is the wire's own."""
+"""The message to the model when a client sends a decision a second time. It is Letta's, word for word: models have been
+seen to obey it."""
 
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A request to submit: what, to which thread, and how."""
+class WindowRules(NamedTuple):
+    """What an agent's definition says of the context of each of its runs."""
 
-    agent: Agent
-    request: MessagesRequest
-    headers: SubmissionHeaders
-    background: bool
-    stream_tokens: bool
-    conversation_id: ConversationId | None = None
-    model: str | None = None
-    """The conversation's own model, if it has one."""
-    model_options: ModelOptions | None = None
-    run_type: str = "send_message"
-    if_busy: IfBusy | None = None
-    actor: str = "api"
-    sent: BaseModel | None = None
-    """What the client sent, if that was in another dialect: by it the same request is known."""
-
-    @property
-    def thread_id(self) -> ThreadId:
-        return ThreadId(self.conversation_id or self.agent.id)
-
-    @property
-    def busy_policy(self) -> IfBusy:
-        """What to do when the thread is busy: a conversation refuses, an agent's own history queues."""
-        return (
-            self.if_busy
-            or self.headers.if_busy
-            or self.request.if_busy
-            or ("reject" if self.conversation_id else "enqueue")
-        )
+    clears_context: bool
+    when_full: CompactionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,26 +63,22 @@ class SubmissionService:
     canceller: RunCanceller
     decisions: ApprovalService
     traces: SubmissionTraces
+    window_rules: Callable[[Agent], WindowRules]
+    """Reads them out of an agent's definition, which is stored in the words of the dialect that made it."""
     clock: Clock
     ids: IdMaker
     on_submitted: Callable[[str], None] = lambda _: None
     """Told what kind of run was submitted: `message`, `decision`, `compaction`, `tool` or `generation`."""
 
-    async def submit(self, submission: Submission) -> Run:
+    async def submit(self, command: Command) -> Run:
         """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
 
         Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or `InvalidRequest`.
         """
-        if submission.request.max_steps > self.max_steps:
+        if command.options.max_steps > self.max_steps:
             most = f"the most is {self.max_steps} (HOLDFAST_MAX_STEPS)"
-            raise InvalidRequest(f"max_steps is {submission.request.max_steps}: {most}", field="max_steps")
-        given = submission.request.given_messages()
-        self.input_limits.refuse_long_messages(given)
-        way = f"{submission.run_type} {submission.background}"
-        keys = keys_of(given, submission.headers, submission.sent or submission.request, way, self.clock.now())
-        if any(message.type != "message" for message in given):
-            return await self._submit_decision(submission, given, keys)
-        return await self._submit_messages(submission, given, keys)
+            raise InvalidRequest(f"max_steps is {command.options.max_steps}: {most}", field="max_steps")
+        return await (self._submit_messages(command) if command.decisions is None else self._submit_decision(command))
 
     async def submit_run(
         self,
@@ -146,77 +107,73 @@ class SubmissionService:
         end_turn()
         return submitted.run
 
-    async def submit_or_fail(self, submission: Submission) -> Run:
-        """As `submit`, but a thread that waits for a person gives a run that has failed, as the wire has it."""
+    async def submit_or_fail(self, command: Command, failure: Callable[[PendingApproval], RunError]) -> Run:
+        """As `submit`, but a thread that waits for a person gives a run that has failed: with `failure`, as the
+        dialect says it."""
         try:
-            return await self.submit(submission)
+            return await self.submit(command)
         except PendingApproval as error:
             now = self.clock.now()
-            shown = RunError(ErrorCode.PENDING_APPROVAL, f"CONFLICT: {error.message}", error.message, error.waiting)
-            end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=shown)
-            given = user_messages(submission.request.given_messages(), self.ids, now)
+            end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=failure(error))
+            given = self._stored(command.messages)
             refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused
-            with self.traces.submitting(self._run(submission)) as (run, span):
+            with self.traces.submitting(self._run(command)) as (run, span):
                 span.fail(type(error).__name__)
                 return await self._persist(lambda again: store_refused(run, given, refused, again=again))
 
-    async def _submit_messages(self, submission: Submission, given: Sequence[MessageIn], keys: SubmissionKeys) -> Run:
-        messages = user_messages(list(given), self.ids, self.clock.now())
-        policy = submission.busy_policy
-        if policy in ("interrupt", "rollback", "inject"):
-            taken_in = await self._make_room(submission, policy, messages, keys)
+    def _stored(self, messages: Sequence[UserMessage]) -> list[NewMessage]:
+        now = self.clock.now()
+        return [NewMessage(id=self.ids.message(), created_at=now, body=body) for body in messages]
+
+    async def _submit_messages(self, command: Command) -> Run:
+        messages = self._stored(command.messages)
+        if command.if_busy in ("interrupt", "rollback", "inject"):
+            taken_in = await self._make_room(command, messages)
             if taken_in is not None:
                 return taken_in
-        return await self.submit_run(self._run(submission), messages, keys, refuse_if_busy=policy == "reject")
+        refuse_if_busy = command.if_busy == "reject"
+        return await self.submit_run(self._run(command), messages, command.keys, refuse_if_busy=refuse_if_busy)
 
-    async def _submit_decision(self, submission: Submission, given: list[MessageIn], keys: SubmissionKeys) -> Run:
+    async def _submit_decision(self, command: Command) -> Run:
         now = self.clock.now()
-        waiting = await self.approvals.waiting_on_thread(submission.agent.project_id, submission.thread_id)
-        decision = decision_message(
-            given,
-            waiting,
-            self.ids,
-            now,
-        )
-        if decision is None:
-            raise InvalidRequest("approvals is missing", field="approvals")
-        said = user_messages(given, self.ids, now)
-        run = self._run(submission)
+        waiting = await self.approvals.waiting_on_thread(command.agent.project_id, command.thread_id)
+        decisions = [] if command.decisions is None else command.decisions(waiting)
+        decision = NewMessage(id=self.ids.message(), created_at=now, body=ApprovalResponse(decisions=decisions))
+        said = self._stored(command.messages)
+        run = self._run(command)
         try:
-            submitted = await self.decisions.decide_all(run, [decision, *said], keys=keys, by=submission.actor)
+            submitted = await self.decisions.decide_all(run, [decision, *said], keys=command.keys, by=command.actor)
         except AlreadyDecided:
             # A client that was cut off sends its decision again. The tools have run, so the model is asked to go on.
-            alive = NewMessage(id=self.ids.message(), created_at=now, body=UserMessage(content=KEEP_ALIVE))
-            return await self.submit_run(run, [alive, *said], keys)
+            [alive] = self._stored([UserMessage(content=KEEP_ALIVE)])
+            return await self.submit_run(run, [alive, *said], command.keys)
         end_turn()
         if submitted.is_new:
             self.on_submitted("decision")
         self.traces.decided(submitted.run, now)
         return submitted.run
 
-    async def _make_room(
-        self, submission: Submission, policy: IfBusy, messages: list[NewMessage], keys: SubmissionKeys
-    ) -> Run | None:
+    async def _make_room(self, command: Command, messages: list[NewMessage]) -> Run | None:
         """Does with a busy thread what the caller chose; the run that took the messages in, if one did."""
-        agent = submission.agent
-        active = await self.listing.active_of_agent(agent.project_id, agent.id, submission.thread_id)
+        agent, keys = command.agent, command.keys
+        active = await self.listing.active_of_agent(agent.project_id, agent.id, command.thread_id)
         # A retry must not cancel the run of the first try, nor inject its messages twice. The keys are read after the
         # active runs, so that a first try which is among those has its keys stored.
-        seen = await self.runs.of_keys(agent.project_id, submission.thread_id, keys)
+        seen = await self.runs.of_keys(agent.project_id, command.thread_id, keys)
         if seen is not None:
             await self.queue.dispatch_stored(seen)
             return seen
-        if policy == "inject":
+        if command.if_busy == "inject":
             for run in active:
                 answers = run.status is not RunStatus.AWAITING_APPROVAL and run.answers_messages
                 if answers and await self._inject(run, messages, keys):
                     return run
             return None
-        mode = CancelMode.ROLLBACK if policy == "rollback" else CancelMode.INTERRUPT
+        mode = CancelMode.ROLLBACK if command.if_busy == "rollback" else CancelMode.INTERRUPT
         end_turn()  # a cancel waits for the run to stop
         for run in active:
-            reason = f"a new message came with {policy}"
-            await self.canceller.cancel(run, actor=submission.actor, reason=reason, mode=mode)
+            reason = f"a new message came with {command.if_busy}"
+            await self.canceller.cancel(run, actor=command.actor, reason=reason, mode=mode)
         return None
 
     async def _inject(self, run: Run, messages: list[NewMessage], keys: SubmissionKeys) -> bool:
@@ -230,40 +187,17 @@ class SubmissionService:
     async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
         return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)
 
-    def _run(self, submission: Submission) -> Run:
-        request = submission.request
+    def _run(self, command: Command) -> Run:
+        rules = self.window_rules(command.agent)
         return Run(
             id=self.ids.run(),
-            project_id=submission.agent.project_id,
-            agent_id=submission.agent.id,
-            thread_id=submission.thread_id,
-            conversation_id=submission.conversation_id,
-            options=RunOptions(
-                streamed=bool(request.streaming),
-                stream_tokens=submission.stream_tokens,
-                status_events=submission.headers.status_events or request.include_status_events,
-                background=submission.background,
-                max_steps=request.max_steps,
-                run_type=submission.run_type,
-                client_tools=request.tools_of_client(),
-                client_skills=request.skills_of_client(),
-                clears_context=bool(submission.agent.extra.get(CLEARS_CONTEXT)),
-                override_model=request.override_model or submission.model,
-                override_system=request.override_system,
-                speech_as_text=request.use_assistant_message,
-                when_full=when_full(submission.agent.extra),
-                compaction_messages=request.include_compaction_messages,
-                model_options=submission.model_options,
-                submitted_by=submission.headers.key_id,
-                include_return_message_types=request.include_return_message_types,
-                request_config={
-                    "use_assistant_message": request.use_assistant_message,
-                    "assistant_message_tool_name": request.assistant_message_tool_name,
-                    "assistant_message_tool_kwarg": request.assistant_message_tool_kwarg,
-                },
-            ),
-            priority=submission.headers.priority,
-            callback_url=request.callback_url,
+            project_id=command.agent.project_id,
+            agent_id=command.agent.id,
+            thread_id=command.thread_id,
+            conversation_id=command.conversation_id,
+            options=replace(command.options, clears_context=rules.clears_context, when_full=rules.when_full),
+            priority=command.priority,
+            callback_url=command.callback_url,
             created_at=self.clock.now(),
         )
 

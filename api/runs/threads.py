@@ -1,10 +1,12 @@
 """The history of an agent that a request means: one of its conversations, or its default one."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
-from api.letta.model_settings import ModelSettingsFields, changed_options
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest
@@ -22,6 +24,7 @@ class AgentThread:
 
     agent: Agent
     conversation: Conversation | None = None
+    read_options: Callable[[], ModelOptions | None] = lambda: None
 
     @property
     def id(self) -> ThreadId:
@@ -39,13 +42,7 @@ class AgentThread:
     @property
     def model_options(self) -> ModelOptions | None:
         """How the model is asked in this conversation. None: as the agent says."""
-        conversation = self.conversation
-        if conversation is None:
-            return None
-        options = options_for(self.agent.options, conversation.model, conversation.model_settings)
-        window = conversation.context_window_limit
-        changed = options if window is None else replace(options, context_window=window)
-        return None if changed == self.agent.options else changed
+        return self.read_options()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +51,9 @@ class AgentThreads:
 
     agents: AgentStore
     conversations: ConversationStore
+    changed_by: Callable[[ModelOptions, Mapping[str, Any]], ModelOptions]
+    """Options as a conversation's own settings change them. These are stored in the words of the dialect that made
+    them. Raises `ValueError` for settings that it does not know."""
 
     async def find(self, project_id: ProjectId, name: str, agent_id: AgentId | None = None) -> AgentThread:
         """The history of this name: a conversation's id, an agent's id, or `default` with the agent's id beside it.
@@ -68,12 +68,13 @@ class AgentThreads:
         if name == DEFAULT or is_id(name, "agent"):
             return AgentThread(await self.agents.get(project_id, AgentId(agent_id or name)))
         conversation = await self.conversations.get(project_id, ConversationId(name))
-        return AgentThread(await self.agents.get(project_id, conversation.agent_id), conversation)
+        agent = await self.agents.get(project_id, conversation.agent_id)
+        return AgentThread(agent, conversation, partial(self._options, agent, conversation))
 
-
-def options_for(options: ModelOptions, model: str | None, settings: dict[str, object] | None) -> ModelOptions:
-    """The options for a model that takes the place of the agent's, with settings of its own."""
-    if model is not None:
+    def _options(self, agent: Agent, conversation: Conversation) -> ModelOptions | None:
         # The chosen window was that of another model.
-        options = replace(options, context_window=None)
-    return changed_options(options, ModelSettingsFields.model_validate(settings or {}).options())
+        options = agent.options if conversation.model is None else replace(agent.options, context_window=None)
+        options = self.changed_by(options, conversation.model_settings or {})
+        if conversation.context_window_limit is not None:
+            options = replace(options, context_window=conversation.context_window_limit)
+        return None if options == agent.options else options

@@ -16,6 +16,9 @@ from shared.domain.ids import Seq
 from shared.domain.runs import Run
 from shared.sql.runs.run_store import RunStore
 
+TakeEvent = Callable[[Seq, Event | Unknown], None]
+"""Takes the next event of a log, with its number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunWaiter:
@@ -30,14 +33,18 @@ class RunWaiter:
         """The run when its stream has ended; None when this process ends before. Raises `NotFound` when it is gone."""
         return await self._after(run, self.reader.wait_for_end(run))
 
-    async def followed(self, run: Run, take: Callable[[Event | Unknown], None]) -> Run | None:
+    async def followed(self, run: Run, take: TakeEvent) -> Run | None:
         """The same for who wants to know what the run's log shows: `take` is called with each event."""
         return await self._after(run, self._follow(run, take))
 
-    async def _follow(self, run: Run, take: Callable[[Event | Unknown], None]) -> None:
+    async def reads(self, run: Run, take: TakeEvent) -> bool:
+        """Calls `take` with each event of the run's log until its end. False when this process ends before."""
+        return await finishes(self._follow(run, take), self.server_ends)
+
+    async def _follow(self, run: Run, take: TakeEvent) -> None:
         async for entries in self.reader.follow(run, Seq(0), quiet_s=NEVER_QUIET_S):
-            for _, entry in entries:
-                take(decode(entry))
+            for seq, entry in entries:
+                take(seq, decode(entry))
 
     async def _after(self, run: Run, reading: Coroutine[Any, Any, None]) -> Run | None:
         has_ended = await finishes(reading, self.server_ends)

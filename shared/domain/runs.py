@@ -224,6 +224,8 @@ class CancelRequest(msgspec.Struct, frozen=True):
 class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the submission asked for."""
 
+    dialect: str = "letta"
+    """The name of the dialect in which the submission came. Callbacks are written in it."""
     streamed: bool = False
     """The answer to the submission was a stream."""
     stream_tokens: bool = False

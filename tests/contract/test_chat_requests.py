@@ -7,9 +7,9 @@ import httpx
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from api.letta.refusals import refusal
 from api.openai.chat_request import ChatRequest, input_of, left_out
-from api.openai.errors import as_openai
+from api.openai.errors import openai_error
+from api.refusals import Failure, Refusal
 from shared.domain.errors import ErrorCode
 from shared.sql.engine import Database
 from tests.kit.product import api_client
@@ -126,44 +126,42 @@ async def test_a_server_without_keys_refuses_foreign_pages_in_openais_shape(http
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "kind", "code", "message"),
+    ("refusal", "kind", "code", "message"),
     [
-        (500, {"detail": "An unknown error occurred"}, "server_error", None, "An unknown error occurred"),
         (
-            503,
-            refusal(ErrorCode.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE: away"),
-            "server_error",
-            "service_unavailable",
-            "away",
+            Refusal(status=500, code=ErrorCode.INTERNAL_ERROR, message="An unknown error occurred"),
+            *("server_error", "internal_error", "An unknown error occurred"),
         ),
         (
-            409,
-            refusal(ErrorCode.CONVERSATION_BUSY, "busy", run_id="run-1"),
-            "invalid_request_error",
-            "conversation_busy",
-            "busy",
+            Refusal(status=503, code=ErrorCode.SERVICE_UNAVAILABLE, message="away", detail="SERVICE_UNAVAILABLE: away"),
+            *("server_error", "service_unavailable", "away"),
         ),
         (
-            429,
-            {"error": {"type": "llm_rate_limit", "message": "Slow down.", "detail": "openai: x"}},
-            "rate_limit_error",
-            "rate_limit_exceeded",
-            "Slow down. openai: x",
+            Refusal(status=409, code=ErrorCode.CONVERSATION_BUSY, message="busy", run_id="run-1"),
+            *("invalid_request_error", "conversation_busy", "busy"),
         ),
         (
-            400,
-            refusal(ErrorCode.CONTEXT_WINDOW_EXCEEDED, "CONTEXT_WINDOW_EXCEEDED: too long"),
-            "invalid_request_error",
-            "context_length_exceeded",
-            "too long",
+            Refusal(
+                status=429,
+                code=ErrorCode.LLM_RATE_LIMIT,
+                message="Slow down.",
+                failure=Failure("llm_rate_limit", "openai: x"),
+            ),
+            *("rate_limit_error", "rate_limit_exceeded", "Slow down. openai: x"),
         ),
-        (502, "what a proxy would say", "server_error", None, "An unknown error occurred"),
+        (
+            Refusal(status=400, code=ErrorCode.CONTEXT_WINDOW_EXCEEDED, message="too long"),
+            *("invalid_request_error", "context_length_exceeded", "too long"),
+        ),
     ],
 )
-def test_errors_are_told_in_openais_words(status: int, body: Any, kind: str, code: str | None, message: str) -> None:
-    error = as_openai(status, body)["error"]
+def test_errors_are_told_in_openais_words(refusal: Refusal, kind: str, code: str, message: str) -> None:
+    status, body = openai_error(refusal)
+    error = body["error"]
+    assert status == refusal.status
     assert (error["type"], error["code"], error["message"], error["param"]) == (kind, code, message, None)
-    assert as_openai(status, {"error": error}) == {"error": error}, "what is in this shape stays as it is"
+    assert error["hint"]
+    assert error.get("run_id") == refusal.run_id
 
 
 def test_only_what_is_new_becomes_input() -> None:
@@ -173,8 +171,9 @@ def test_only_what_is_new_becomes_input() -> None:
 
     sent = input_of([*talk, {"role": "developer", "content": "d"}], "ada")
 
-    assert [one.type for one in sent] == ["tool_return", "message"]
-    assert (sent[1].content, sent[1].sender_id) == ("Hi", "ada")
+    assert [(one.tool_call_id, one.kind, one.tool_return) for one in sent.results] == [("c", "tool", "42")]
+    assert sent.said is not None
+    assert (sent.said.content, sent.said.sender_id) == ("Hi", "ada")
     assert list(left_out(talk)) == [
         "messages[system]",
         "messages[user]",

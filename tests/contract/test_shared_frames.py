@@ -9,7 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.caller_quotas import CallerQuotas
-from api.letta.frames import FrameOptions
+from api.letta.frames import FrameOptions, FrameStream
 from api.runs.log_ends import LogEnds
 from api.runs.reader import RunReader
 from api.runs.streaming import StreamService
@@ -46,7 +46,7 @@ async def test_a_frame_was_made_anew_for_each_reader_of_a_run(stores: Stores, re
     async def read(after: int, options: FrameOptions = STATUSES) -> None:
         bodies: list[bytes] = []
         seen.append(bodies)
-        async for body in streams.batches(run, Seq(after), options):
+        async for body in streams.batches(run, Seq(after), FrameStream(run.id, options)):
             bodies.append(body)
 
     async def write(first: int, *entries: bytes) -> None:
@@ -86,7 +86,7 @@ async def test_a_reader_that_was_shown_nothing_of_what_came_had_no_sign_of_life(
     signs: list[bytes] = []
 
     async def read(options: FrameOptions) -> None:
-        async for body in streams.batches(run, Seq(1), options):
+        async for body in streams.batches(run, Seq(1), FrameStream(run.id, options)):
             signs.append(body)
 
     numbers = itertools.count(2)

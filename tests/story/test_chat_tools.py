@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, ConflictError
 
-from api.runs.chat import DROPPED
+from api.openai.chat_service import DROPPED
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.chat_client import body_of, finish_of, openai_client, streamed, text_of, user, whole

@@ -9,6 +9,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admission, SubmissionTurns, end_turn
+from tests.kit.product.refusing import in_an_application
 from tests.kit.wait_until import wait_until
 
 SUBMIT = "/v1/agents/agent-1/messages"
@@ -42,7 +43,9 @@ async def queueing(
     storing, refused = Storing(), list[str]()
     admission = Admission(at_once=at_once, most_waiting=most_waiting, wait_s=wait_s, on_refused=refused.append)
     turns = SubmissionTurns(storing, admission=admission)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(turns), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(in_an_application(turns)), base_url="http://test"
+    ) as http:
         yield storing, admission, http
 
 
@@ -106,7 +109,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_again(path: str) -> No
         storing.stored.release()
     assert refused.status_code == 503
     assert refused.headers["Retry-After"] == "2"
-    assert "HOLDFAST_WAITING_SUBMISSIONS" in refused.json()["detail"]
+    assert "HOLDFAST_WAITING_SUBMISSIONS" in refused.text
 
 
 async def test_a_submission_that_waits_too_long_is_refused_and_leaves_no_trace() -> None:

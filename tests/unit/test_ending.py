@@ -7,8 +7,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from api.middleware import ShutdownAnswers
+from tests.kit.product.refusing import refusing_app
 
-SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "app": refusing_app()}
 
 
 async def never() -> Message:

@@ -1,13 +1,14 @@
 """Every error of the domain has its answer, in the wire's own words."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
+from api.application import ERROR_SHAPES
 from api.errors import ERROR_ANSWERS, add_error_answers, model_error_answer
+from api.letta.refusals import letta_error
 from shared.domain import errors as domain
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import ErrorCode
@@ -29,7 +30,7 @@ def test_every_error_is_in_the_table() -> None:
 async def answer_to(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """What a client gets when a route raises `error`."""
     app = FastAPI()
-    add_error_answers(app)
+    add_error_answers(app, ERROR_SHAPES)
 
     async def fail() -> None:
         raise error
@@ -121,6 +122,6 @@ async def test_a_model_error_keeps_the_providers_text(error_type: domain.ModelEr
 
 def test_a_full_context_is_a_bad_request() -> None:
     answer = model_error_answer("context_window_exceeded", "too long")
-    assert answer.status_code == 400
-    body = json.loads(bytes(answer.body))
+    status, body = letta_error(answer.refusal)
+    assert status == 400
     assert (body["detail"], body["code"]) == ("CONTEXT_WINDOW_EXCEEDED: too long", ErrorCode.CONTEXT_WINDOW_EXCEEDED)

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from api.access.whose_rows import act_for
-from api.letta.message_input import IfBusy, MessageIn, MessagesRequest
+from api.letta.answer_service import SendOptions
+from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.messages import wire_messages
-from api.letta.run_requests import CancelRequestIn
-from api.letta.submission_keys import SubmissionHeaders
-from api.runs.submission import Submission
+from api.runs.cancel import Cancel
+from api.runs.command import BusyPolicy, Command, SubmissionHeaders
+from api.runs.threads import AgentThread
 from api.services import Services
 from shared.domain.agents import Agent
 from shared.domain.errors import CancelMode, Conflict, HoldfastError
@@ -94,7 +95,7 @@ class ConversationDriver:
         agent = await services.agents.get(PROJECT, AgentId(made.id))
         return cls(product, services, product.context, product.models, agent)
 
-    async def submit(self, turns: str, policy: IfBusy) -> None:
+    async def submit(self, turns: str, policy: BusyPolicy) -> None:
         """Sends a script; a refusal is an answer, too."""
         script = json.dumps({"turns": TURNS[turns]})
         await self._send([MessageIn(content=script)], policy)
@@ -109,7 +110,7 @@ class ConversationDriver:
     async def cancel(self, mode: CancelMode, wait_s: float) -> None:
         """Cancels whatever is active."""
         try:
-            await self.services.cancels.cancel_runs(PROJECT, self.agent.id, CancelRequestIn(mode=mode, wait=wait_s))
+            await self.services.cancels.cancel_runs(PROJECT, self.agent.id, Cancel(mode=mode, wait_s=wait_s))
         except Conflict:
             return
 
@@ -196,20 +197,19 @@ class ConversationDriver:
         await models.aclose()
 
     async def _check_goes_on(self) -> None:
-        run = await self._submit(
-            submission_for(self.agent, MessagesRequest(input=json.dumps({"turns": TURNS["answers"]})))
-        )
+        run = await self._submit(MessagesRequest(input=json.dumps({"turns": TURNS["answers"]})))
         assert run is not None
         await self.come_to_rest()
         after = await self.services.runs.look_up(run.id)
         assert (after.status, after.stop_reason) == (RunStatus.COMPLETED, "end_turn"), after.error
 
-    async def _send(self, messages: list[MessageIn], policy: IfBusy) -> None:
-        await self._submit(submission_for(self.agent, MessagesRequest(messages=messages, if_busy=policy)))
+    async def _send(self, messages: list[MessageIn], policy: BusyPolicy) -> None:
+        await self._submit(MessagesRequest(messages=messages, if_busy=policy))
 
-    async def _submit(self, submission: Submission) -> Run | None:
+    async def _submit(self, request: MessagesRequest) -> Run | None:
+        sender = self.services.sending
         try:
-            return await self.services.sending.submissions.submit(submission)
+            return await sender.submissions.submit(command_for(self.services, self.agent, request))
         except HoldfastError:
             return None
 
@@ -221,9 +221,10 @@ class ConversationDriver:
         return await self.services.listing.page(PROJECT, wanted, Page(limit=1000))
 
 
-def submission_for(agent: Agent, request: MessagesRequest) -> Submission:
+def command_for(services: Services, agent: Agent, request: MessagesRequest) -> Command:
     """A submission to this agent, streamed by tokens."""
-    return Submission(agent=agent, request=request, headers=SubmissionHeaders(), background=True, stream_tokens=True)
+    sent = request.model_copy(update={"background": True, "stream_tokens": True})
+    return services.sending.command(AgentThread(agent), sent, SendOptions(SubmissionHeaders()))
 
 
 def _item(call_id: str, choice: Choice) -> dict[str, Any]:

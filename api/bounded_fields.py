@@ -68,3 +68,8 @@ def _no_longer_than(most: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 Settings = Annotated[dict[str, Any], AfterValidator(_no_longer_than(LONGEST_SETTINGS))]
 Metadata = Annotated[dict[str, Any], AfterValidator(_no_longer_than(LONGEST_METADATA))]
+
+
+def as_object(value: Any) -> dict[str, Any] | None:
+    """The value if it is a JSON object."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -7,10 +7,6 @@ from typing import Any
 from shared.domain.approvals import WaitingCalls
 from shared.domain.ids import is_id
 
-CODE = "PENDING_APPROVAL"
-"""The wire's code for a request that meets calls that wait."""
-
-
 BY_A_PERSON = '{"decision": "approve"} or {"decision": "deny"}'
 BY_THE_CLIENT = '{"decision": "tool_return", "tool_return": "…"} or {"decision": "deny"}'
 """Bodies of a decision on one call, by who makes it: a tool of the client's cannot be approved."""
