@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import SHOULD_RETRY
-from api.letta.envelope import wire_time
+from api.letta.messages import wire_time
 from api.letta.unused_input import models_in, unused_fields
 from api.openai.chat_request import ChatRequest, left_out
 from shared.concurrency import others_turn

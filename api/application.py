@@ -14,13 +14,13 @@ from api.caller_quotas import RequestLimits
 from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
 from api.event_stream import WayOut
-from api.incoming_traces import IncomingTraces
 from api.letta.refusals import letta_error
 from api.middleware import (
     BrowserGuard,
     HeadRequests,
     LettaPaths,
     RequestBodies,
+    SecurityHeaders,
     ShutdownAnswers,
     UnsentBodies,
 )
@@ -28,8 +28,7 @@ from api.openai.errors import openai_error
 from api.openapi_document import describe_truly
 from api.refusals import Dialects
 from api.request_log import HEADER as REQUEST_ID
-from api.request_log import RequestLog
-from api.request_metrics import RequestMetrics, RouteNames
+from api.request_log import IncomingTraces, RequestLog, RequestMetrics, RouteNames
 from api.route_index import RouteIndex
 from api.routes import (
     absent_lists,
@@ -58,7 +57,6 @@ from api.routes import (
     tools,
 )
 from api.runs.streaming import CONTINUED_BY
-from api.security_headers import SecurityHeaders
 from api.services import Services
 from api.strict_requests import StrictRequests
 from shared.process.settings import listed

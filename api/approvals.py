@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from api.letta.approvals import DecisionIn, parsed_arguments
-from api.letta.content import tool_result
-from api.runs.submission_traces import SubmissionTraces
+from api.letta.message_input import tool_result
+from api.letta.runs import DecisionIn, parsed_arguments
+from api.runs.submission import SubmissionTraces
 from shared.concurrency import Clock
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest

@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
 
+from api.access.accepted_keys import LONGEST
 from api.access.callers import Caller
-from api.access.stream_tokens import LONGEST
-from api.letta.envelope import in_utc
-from api.letta.messages import MessageType
+from api.letta.messages import MessageType, in_utc
 from api.message_answers import types_for
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
 from api.services import Services

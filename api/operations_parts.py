@@ -4,8 +4,7 @@ deployment."""
 from contextlib import AbstractAsyncContextManager
 
 from api.caller_quotas import CallerQuotas
-from api.deployment_figures import DeploymentFigures
-from api.operations import Operations
+from api.operations import DeploymentFigures, Operations
 from shared.domain.operations import ApiState
 from shared.process.context import ProcessContext
 from shared.process.version import VERSION

@@ -5,7 +5,8 @@ declared, never the path or the query as they were sent: those may hold what use
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -18,6 +19,8 @@ from structlog.contextvars import bind_contextvars, clear_contextvars, get_conte
 
 from api.access.client_address import Network, client_address
 from shared.concurrency import Clock
+from shared.telemetry.api_metrics import ApiMetrics
+from shared.telemetry.tracer import trace_id_of
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -142,3 +145,127 @@ def _ids(scope: Scope) -> Iterator[tuple[str, str]]:
 def _figures(scope: Scope) -> dict[str, Any]:
     figures = scope.get("state", {}).get(StreamFigures.KEY)
     return {"frames": figures.frames, "stream_end": figures.end} if isinstance(figures, StreamFigures) else {}
+
+
+# The trace that a request came with: W3C's `traceparent`, with which its sender says what the request is a part of.
+#
+# What the request starts goes on in that trace, and the lines that are logged on its behalf name it. A header that is
+# not well-formed, or is there twice, is passed over, as W3C says: it is no reason to refuse a request.
+
+
+_INCOMING: ContextVar[str | None] = ContextVar("trace context of the request", default=None)
+
+
+def incoming_trace() -> str | None:
+    """The W3C trace context that the present request came with, if it came with one."""
+    return _INCOMING.get()
+
+
+def bind_trace(traceparent: str | None) -> None:
+    """Lets what is logged from here on, on behalf of the present request, name its trace."""
+    trace_id = trace_id_of(traceparent)
+    if trace_id is not None:
+        bind_contextvars(trace_id=trace_id)
+
+
+class IncomingTraces:
+    """Reads the trace context of each request. `RequestLog` comes before it: it begins the request's lines anew."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        given = _given(scope)
+        return self._app(scope, receive, send) if given is None else self._traced(given, scope, receive, send)
+
+    async def _traced(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:
+        before = _INCOMING.set(given)
+        try:
+            # Never taken back: the access log has the last line, outside of here. Each request is a task of its own.
+            bind_trace(given)
+            await self._app(scope, receive, send)
+        finally:
+            _INCOMING.reset(before)
+
+
+def _given(scope: Scope) -> str | None:
+    if scope["type"] != "http":
+        return None
+    values = [value for name, value in scope["headers"] if name == b"traceparent"]
+    text = values[0].decode("latin-1").strip() if len(values) == 1 else None
+    return text if trace_id_of(text) else None
+
+
+# Counts requests, for Prometheus: by the route that answered them, never by their path.
+
+
+NO_ROUTE = "none"
+"""Of a request that no route has seen: it was refused before, or there is no such path."""
+
+_ROUTE = "route_template"
+
+
+class RequestMetrics:
+    """Counts each request when its answer begins, and how long that took: a stream goes on for as long as its run. The
+    first that a request meets, so that refusals count too."""
+
+    def __init__(self, app: ASGIApp, *, metrics: ApiMetrics, clock: Clock) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = self._clock.monotonic()
+        state = scope.setdefault("state", {})
+        has_begun = False
+
+        def count(status: int) -> None:
+            seconds = self._clock.monotonic() - began
+            self._metrics.request_answered(asked_method(scope), state.get(_ROUTE, NO_ROUTE), status, seconds)
+
+        async def counted(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                count(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            # The answer to an error that nobody foresaw is made outside of here, where no middleware sees it.
+            if not has_begun:
+                count(500)
+            raise
+
+
+class RouteNames:
+    """Notes for `RequestMetrics` which route answers. The last that a request meets before its route: only there is
+    known which it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+
+        def note() -> None:
+            if "route" in scope:
+                state[_ROUTE] = getattr(scope["route"], "path", NO_ROUTE)
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                note()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:
+            note()
+            raise

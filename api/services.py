@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
-from api.access.issuing import KeyIssuer
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolShelf
 from api.caller_quotas import CallerQuotas
@@ -14,11 +14,9 @@ from api.letta.model_settings import OfferedModels
 from api.openai.chat_service import ChatService
 from api.operations import Operations
 from api.runs.cancel import CancelService
-from api.runs.compaction import CompactionService
-from api.runs.generation import GenerationService
+from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
 from api.runs.threads import AgentThreads
-from api.runs.tool_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
 from shared.domain.ids import IdMaker

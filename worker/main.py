@@ -3,30 +3,42 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
+import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
+from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
 from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
+from shared.domain.tools import SandboxTier
+from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
+from shared.packages.environments import PackageEnvironments
+from shared.packages.setup import package_environments
 from shared.process.context import ProcessContext
 from shared.process.importing import without_collections
 from shared.process.measurements import measured
+from shared.process.settings import Settings
 from shared.process.traces import traced
 from shared.process.version import VERSION
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
 from shared.redis.process_presence import ProcessPresence, ToolPresence
-from shared.redis.queue import InFlightLimits, RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
+from shared.runs.retention import RecordRetention, Retention
+from shared.runs.unowned import ApprovalService, UnownedRuns
+from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.blocks import MemoryStore
@@ -36,30 +48,188 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.run_store import RetentionStore, RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
 from worker.health_port import health_port, health_sockets
 from worker.models.prices import Prices
 from worker.models.registry import Models
+from worker.proxy.exchange import Reach
 from worker.queue.queue_worker import QueueWorker
 from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
-from worker.run.budgets import BudgetService
+from worker.run.context import BudgetService, RunServices
 from worker.run.execute_run import RunExecutor
-from worker.run.run_log import RunLog
-from worker.run.run_metrics import RunMetrics
-from worker.run.run_traces import RunTraces
-from worker.run.services import RunServices
+from worker.run.publisher import RunLog
+from worker.run.run_traces import RunMetrics, RunTraces
 from worker.run.settle import RunFinisher
-from worker.tool_parts import ToolParts, tool_parts
+from worker.tools.invocation import CallLimits, ToolSandbox
+from worker.tools.node_choice import find_node, sandbox_of
+from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
+from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
+from worker.tools.zygote import ZygotePlan
 from worker.upkeep.sweeper import Sweeper
-from worker.upkeep_parts import upkeep
+
+# The part of the composition root that makes what is due once per interval, for the whole fleet.
+
+
+PRUNE_EVERY_S = 60.0
+
+
+@asynccontextmanager
+async def upkeep(
+    process: ProcessContext, sweeper: Sweeper, unowned: UnownedRuns, embeddings: EmbeddingClient
+) -> AsyncGenerator[None]:
+    """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
+    approvals = _approvals(process, unowned)
+    intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
+    embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
+
+    async def sweep() -> None:
+        for reason, count in (await sweeper.sweep()).items():
+            process.metrics.worker.runs_found(reason, count)
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(intervals.repeating(sweep, every_s=every_s, name="sweep"))
+        await stack.enter_async_context(
+            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
+        )
+        await stack.enter_async_context(
+            intervals.repeating(embedding.embed_due, every_s=every_s, name="embed passages")
+        )
+        for name, prune in _prunings(process):
+            await stack.enter_async_context(intervals.repeating(prune, every_s=PRUNE_EVERY_S, name=name))
+        yield
+
+
+def _approvals(process: ProcessContext, unowned: UnownedRuns) -> ApprovalService:
+    return ApprovalService(
+        approvals=ApprovalStore(process.database),
+        decisions=DecisionStore(process.database, process.ids),
+        runs=RunStore(process.database),
+        unowned=unowned,
+        queue=RunQueue(process.redis),
+        clock=process.clock,
+    )
+
+
+def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
+    """The rounds that delete what the settings do not keep for ever, each with its name. A setting of 0 days has none.
+
+    One worker of the fleet does a round at a time, once a minute; `holdfast prune` does all of it at once.
+    """
+    settings, clock = process.settings, process.clock
+    if settings.retain_days:
+        keep = timedelta(days=settings.retain_days)
+        yield "prune", Retention(store=RetentionStore(process.database), clock=clock, keep=keep).prune_some
+    records = RecordRetention(
+        audit=AuditLog(process.database),
+        budgets=BudgetStore(process.database),
+        clock=clock,
+        audit_days=settings.retain_audit_days,
+        budget_days=settings.retain_budget_days,
+    )
+    if records.is_wanted:
+        yield "prune records", records.prune_some
+
+
+# The part of the composition root that makes what tools need: walls, packages, folders, and for some a way out.
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LEAST_CALLS = 8
+"""Tool calls that run at once on a small machine."""
+
+LOOK_FOR_LEFT_FOLDERS_S = 3600.0
+
+
+class ToolParts(NamedTuple):
+    """What the tools of one worker run in."""
+
+    tier: SandboxTier
+    runs_javascript: bool
+    sandbox: ToolSandbox
+    packages: PackageEnvironments
+
+
+@asynccontextmanager
+async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGenerator[ToolParts]:
+    """The walls that were found to work here, for the block, and the packages for the Python behind them.
+
+    Raises `InvalidRequest` when there are no walls and nobody chose that, or packages cannot be kept where the settings
+    say.
+    """
+    settings = process.settings
+    choice = SandboxChoice(settings.sandbox, settings.tool_user, settings.tool_python, settings.tool_scratch_mb)
+    walls = await choice.best_walls() or await plain_process(choice)
+    tier, python = _described(walls)
+    limits = CallLimits(
+        memory_bytes=settings.tool_memory_mb << 20,
+        processor_s=settings.tool_cpu_s,
+        file_bytes=settings.tool_scratch_mb << 20,
+    )
+    node = await find_node(settings.tool_node, walls, limits)
+    # In tier 1 the folder is shown to the tools' user by another way.
+    other_user = walls.user is not None and tier is not SandboxTier.ONE
+    packages = await package_environments(process, python, for_other_user=other_user)
+    calls_at_once = settings.tool_processes or max(LEAST_CALLS, 2 * (os.cpu_count() or 1))
+    async with AsyncExitStack() as stack:
+        above = stack.enter_context(worker_folder())
+        reach = _reach(settings, network, tier, stack)
+        if reach is not None and isinstance(walls, ZygotePlan):
+            walls = with_certificates(walls, above, network)
+        folders = ToolFolders(above, walls.user)
+        sandbox = sandbox_of(walls, limits, node, grace_s=settings.tool_grace, folders=folders, reach=reach)
+        bounded = BoundedSandbox(sandbox, calls_at_once=calls_at_once, spare_calls=settings.spare_tool_processes)
+        stack.push_async_callback(bounded.aclose)
+        await stack.enter_async_context(
+            repeating(
+                lambda: asyncio.to_thread(remove_left_folders),
+                every_s=LOOK_FOR_LEFT_FOLDERS_S,
+                name="remove folders of dead workers",
+            )
+        )
+        yield ToolParts(tier, node is not None, bounded, packages)
+
+
+def with_certificates(plan: ZygotePlan, above: Path, network: NetworkRules) -> ZygotePlan:
+    """The plan, with a file of those whom this worker trusts itself: the system's authorities and the operator's."""
+    trusted = network.tls().get_ca_certs(binary_form=True)
+    path = above / "certificates.pem"
+    path.write_text("".join(map(ssl.DER_cert_to_PEM_cert, trusted)))
+    path.chmod(0o444)
+    return msgspec.structs.replace(plan, certificates=str(path))
+
+
+def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
+    """The walls by their name, and the Python behind them. The log says it."""
+    if isinstance(walls, PlainProcess):
+        tier, danger = SandboxTier.PROCESS, f"tool code can do whatever {walls.whose_power} can"
+        log.warning("tools_run_without_walls", sandbox=tier.value, danger=danger, user=walls.user)
+        return tier, walls.python
+    python = walls.interpreter.executable
+    log.info("tools_run_behind_walls", sandbox=walls.tier.value, python=python, user=walls.user)
+    return walls.tier, python
+
+
+def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: AsyncExitStack) -> Reach | None:
+    """The hosts that tools with a network may connect to, if there are any."""
+    allowed = AllowedHosts.parse(settings.tool_network)
+    if not allowed or tier is SandboxTier.PROCESS:
+        return None
+    if tier is SandboxTier.ONE:
+        log.info("tools_may_connect", hosts=str(allowed))
+    else:
+        log.warning("tools_have_no_network", sandbox=tier.value, reason="HOLDFAST_TOOL_NETWORK needs tier 1")
+    reach = Reach(allowed, network.policy)
+    stack.callback(reach.close)
+    return reach
+
 
 STARTS_AT_ONCE = 4
 

@@ -5,17 +5,35 @@ process learns of a revocation within that time. While the database is away, key
 not be revoked meanwhile. Of others it cannot be said whether they are ours, so their requests are a 503 and no 401.
 """
 
+import base64
+import hashlib
+import hmac
+import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple, TypeVar
 
 import structlog
 
 from api.access.callers import EVERYBODY, Caller, ConfiguredKeys
+from api.errors import Refused
 from shared.concurrency import Clock
-from shared.domain.api_keys import Scopes, digest_of, is_well_formed
-from shared.domain.errors import Unavailable
+from shared.domain.api_keys import (
+    LONGEST_GRACE_S,
+    SECRET_BYTES,
+    ApiKey,
+    Level,
+    Scopes,
+    check_new_key,
+    digest_of,
+    is_well_formed,
+    new_secret,
+)
+from shared.domain.errors import ErrorCode, InvalidRequest, Unavailable
+from shared.domain.ids import IdMaker, KeyId, ProjectId, RunId
 from shared.sql.access.api_keys import ApiKeyStore, FoundKey
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -172,3 +190,205 @@ class _KnownKeys:
         """Nothing is known any more but what can be said of it while the database is away."""
         for known in self._known.values():
             known.fresh_until = 0.0
+
+
+# Wrong keys, counted by the address that they come from, in this process.
+#
+# An address that sends many is told to slow down. That must not lock out others who share it, behind one proxy: a key
+# that nobody can guess is let in all the same, and nothing would be gained by refusing it. A short key might be found
+# by trying. So it has to have been used from that address before the wrong ones came.
+
+
+BURST = 30
+"""Wrong keys that an address may send at once."""
+PER_SECOND = 0.5
+"""And then so many, on and on."""
+MOST_COUNTED = 2 * BURST
+"""More are not counted, so that an address which stops is free again after a minute."""
+
+MOST_ADDRESSES = 10_000
+KNOWN_FOR_S = 3600.0
+"""Seconds for which a short key that was right stays known to be used from an address."""
+
+
+class FailedKeys:
+    """Counts wrong keys. Its memory is bounded, whoever sends what."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counts: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By address: how many, and when they were."""
+        self._known: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """By address and key: when the key was right."""
+
+    def note(self, address: str) -> int | None:
+        """Counts a wrong key; the seconds to wait for, if there were too many."""
+        address = network_of(address)
+        count = min(self._count(address) + 1, MOST_COUNTED)
+        _put(self._counts, address, (count, self._clock.monotonic()))
+        return _wait(count)
+
+    def wait_for(self, address: str, key_id: str) -> int | None:
+        """The seconds for which this short key, which is right, has to wait; None if it is let in."""
+        address = network_of(address)
+        known, now = self._known.get((address, key_id)), self._clock.monotonic()
+        wait = _wait(self._count(address))
+        if wait is not None and (known is None or now - known > KNOWN_FOR_S):
+            return wait
+        _put(self._known, (address, key_id), now)
+        return None
+
+    def _count(self, address: str) -> float:
+        count, at = self._counts.get(address, (0.0, 0.0))
+        return max(0.0, count - (self._clock.monotonic() - at) * PER_SECOND)
+
+
+def _wait(count: float) -> int | None:
+    return math.ceil((count - BURST) / PER_SECOND) if count > BURST else None
+
+
+Name = TypeVar("Name")
+Value = TypeVar("Value")
+
+
+def _put(kept: OrderedDict[Name, Value], name: Name, value: Value) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > MOST_ADDRESSES:
+        kept.popitem(last=False)
+
+
+def network_of(address: str) -> str:
+    """What one machine may choose its addresses from: of IPv6, the first half."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    return str(IPv6Address(int(parsed) >> 64 << 64)) if isinstance(parsed, IPv6Address) else address
+
+
+# New keys and new secrets, for the API and the command line alike.
+
+
+class Issued(NamedTuple):
+    """A key and its new secret, which nobody can look up later."""
+
+    key: ApiKey
+    secret: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyIssuer:
+    """Makes keys and rotates them."""
+
+    keys: ApiKeyStore
+    clock: Clock
+    ids: IdMaker
+    random: Callable[[int], bytes]
+    """So many random bytes that nobody can foresee."""
+
+    async def create(
+        self, project_id: ProjectId, name: str, scopes: Sequence[str], *, expires_at: datetime | None, by: str
+    ) -> Issued:
+        """Makes a key. Raises `InvalidRequest`, and `NotFound` for an agent that the project does not have."""
+        now = self.clock.now()
+        check_new_key(name, expires_at, now)
+        secret = new_secret(self.random(SECRET_BYTES))
+        key = ApiKey(
+            id=self.ids.key(),
+            project_id=project_id,
+            name=name.strip(),
+            scopes=Scopes.parse(scopes).texts(),
+            prefix=secret.prefix,
+            created_at=now,
+            created_by=by,
+            expires_at=expires_at,
+        )
+        return Issued(await self.keys.create(key, secret, token_secret=self.random(SECRET_BYTES)), secret.text)
+
+    async def rotate(self, project_id: ProjectId | None, key_id: KeyId, grace_s: int) -> Issued:
+        """Gives the key a new secret; earlier ones go on for the grace. Raises as `ApiKeyStore.rotate`."""
+        if not 0 <= grace_s <= LONGEST_GRACE_S:
+            raise InvalidRequest(f"the grace is from 0 to {LONGEST_GRACE_S} seconds", field="grace_s")
+        secret = new_secret(self.random(SECRET_BYTES))
+        key = await self.keys.rotate(
+            project_id,
+            key_id,
+            secret,
+            grace=timedelta(seconds=grace_s),
+            now=self.clock.now(),
+            token_secret=self.random(SECRET_BYTES),
+        )
+        return Issued(key, secret.text)
+
+
+# Tokens that open one run's stream for a while, for pages whose EventSource can send no API key.
+#
+# A token names the key that made it and is signed by it; nothing is stored. Every API process with that key knows it,
+# also while Redis is away. It ends by its time, or with its key. The signature of a configured key says nothing of it
+# that somebody could try out cheaply.
+
+
+_SALT = b"holdfast stream tokens"
+_COST = 2**14
+"""Of scrypt: some 50 ms and 16 MiB, once per process and configured key."""
+
+LONGEST = 500
+"""Characters of a token."""
+
+
+class StreamTokens:
+    """Makes and reads tokens."""
+
+    def __init__(self, keys: AcceptedKeys) -> None:
+        self._keys = keys
+        self._stretched: dict[bytes, bytes] = {}
+
+    async def make(self, caller: Caller, run_id: RunId, expires_at: datetime) -> str:
+        """A token for this run's stream; its time is cut to whole seconds. Raises a 401 when the caller's key has ended
+        since it was checked."""
+        signer = await self._keys.signer(caller.key_id)
+        if signer is None:
+            raise _refusal("The key of this request has ended")
+        expires = int(expires_at.timestamp())
+        return f"{expires}.{caller.key_id}.{self._signature(signer, caller.project_id, run_id, expires)}"
+
+    async def caller_of(self, token: str, run_id: RunId, now: datetime) -> Caller:
+        """Who may read the stream of this run. Raises a 401 for any other token."""
+        expires, _, rest = token.partition(".")
+        key_id, _, signature = rest.rpartition(".")
+        is_number = expires.isascii() and expires.isdecimal() and len(expires) <= 12
+        if not (is_number and key_id and signature.isascii() and key_id.isascii() and len(token) <= LONGEST):
+            raise _refusal("The stream token is not valid")
+        if datetime.fromtimestamp(int(expires), UTC) <= now:
+            raise _refusal("The stream token has expired")
+        signer = await self._keys.signer(key_id)
+        if signer is None:
+            raise _refusal("The stream token is not valid: its key is not known, or has ended")
+        caller = signer.caller
+        if not hmac.compare_digest(self._signature(signer, caller.project_id, run_id, int(expires)), signature):
+            raise _refusal("The stream token is not valid for this run")
+        return Caller(caller.project_id, caller.key_id, Scopes(Level.READ), caller.key_name)
+
+    def _signature(self, signer: TokenSigner, project_id: ProjectId, run_id: RunId, expires: int) -> str:
+        said = f"{run_id} {expires} {project_id}".encode()
+        signed = hmac.new(self._key(signer), _SALT + b" " + said, hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(signed).decode().rstrip("=")
+
+    def _key(self, signer: TokenSigner) -> bytes:
+        if not signer.is_guessable:
+            return signer.secret
+        if signer.secret not in self._stretched:
+            stretched = hashlib.scrypt(signer.secret, salt=_SALT, n=_COST, r=8, p=1, dklen=32)
+            self._stretched[signer.secret] = stretched
+        return self._stretched[signer.secret]
+
+
+def end_of_token(now: datetime, valid_for_s: int) -> datetime:
+    """When a token ends that is made now."""
+    return (now + timedelta(seconds=valid_for_s)).replace(microsecond=0)
+
+
+def _refusal(reason: str) -> Refused:
+    said = f"{reason}: ask for a new one, POST /v1/runs/{{run_id}}/stream-token with an API key"
+    return Refused(401, ErrorCode.INVALID_STREAM_TOKEN, said, headers={"WWW-Authenticate": "Bearer"})

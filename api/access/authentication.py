@@ -12,13 +12,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from api.access.accepted_keys import AcceptedKeys
+from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens
 from api.access.agent_reach import AgentReach
 from api.access.callers import EVERYBODY, Caller
 from api.access.client_address import Network, client_address
-from api.access.failed_keys import FailedKeys
 from api.access.route_rules import OF_ADMINS, RULES, Reach
-from api.access.stream_tokens import StreamTokens
 from api.errors import SHOULD_RETRY, Refused, answer_domain_error
 from api.route_index import RouteIndex
 from shared.concurrency import Clock

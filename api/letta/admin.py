@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from api.letta.envelope import wire_time
+from api.letta.messages import wire_time
 from shared.domain.api_keys import MOST_AGENTS, MOST_NAME, ApiKey
 from shared.domain.operations import (
     ApiState,

@@ -19,12 +19,11 @@ from api.bounded_fields import (
     Tags,
     Variables,
 )
-from api.letta.approvals import Waiting
 from api.letta.blocks import BlockCreate, filled_in, wire_block
 from api.letta.context import SETTINGS as COMPACTION
 from api.letta.context import CompactionSettings, changed_settings, when_full, wire_settings
-from api.letta.envelope import wire_time
 from api.letta.message_input import MessageIn, user_messages
+from api.letta.messages import wire_time
 from api.letta.model_settings import (
     KEPT_SETTINGS,
     EmbeddingConfigFields,
@@ -40,6 +39,7 @@ from api.letta.model_settings import (
     without_defaults,
     without_shown_limit,
 )
+from api.letta.runs import Waiting
 from api.letta.tools import wire_tool, without_source
 from api.runs.submission import WindowRules
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, changed_secrets, with_tool_rules

@@ -17,10 +17,10 @@ from api.letta.run_requests import StreamRequest
 from api.letta.runs import wire_answer, wire_run
 from api.long_answers import CHARACTERS_OF_A_VALUE, json_answer
 from api.runs.command import BusyPolicy, Command, SubmissionHeaders, keys_of
+from api.runs.reader import RunWaiter, elsewhere
 from api.runs.streaming import StreamService, cursor_of
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThread
-from api.runs.waiting import RunWaiter, elsewhere
 from shared.concurrency import Clock, beside
 from shared.domain.errors import ErrorCode, PendingApproval
 from shared.domain.ids import Seq

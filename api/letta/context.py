@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api.letta.envelope import wire_time
+from api.letta.messages import wire_time
 from api.letta.model_settings import ModelSettingsFields, changed_options
 from shared.domain.agents import ModelOptions, render_memory, render_metadata
 from shared.domain.errors import InvalidRequest

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from api.bounded_fields import Description, Settings
-from api.letta.envelope import in_utc, wire_time
 from api.letta.message_input import MessagesRequest
+from api.letta.messages import in_utc, wire_time
 from api.letta.model_settings import Handle, ModelSettingsFields
 from api.letta.run_requests import StreamRequest
 from shared.domain.conversations import Conversation

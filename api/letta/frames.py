@@ -7,9 +7,11 @@ from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
-from api.letta.envelope import date_of, envelope, part_otid
 from api.letta.messages import (
+    date_of,
+    envelope,
     otid_of,
+    part_otid,
     summary_as_content,
     summary_fields,
     tool_call_fields,

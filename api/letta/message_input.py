@@ -2,27 +2,83 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, assert_never, cast
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from api.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
-from api.letta.content import content_parts, tool_result
 from api.runs.command import BusyPolicy, Part, ReadDecisions
 from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest, WrongToolCalls
 from shared.domain.ids import IdMaker
 from shared.domain.messages import (
+    AssistantMessage,
     ContentPart,
     Decision,
+    ImageContent,
     NewMessage,
+    TextContent,
     UserMessage,
+    text_with_notes,
 )
 from shared.domain.models import split_handle
 from shared.domain.tools import ClientTool
 from shared.network.addresses import flaw_of_url
+
+# Content on the wire, text and images: of a user's message, and of a tool's result.
+
+
+def content_parts(given: list[Any], *, field: str) -> list[ContentPart]:
+    """The parts of a list that a client sent in `field`. Raises `InvalidRequest`, which names the one that is none."""
+    return [_read_part(as_object(part) or {}, f"{field}[{number}]") for number, part in enumerate(given)]
+
+
+def tool_result(value: Any) -> tuple[str, list[ContentPart] | None]:
+    """A result that a client brings, as text, and in the parts in which it came; None when it came as text."""
+    if isinstance(value, list):
+        parts = content_parts(cast("list[Any]", value), field="tool_return")
+        return text_with_notes(parts), parts
+    return "" if value is None else str(value), None
+
+
+def _read_part(part: dict[str, Any], where: str) -> ContentPart:
+    kind = part.get("type", "text")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return TextContent(part["text"])
+    given = as_object(part.get("source"))
+    if kind == "image" and given is not None:
+        if given.get("type") == "url" and isinstance(given.get("url"), str):
+            return ImageContent(url=given["url"])
+        media_type = given.get("media_type") or "image/png"
+        if given.get("type") == "base64" and isinstance(given.get("data"), str) and isinstance(media_type, str):
+            return ImageContent(data=given["data"], media_type=media_type)
+    raise InvalidRequest(
+        f"{where} is not understood: use {{'type': 'text', 'text': …}} or "
+        "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}",
+        field=where,
+    )
+
+
+def wire_content(content: str | list[ContentPart]) -> str | list[dict[str, Any]]:
+    """Content as the wire shows it: text stays text."""
+    if isinstance(content, str):
+        return content
+    return [_wire_part(part) for part in content]
+
+
+def _wire_part(part: ContentPart) -> dict[str, Any]:
+    match part:
+        case TextContent():
+            return {"type": "text", "text": part.text}
+        case ImageContent(url=str() as url):
+            return {"type": "image", "source": {"type": "url", "url": url}}
+        case ImageContent():
+            source = {"type": "base64", "media_type": part.media_type, "data": part.data}
+            return {"type": "image", "source": source}
+        case _:
+            assert_never(part)
 
 
 def _checked(url: str) -> str:
@@ -330,3 +386,60 @@ def _lines(value: Any) -> list[str] | None:
 
 def _content(content: str | list[dict[str, Any]] | None) -> str | list[ContentPart]:
     return content_parts(content, field="content") if isinstance(content, list) else content or ""
+
+
+# A turn that a program had with a model by itself, brought afterwards: Letta's `messages/capture`.
+#
+# The wire has what the program sent to the model and what came back. Of the first the history keeps what users said, of
+# the second the text: the rest (instructions, earlier answers that a program sends along, tools) is the program's own.
+
+
+Given = Annotated[list[dict[str, Any]], Field(max_length=1000)]
+
+
+class CaptureRequest(BaseModel):
+    """The body of a capture."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    provider: Annotated[str, Field(min_length=1, max_length=100)]
+    model: Annotated[str, Field(min_length=1, max_length=500)]
+    request_messages: Given
+    """What the program sent: those with the role `user` are kept."""
+    response_dict: dict[str, Any]
+    """What the model answered: `content` is kept, a text."""
+
+    def users_messages(self) -> list[MessageIn]:
+        """What users said, as messages of a submission are written. Raises `InvalidRequest` for content that is
+        neither text nor parts."""
+        said: list[MessageIn] = []
+        for number, message in enumerate(self.request_messages):
+            content: Any = message.get("content")
+            if message.get("role") != "user" or not content:
+                continue
+            if not isinstance(content, str | list):
+                raise InvalidRequest(f"request_messages[{number}].content must be a text or a list of content parts")
+            said.append(MessageIn(role="user", content=cast("str | list[dict[str, Any]]", content)))
+        return said
+
+    def answer(self) -> str:
+        """What the model said; empty when it said nothing. Raises `InvalidRequest` for content that is no text."""
+        content = self.response_dict.get("content")
+        if content is None:
+            return ""
+        if not isinstance(content, str):
+            raise InvalidRequest("response_dict.content must be the text that the model answered")
+        return content
+
+
+def captured_messages(request: CaptureRequest, ids: IdMaker, now: datetime) -> list[NewMessage]:
+    """The turn's messages, as the history keeps them. Raises `InvalidRequest`."""
+    bodies: list[UserMessage | AssistantMessage] = []
+    for message in request.users_messages():
+        content = message.content or ""
+        is_text = isinstance(content, str)
+        bodies.append(UserMessage(content if is_text else content_parts(content, field="request_messages[].content")))
+    answer = request.answer()
+    if answer:
+        bodies.append(AssistantMessage(text=answer, model=f"{request.provider}/{request.model}"))
+    return [NewMessage(id=ids.message(), created_at=now, body=body) for body in bodies]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.bounded_fields import Description, Metadata
 from api.letta.agents import EmbeddingConfigFields
-from api.letta.envelope import wire_time
+from api.letta.messages import wire_time
 from api.letta.model_settings import wire_embedding_config
 from shared.concurrency import beside
 from shared.domain.archival import (

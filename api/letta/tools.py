@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.bounded_fields import Description, Metadata, Objects, Tags
-from api.letta.approvals import Waiting
 from api.letta.messages import outcome_field
+from api.letta.runs import Waiting
 from api.tool_source.reader import ToolDeclaration, read_tool_source
 from api.tool_source.syntax import refuse_missing_modules
 from api.tool_source.typescript import read_typescript_source

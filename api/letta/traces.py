@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any
 
-from api.letta.envelope import wire_time
+from api.letta.messages import wire_time
 from shared.concurrency import unix_ms
 from shared.domain.approvals import Approval
 from shared.domain.lifecycle import TERMINAL, RunStatus

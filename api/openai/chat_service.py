@@ -13,10 +13,10 @@ from api.openai.chat_answer import ChatAnswer
 from api.openai.chat_chunks import ChunkStream
 from api.openai.chat_request import ChatRequest
 from api.runs.command import Command, Part, SubmissionHeaders, keys_of
+from api.runs.reader import RunWaiter, elsewhere
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
 from api.runs.threads import AgentThread
-from api.runs.waiting import RunWaiter, elsewhere
 from shared.concurrency import Clock
 from shared.domain.approvals import Approval
 from shared.domain.errors import PendingApproval

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 
 from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 
 
 async def any_filter(

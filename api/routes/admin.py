@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime
 
 from api.dependencies import CallerDep, NewestFirst, ProjectDep, ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.admin import KeyCreate, KeyRotate, wire_audit_event, wire_key, wire_status
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 
 from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
 from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, MOST_TAGS, PassageQuery
 from shared.domain.ids import PassageId

@@ -6,8 +6,8 @@ from fastapi import APIRouter
 
 from api.agent_answers import agent_answer
 from api.dependencies import AgentIdPath, BlockIdPath, CallerDep, NewestFirst, ProjectDep, ServicesDep
+from api.direct_route import LateRoute
 from api.errors import Refused
-from api.late_route import LateRoute
 from api.letta.blocks import BlockUpdate, wire_block
 from shared.domain.agents import Block
 from shared.domain.errors import ErrorCode

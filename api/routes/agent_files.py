@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.answer_headers import warning_of
 from api.bounded_fields import MOST_ENTRIES
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+from api.direct_route import LateRoute
 from api.errors import Refused
-from api.late_route import LateRoute
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin

@@ -16,7 +16,7 @@ from api.dependencies import (
     SubmissionHeadersDep,
     ToolIdPath,
 )
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.answer_service import run_or_refusal
 from api.letta.tools import (
     ToolRunRequest,

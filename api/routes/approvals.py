@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path
 
 from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, ServicesDep
-from api.late_route import LateRoute
-from api.letta.approvals import DecisionIn, wire_approval, wire_decided
+from api.direct_route import LateRoute
+from api.letta.runs import DecisionIn, wire_approval, wire_decided
 from api.runs.threads import DEFAULT
 from shared.concurrency import beside
 from shared.domain.errors import InvalidRequest

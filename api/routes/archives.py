@@ -14,7 +14,7 @@ from api.dependencies import (
     ServicesDep,
     Texts,
 )
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.passages import (
     ArchiveCreate,
     ArchiveUpdate,

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from api.agent_answers import agent_answers
 from api.dependencies import BlockIdPath, NewestFirst, Number, Numbers, OldestFirst, ProjectDep, ServicesDep, Texts
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.blocks import BlockCreate, BlockUpdate, new_block, wire_block
 from shared.sql.definitions.agents import AgentFilter
 from shared.sql.definitions.blocks import BlockFilter

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from api.dependencies import ProjectDep, ServicesDep, SubmissionHeadersDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.openai.chat_request import ChatRequest
 from api.runs.threads import AgentThread
 from api.services import Services

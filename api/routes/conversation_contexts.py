@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from api.access.callers import Caller
 from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.answer_service import run_or_refusal
 from api.letta.context import SETTINGS, CompactRequest, wire_compaction
 from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation

@@ -14,7 +14,7 @@ from api.dependencies import (
     SubmissionHeadersDep,
     ThreadName,
 )
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.answer_service import SendOptions
 from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
 from api.letta.run_requests import CancelRequestIn

@@ -12,7 +12,7 @@ from api.dependencies import (
     ProjectDep,
     ServicesDep,
 )
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.conversations import ConversationCreate, ConversationUpdate, new_conversation, wire_conversation
 from api.model_choice import with_served_model
 from api.services import Services

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator
 
 from api.dependencies import ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from shared.process.service_answers import RETRY_AFTER_S, not_ready, what_is_missing
 from shared.process.version import VERSION
 from shared.telemetry.metrics import CONTENT_TYPE

@@ -17,13 +17,11 @@ from api.dependencies import (
 )
 from api.direct_route import DirectRoute
 from api.letta.answer_service import SendOptions, run_or_refusal
-from api.letta.captured import CaptureRequest, captured_messages
-from api.letta.generation import GenerateRequest, question_of, wire_generated
-from api.letta.message_input import MessagesRequest
-from api.letta.run_requests import CancelRequestIn
+from api.letta.message_input import CaptureRequest, MessagesRequest, captured_messages
+from api.letta.run_requests import CancelRequestIn, GenerateRequest, question_of, wire_generated
 from api.message_answers import message_answers
 from api.runs.command import keys_of
-from api.runs.generation import text_of_answer
+from api.runs.single_runs import text_of_answer
 from api.runs.threads import AgentThread
 from shared.domain.errors import NotFound
 from shared.domain.ids import ThreadId

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.dependencies import NewestFirst, ProjectDep, RunIdPath, ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.admin import wire_open_callback, wire_operations
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)

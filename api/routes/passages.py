@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.dependencies import ProjectDep, ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.passages import PassageSearch, wire_found
 
 router = APIRouter(prefix="/v1/passages", tags=["passages"], route_class=LateRoute)

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 
 from api.dependencies import CallerDep, HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
-from api.late_route import LateRoute
-from api.letta.message_search import MessageSearch, wire_found
-from api.letta.messages import wire_messages
+from api.direct_route import LateRoute
+from api.letta.messages import MessageSearch, wire_found, wire_messages
 from api.message_answers import message_answers, types_for
 from api.runs.threads import DEFAULT
 from shared.domain.errors import NotFound

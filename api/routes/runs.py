@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from api.access.stream_tokens import end_of_token
+from api.access.accepted_keys import end_of_token
 from api.answer_headers import warn_if_pruned
 from api.dependencies import (
     CallerDep,
@@ -23,8 +23,8 @@ from api.dependencies import (
     Texts,
 )
 from api.direct_route import DirectRoute
-from api.letta.envelope import wire_time
 from api.letta.message_input import InjectRequest, parts_in, user_messages
+from api.letta.messages import wire_time
 from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
 from api.letta.runs import WIRE_STATUSES, wire_receipt, wire_run, wire_step, wire_usage
 from api.letta.traces import wire_run_metrics, wire_trace

@@ -16,7 +16,7 @@ from api.dependencies import (
     StepIdPath,
     Texts,
 )
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.run_requests import FeedbackRequest
 from api.letta.runs import wire_step
 from api.letta.traces import wire_step_metrics

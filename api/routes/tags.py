@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from api.dependencies import OldestFirst, ProjectDep, ServicesDep
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 
 router = APIRouter(prefix="/v1/tags", tags=["tags"], route_class=LateRoute)
 

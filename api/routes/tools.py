@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from api.answer_headers import warning_of
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 from api.letta.tools import (
     TOOL_TYPES,
     LimitsIn,

@@ -2,15 +2,19 @@
 has."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
+from starlette.responses import Response
 
-from api.runs.log_ends import LogEnd, LogEnds, LogWatch
-from shared.concurrency import unix_ms
-from shared.domain.errors import NotFound, Unavailable
-from shared.domain.events import FIRST_SEQ, Gap, RunCreated, decode, encode, is_end
+from api.errors import RETRY_AFTER_S, SHOULD_RETRY, refused
+from api.event_stream import finishes
+from shared.concurrency import repeating, unix_ms
+from shared.domain.errors import ErrorCode, NotFound, Unavailable
+from shared.domain.events import FIRST_SEQ, Event, Gap, RunCreated, Unknown, decode, encode, is_end
 from shared.domain.ids import RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, of_bytes, unbroken
@@ -20,6 +24,129 @@ from shared.redis.event_feed import MAX_BYTES, EventFeed, Subscription
 from shared.redis.event_log import EventLog
 from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore
+
+# Where logs end, for readers that hear nothing.
+#
+# The feed forgets: an end that was published while nobody could hear it is in SQL alone. A thousand silent readers ask
+# SQL one question together, and a reader of whose log there is no news is not woken.
+
+
+DOUBT_S = 5.0
+"""Seconds of silence after which SQL is asked at the latest: an end that was published while the feed was away is
+there."""
+
+GATHER_S = 0.25
+"""Seconds that the questions of readers wait for one another."""
+
+
+class LogEnd(NamedTuple):
+    """How far a log reaches in SQL, and whether it has ended."""
+
+    last_seq: Seq
+    is_over: bool
+
+
+@dataclass
+class _Question:
+    """A question that readers ask SQL together."""
+
+    wanted: set[RunId] = field(default_factory=set[RunId])
+    is_answered: bool = False
+    ends: dict[RunId, LogEnd] | None = None
+    """None: the database does not say."""
+
+
+@dataclass(slots=True, eq=False)
+class LogWatch:
+    """What one reader of a run that goes on has heard, and what SQL says of its log's end."""
+
+    subscription: Subscription
+    last: Seq
+    """The last number that the reader has."""
+    asked_at: Seq | None = None
+    """That number when the last round came by."""
+    end: LogEnd | None = None
+    """None: nobody was in doubt yet."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None and self.end.is_over
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether SQL has what follows."""
+        return self.end is not None and self.last < self.end.last_seq
+
+
+class LogEnds:
+    """Says where logs end, for readers that hear nothing. They ask SQL one question together, so that writers have the
+    database's connections, and a reader of whose log there is no news is not woken."""
+
+    def __init__(self, runs: RunStore, *, doubt_s: float = DOUBT_S) -> None:
+        self._runs = runs
+        self._round_s = doubt_s / 2
+        self._watches: set[LogWatch] = set()
+        self._next = _Question()
+        self._asking = asyncio.Lock()
+
+    def watching(self) -> AbstractAsyncContextManager[None]:
+        """Looks after readers for as long as the block lasts."""
+        return repeating(self._look, every_s=self._round_s, name="look for the ends of logs")
+
+    @contextmanager
+    def watch(self, subscription: Subscription, last: Seq) -> Generator[LogWatch]:
+        """For one reader: who has heard nothing for a while is told when SQL has more, or the end."""
+        watch = LogWatch(subscription, last)
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.discard(watch)
+
+    async def of(self, run_id: RunId) -> LogEnd | None:
+        """Where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
+        question = self._next
+        question.wanted.add(run_id)
+        # The first reader that comes asks for all. If it leaves meanwhile, the next one does.
+        async with self._asking:
+            if not question.is_answered:
+                await self._ask(question)
+        ends = question.ends
+        return None if ends is None else _end_in(ends, run_id)
+
+    async def _ask(self, question: _Question) -> None:
+        await asyncio.sleep(GATHER_S)
+        if self._next is question:
+            self._next = _Question()
+        try:
+            question.ends = await self._ends_of(question.wanted)
+        except Unavailable:
+            question.ends = None
+        question.is_answered = True
+
+    async def _look(self) -> None:
+        """One round: asks for those who have heard nothing since the last one."""
+        silent: list[LogWatch] = []
+        for watch in self._watches:
+            if watch.subscription.is_waiting and watch.last == watch.asked_at:
+                silent.append(watch)
+            watch.asked_at = watch.last
+        if not silent:
+            return
+        ends = await self._ends_of({watch.subscription.run_id for watch in silent})
+        for watch in silent:
+            watch.end = _end_in(ends, watch.subscription.run_id)
+            if watch.is_over or watch.is_stored:
+                watch.subscription.fall_behind()
+
+    async def _ends_of(self, run_ids: Collection[RunId]) -> dict[RunId, LogEnd]:
+        found = await self._runs.ends_of_logs(run_ids)
+        return {run_id: LogEnd(last_seq, status in STREAM_ENDED) for run_id, status, last_seq in found}
+
+
+def _end_in(ends: dict[RunId, LogEnd], run_id: RunId) -> LogEnd:
+    return ends.get(run_id, LogEnd(FIRST_SEQ, is_over=True))
+
 
 NEVER_QUIET_S = 86_400.0
 """For who need not be told of a silence."""
@@ -172,3 +299,50 @@ def _end_of(run: Run) -> Entries:
     )
     first = run.last_seq + 1 - len(events)
     return [(Seq(seq), encode(event)) for seq, event in enumerate(events, start=first)]
+
+
+# Waiting for the end of a run, for clients that want a whole answer.
+
+
+TakeEvent = Callable[[Seq, Event | Unknown], None]
+"""Takes the next event of a log, with its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWaiter:
+    """Waits for runs. A run goes on when its client leaves, and when this process ends."""
+
+    reader: RunReader
+    runs: RunStore
+    server_ends: asyncio.Event
+    """Set when this process ends."""
+
+    async def ended(self, run: Run) -> Run | None:
+        """The run when its stream has ended; None when this process ends before. Raises `NotFound` when it is gone."""
+        return await self._after(run, self.reader.wait_for_end(run))
+
+    async def followed(self, run: Run, take: TakeEvent) -> Run | None:
+        """The same for who wants to know what the run's log shows: `take` is called with each event."""
+        return await self._after(run, self._follow(run, take))
+
+    async def reads(self, run: Run, take: TakeEvent) -> bool:
+        """Calls `take` with each event of the run's log until its end. False when this process ends before."""
+        return await finishes(self._follow(run, take), self.server_ends)
+
+    async def _follow(self, run: Run, take: TakeEvent) -> None:
+        async for entries in self.reader.follow(run, Seq(0), quiet_s=NEVER_QUIET_S):
+            for seq, entry in entries:
+                take(seq, decode(entry))
+
+    async def _after(self, run: Run, reading: Coroutine[Any, Any, None]) -> Run | None:
+        has_ended = await finishes(reading, self.server_ends)
+        return await self.runs.get(run.project_id, run.id) if has_ended else None
+
+
+def elsewhere(run: Run) -> Response:
+    """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
+    that sent the same again would begin another run."""
+    shown_by = "stream" if run.has_own_thread else "messages"
+    said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its {shown_by}"
+    headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}
+    return refused(503, ErrorCode.SERVER_ENDING, said, headers=headers, run_id=run.id)

@@ -1,23 +1,25 @@
 """Submissions: a command becomes a stored run that is dispatched. Every way of sending a message ends here."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from api.admission import end_turn
 from api.input_limits import InputLimits
+from api.request_log import bind_trace, incoming_trace
 from api.runs.cancel import RunCanceller
 from api.runs.command import Command
-from api.runs.queued_runs import QueuedRuns
-from api.runs.submission_traces import SubmissionTraces
-from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable
+from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_ms
 from shared.domain.agents import Agent
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
-from shared.domain.ids import IdMaker
+from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.limits import LimitReached
+from shared.domain.limits import LimitReached, ProjectLimits
 from shared.domain.messages import ApprovalResponse, NewMessage, UserMessage
 from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunError, SubmissionKeys
 from shared.domain.settling import RunEnd
@@ -28,6 +30,98 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
+from shared.telemetry.run_attributes import of_run
+from shared.telemetry.tracer import Span, Tracer
+
+# How many runs a project may have waiting. SQL has the truth; it is not asked at every submission.
+
+
+FRESH_S = 1.0
+"""For how long a count is gone by."""
+
+PART = 10
+"""A process takes this part of what was left at the last count before it counts again, so that several of them go over
+the limit by little."""
+
+RETRY_S = 5.0
+"""What a client is told to wait when the queue is full: nobody knows how long the runs in front take."""
+
+
+class _Room(NamedTuple):
+    left: int
+    until: float
+
+
+class QueuedRuns:
+    """Holds projects to their number of queued runs."""
+
+    def __init__(self, listing: RunListing, limits: ProjectLimits, clock: Clock) -> None:
+        self._listing = listing
+        self._limits = limits
+        self._clock = clock
+        self._rooms: dict[ProjectId, _Room] = {}
+        self._one_counts = asyncio.Lock()
+
+    async def take_place(self, project_id: ProjectId) -> None:
+        """Counts one more submission. Raises `LimitReached`."""
+        most = self._limits.of(project_id).queued_runs
+        if not most:
+            return
+        async with self._one_counts:
+            now = self._clock.monotonic()
+            room = self._rooms.get(project_id)
+            if room is None or room.left <= 0 or room.until <= now:
+                room = _Room(await self._left(project_id, most) // PART, now + FRESH_S)
+            self._rooms[project_id] = room._replace(left=room.left - 1)
+
+    async def _left(self, project_id: ProjectId, most: int) -> int:
+        queued = await self._listing.count_queued(project_id, most)
+        if queued >= most:
+            raise LimitReached(
+                f"The project {project_id!r} has {most} runs that wait to be executed",
+                setting="HOLDFAST_QUEUED_RUNS",
+                retry_after_s=RETRY_S,
+            )
+        return most - queued
+
+
+# The first span of a run's trace: its submission, whose trace context is stored with the run.
+#
+# Every process that has to do with the run continues from what is stored, so that one trace shows the run from its
+# submission to its callback, over all the workers that have it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionTraces:
+    """Begins the traces of runs."""
+
+    tracer: Tracer
+    clock: Clock
+
+    @contextmanager
+    def submitting(self, run: Run) -> Generator[tuple[Run, Span]]:
+        """Around what stores the run: the run as it is to be stored, and its span. The trace is the one that the
+        request came with, or a new one."""
+        incoming = incoming_trace()
+        with self.tracer.begin("submit", parent=incoming, kind="server", attributes=of_run(run)) as span:
+            bind_trace(span.traceparent)
+            yield replace(run, options=replace(run.options, traceparent=span.traceparent)), span
+
+    def decided(self, continuation: Run, began_at: datetime) -> None:
+        """A decision has started this run. Its trace is that of the run that asked, which is known once it is stored;
+        the trace that the request came with is linked."""
+        incoming = incoming_trace()
+        traceparent = continuation.options.traceparent
+        bind_trace(traceparent)
+        self.tracer.begin(
+            "decide",
+            parent=traceparent,
+            kind="server",
+            attributes=of_run(continuation),
+            links=[] if incoming is None else [incoming],
+            at_ms=unix_ms(began_at),
+        ).end()
+
 
 KEEP_ALIVE = (
     "<system-alert>Automated keep-alive ping. Ignore this message and continue from where you stopped.</system-alert>"

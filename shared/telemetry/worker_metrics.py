@@ -17,7 +17,7 @@ OTHER = "other"
 STOP_REASONS: tuple[str, ...] = get_args(StopReason)
 
 INTERRUPTS = ("cancelled", "timed_out", "budget", "handed_over", "lost", "put_off", "interrupted")
-"""How something ends that was not let come to its end: see `worker.run.observed.Observed`."""
+"""How something ends that was not let come to its end: see `worker.run.observation.Observed`."""
 
 STEP_OUTCOMES = ("success", "parked", "failed", *INTERRUPTS)
 TOOL_OUTCOMES = ("success", "error", *INTERRUPTS)

@@ -41,7 +41,7 @@ THE_API_MAY = {
     ("api/callbacks/delivery.py", "outbox.postpone"),
     ("api/callbacks/delivery.py", "outbox.record_attempt"),
     ("api/callbacks/delivery.py", "runs.look_up"),
-    ("api/runs/log_ends.py", "_runs.ends_of_logs"),
+    ("api/runs/reader.py", "_runs.ends_of_logs"),
     ("api/runs/reader.py", "events.read"),
 }
 """Callbacks and the ends of logs are work for all projects; the events are those of the reader's run."""

@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from api.runs.log_ends import LogEnds
-from api.runs.reader import RunReader
+from api.runs.reader import LogEnds, RunReader
 from shared.concurrency import SystemClock
 from shared.domain.errors import Unavailable
 from shared.domain.events import StatusChanged, StepRestarted, decode, encode

@@ -10,8 +10,7 @@ import pytest
 import sqlalchemy as sa
 from arq.connections import ArqRedis
 
-from api.runs.log_ends import GATHER_S, LogEnds
-from api.runs.reader import RunReader
+from api.runs.reader import GATHER_S, LogEnds, RunReader
 from shared.domain.events import Gap, RunCreated, StatusChanged, StepRestarted, decode, encode, is_end
 from shared.domain.ids import Fence, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger

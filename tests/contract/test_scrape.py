@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.engine import make_url
 
-from api.deployment_figures import DeploymentFigures
+from api.operations import DeploymentFigures
 from shared.concurrency import SystemClock
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer, log_servers

@@ -10,8 +10,7 @@ from arq.connections import ArqRedis
 
 from api.caller_quotas import CallerQuotas
 from api.letta.frames import FrameOptions, FrameStream
-from api.runs.log_ends import LogEnds
-from api.runs.reader import RunReader
+from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import StreamService
 from shared.concurrency import SystemClock, background
 from shared.domain.events import Ended, ReasoningChunk, StatusChanged, encode

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from api.deployment_figures import KEPT_S, QUIETEST_LOOKED_AT, DeploymentFigures
+from api.operations import KEPT_S, QUIETEST_LOOKED_AT, DeploymentFigures
 from shared.concurrency import unix_ms
 from shared.domain.events import TextChunk, encode
 from shared.domain.ids import MessageId, Seq, StepId, ThreadId

@@ -11,8 +11,7 @@ import httpx
 import pytest
 from arq.connections import ArqRedis
 
-from api.runs.log_ends import LogEnds
-from api.runs.reader import RunReader
+from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import FRAMES_AT_ONCE
 from shared.domain.events import StatusChanged, encode
 from shared.domain.ids import Seq

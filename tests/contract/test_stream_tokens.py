@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from starlette.exceptions import HTTPException
 
-from api.access.accepted_keys import AcceptedKeys
+from api.access.accepted_keys import AcceptedKeys, StreamTokens, end_of_token
 from api.access.callers import EVERYBODY, Caller, ConfiguredKeys
-from api.access.stream_tokens import StreamTokens, end_of_token
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 from arq.connections import ArqRedis
 
-from api.runs.log_ends import LogEnds
-from api.runs.reader import RunReader
+from api.runs.reader import LogEnds, RunReader
 from shared.concurrency import SystemClock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode

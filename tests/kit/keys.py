@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import token_bytes
 
+from api.access.accepted_keys import Issued, KeyIssuer
 from api.access.callers import DEFAULT_PROJECT
-from api.access.issuing import Issued, KeyIssuer
 from shared.concurrency import Clock, SystemClock
 from shared.domain.ids import IdMaker, ProjectId
 from shared.sql.access.api_keys import ApiKeyStore

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from api.application import ROUTES
-from api.late_route import LateRoute
+from api.direct_route import LateRoute
 
 LATE = (
     "api.tool_source.docstrings",

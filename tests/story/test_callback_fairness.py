@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from arq.connections import ArqRedis
 
-from api.callbacks.places import OF_A_PROJECT, PLACES, REST, DeliveryPlaces
+from api.callbacks.delivery import OF_A_PROJECT, PLACES, REST, DeliveryPlaces
 from shared.domain.ids import ProjectId
 from shared.sql.engine import Database
 from tests.kit.clocks import SettableClock

@@ -15,8 +15,8 @@ from shared.domain.messages import (
 )
 from shared.domain.runs import CompactionOptions
 from tests.kit.model_server.model_calls import history, returned
+from worker.run.summary import messages_to_summarise
 from worker.run.transcript import transcript
-from worker.run.what_leaves import messages_to_summarise
 
 WINDOW = 100_000
 CALLS = AssistantMessage(tool_calls=[ToolCall("c1", "add", '{"a": 1}')])

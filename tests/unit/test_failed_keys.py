@@ -1,6 +1,6 @@
 """Wrong keys are counted by address; the right keys of others who share it go on."""
 
-from api.access.failed_keys import BURST, MOST_ADDRESSES, MOST_COUNTED, PER_SECOND, FailedKeys, network_of
+from api.access.accepted_keys import BURST, MOST_ADDRESSES, MOST_COUNTED, PER_SECOND, FailedKeys, network_of
 from tests.kit.clocks import FrozenClock
 
 PROXY = "10.0.0.1"

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI, Response
 
-from api.direct_route import DirectRoute
-from api.late_route import LateRoute
+from api.direct_route import DirectRoute, LateRoute
 from api.long_answers import in_pieces, is_long
 from tests.kit.product.in_process import asgi_client
 

@@ -12,8 +12,7 @@ from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import AGENT, some_run
 from worker.models.provider import AttemptFailed, ModelCall, Text
 from worker.run.interruption import Interruption
-from worker.run.observation import RunObservation
-from worker.run.observed import SUCCESS, Observed, ObservedModelCall, RunObserver
+from worker.run.observation import SUCCESS, Observed, ObservedModelCall, RunObservation, RunObserver
 
 CALL = ModelCall(handle="openai/gpt-4o-mini", system="", history=[])
 

@@ -18,8 +18,8 @@ from tests.kit.certificates import SelfSigned
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, SCRATCH_MB, WALLED, sandbox_of, walls
 from tests.kit.stream_server import stream_server
 from tests.kit.tools import tool_call
+from worker.main import with_certificates
 from worker.proxy.exchange import Reach
-from worker.tool_parts import with_certificates
 from worker.tools.invocation import ToolInvocation, ToolSandbox
 from worker.tools.walled_sandbox import WalledSandbox
 

@@ -27,7 +27,7 @@ from shared.domain.settling import open_calls
 from tests.kit.model_server.model_calls import history, returned
 from worker.models.provider import ToolSpec
 from worker.run.request_size import fixed_tokens, history_tokens, last_answer, text_tokens
-from worker.run.what_leaves import SUMMARY_SHARE, clipped, leaving, longest_that_fits
+from worker.run.summary import SUMMARY_SHARE, clipped, leaving, longest_that_fits
 
 ALL = CompactionOptions(mode="all")
 WINDOW = CompactionOptions()

@@ -7,11 +7,21 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from shared.concurrency import beside, retry_while_unavailable, unix_ms
+from shared.archival.archival_memory import ArchivalMemory
+from shared.concurrency import Clock, beside, retry_while_unavailable, unix_ms
 from shared.domain.agents import Agent, ModelOptions, characters_of_memory, requires_approval
 from shared.domain.approvals import Approval
-from shared.domain.errors import CancelMode, CancelRequested, ShutdownRequested
+from shared.domain.errors import (
+    BudgetExceeded,
+    CancelMode,
+    CancelRequested,
+    ModelError,
+    ModelErrorType,
+    ShutdownRequested,
+)
 from shared.domain.events import BegunAnswer, Event, lost_usage
+from shared.domain.ids import IdMaker
+from shared.domain.limits import UNCHOSEN_ANSWER, Amount, Budgets, amount_of
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.models import continues_answers
@@ -19,16 +29,145 @@ from shared.domain.runs import Compaction, Run, Step, Usage
 from shared.domain.settling import RunEnd
 from shared.domain.tool_catalog import SPEAKS, is_base_tool, runs_in_sandbox
 from shared.domain.tools import NextCalls, Tool, missing_calls, next_calls, turn_so_far
+from shared.packages.environments import PackageEnvironments
+from shared.redis.event_log import EventLog
 from shared.secret_keys import SecretKeys
-from shared.sql.definitions.agents import EquippedAgent
-from shared.sql.history.messages import ContextOfRun
-from shared.sql.runs.checkpoints import Checkpoint
+from shared.sql.definitions.agents import AgentStore, EquippedAgent
+from shared.sql.definitions.blocks import MemoryStore
+from shared.sql.history.message_lists import MessageLists
+from shared.sql.history.messages import ContextOfRun, MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.budgets import BudgetStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.event_blocks import EventStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
+from shared.sql.runs.steps import StepStore
+from worker.models.prices import Prices
 from worker.models.provider import ModelCall
+from worker.models.registry import Models
 from worker.run.interruption import Interruption
-from worker.run.observation import RunObservation
+from worker.run.observation import ObserverOf, RunObservation
 from worker.run.progress import Instructions, KnownCalls, RunProgress
 from worker.run.publisher import Publisher
-from worker.run.services import RunServices
+from worker.tools.invocation import ToolSandbox
+
+# Pays for the calls of models: what a call may use is set aside before it is made, and counted when it has ended.
+#
+# A call's prompt is estimated, as for the window; its answer may have what was chosen for it, or `UNCHOSEN_ANSWER`. So
+# a share that runs have in common is exceeded by no more than what answers are longer than that. A run's own budget is
+# not shared with anybody, and is compared with the prompt alone: the answer is what the run is there for.
+
+
+ONE_TOKEN = Amount(tokens=1)
+"""What every call has at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetService:
+    """The service that pays for the calls of a worker's runs."""
+
+    budgets: Budgets
+    prices: Prices
+    store: BudgetStore
+    clock: Clock
+
+    def priced(self, handle: str, usage: Usage) -> Usage:
+        """The usage of one call, with its price where a budget asks for prices."""
+        if not self.budgets.count_money:
+            return usage
+        return msgspec.structs.replace(usage, cost_nano_usd=self.prices.nano_usd(handle, usage) or 0)
+
+    def check(self, used: Usage) -> None:
+        """To be called between calls. Raises `BudgetExceeded` when the run has used up its own budget."""
+        self._check_run(amount_of(used).plus(ONE_TOKEN))
+
+    async def reserve(self, run: Run, used: Usage, call: ModelCall) -> None:
+        """Sets aside what the call may use. Raises `BudgetExceeded` when it would go over, `StaleFence`, `ModelError`
+        when a budget is in money and nobody knows the model's price."""
+        budgets = self.budgets
+        accounts = budgets.accounts_of(run)
+        if not budgets.run.is_set and not accounts:
+            return
+        prompt = call.estimated_tokens()
+        asked = self._amount(call.handle, Usage(prompt_tokens=prompt))
+        self._check_run(amount_of(used).plus(asked))
+        if accounts:
+            longest = call.options.max_output_tokens or UNCHOSEN_ANSWER
+            amount = self._amount(call.handle, Usage(prompt_tokens=prompt, completion_tokens=longest))
+            await self.store.reserve(run, accounts, amount, self.clock.now(), prompt=asked)
+
+    def _amount(self, handle: str, usage: Usage) -> Amount:
+        price = self.prices.nano_usd(handle, usage) if self.budgets.count_money else 0
+        if price is None:
+            raise ModelError(
+                ModelErrorType.BAD_REQUEST,
+                f"There is a budget in money, and nobody knows what {handle!r} costs: write its price into the file "
+                "that HOLDFAST_PRICES_FILE names.",
+            )
+        return Amount(amount_of(usage).tokens, price)
+
+    def _check_run(self, amount: Amount) -> None:
+        over = self.budgets.run.exceeded_by(amount)
+        if over is not None:
+            raise BudgetExceeded(
+                f"the next call would bring the run to {over}, which HOLDFAST_RUN_TOKEN_BUDGET and "
+                "HOLDFAST_RUN_COST_BUDGET allow one run"
+            )
+
+
+# What every run of a worker shares: the stores, the models, the tools, and who is told what happens to a run.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunServices:
+    """What every run of a worker shares."""
+
+    models: Models
+    sandbox: ToolSandbox
+    packages: PackageEnvironments
+    memory: MemoryStore
+    archival: ArchivalMemory
+    message_lists: MessageLists
+    agents: AgentStore
+    secret_keys: SecretKeys
+    messages: MessageStore
+    runs: RunStore
+    approvals: ApprovalStore
+    checkpoints: CheckpointStore
+    settlements: SettlementStore
+    events: EventStore
+    inbox: InboxStore
+    steps: StepStore
+    event_log: EventLog
+    clock: Clock
+    ids: IdMaker
+    stores_first: bool
+    """Whether events go to SQL before they are shown (see `Publisher`)."""
+    tool_timeout_s: float
+    patience_s: float
+    """Seconds that a run repeats a write while the database is away."""
+    budgets: BudgetService
+    observers: Sequence[ObserverOf] = ()
+    """Who is told what happens to a run."""
+
+    def publisher(self, run: Run, worker: str, interruption: Interruption) -> Publisher:
+        """The publisher of a run that `worker` has just claimed, with its observation. It stops the run when the log
+        has a newer owner."""
+        return Publisher(
+            run,
+            event_log=self.event_log,
+            events=self.events,
+            checkpoints=self.checkpoints,
+            clock=self.clock,
+            interruption=interruption,
+            observation=RunObservation(
+                run, worker=worker, clock=self.clock, interruption=interruption, observers=self.observers
+            ),
+            stores_first=self.stores_first,
+        )
+
 
 Result = TypeVar("Result")
 

@@ -28,12 +28,10 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
-from worker.run.compaction import compact_thread
-from worker.run.context import Outcome, Parked, RunContext, load_context
-from worker.run.generation import generate
+from worker.run.context import Outcome, Parked, RunContext, RunServices, load_context
+from worker.run.context_window import compact_thread
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
-from worker.run.services import RunServices
 from worker.run.settle import (
     RunFinisher,
     cancelled,
@@ -44,8 +42,8 @@ from worker.run.settle import (
     failed_by_secret,
     failed_by_timeout,
 )
+from worker.run.single_runs import generate, run_tool
 from worker.run.step_loop import run_steps
-from worker.run.tool_run import run_tool
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -8,23 +8,132 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import NamedTuple
 
 import structlog
 
 from shared.concurrency import Clock, background, unix_ms
 from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
-from shared.domain.events import Event, ShownStep, StepRestarted, encode
+from shared.domain.events import Event, LogContinued, ShownStep, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog, RedisLostData
+from shared.runs.unowned import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore
 from worker.run.interruption import Interruption
-from worker.run.log_taking import take_log
-from worker.run.observation import RunObservation
+from worker.run.observation import (
+    Observed,
+    ObservedModelCall,
+    ObservedRun,
+    ObservedStep,
+    ObservedToolCall,
+    ObservedWrite,
+    RunObservation,
+    RunObserver,
+)
+
+# How a run's new owner takes its log: what earlier owners have shown, and how the new one goes on behind that.
+
+
+class TakenLog(NamedTuple):
+    """A log as its new owner finds it."""
+
+    follows: Seq
+    """The number that the owner's first event follows."""
+    shown: ShownStep
+    """What readers have seen of the step in hand."""
+    opening: LogContinued | StepRestarted | None
+    """The owner's first event; None for the first owner, who needs none."""
+
+
+async def take_log(
+    run: Run,
+    event_log: EventLog,
+    events: EventStore,
+    checkpoints: CheckpointStore,
+    now: datetime,
+    *,
+    goes_on: bool,
+    stores_first: bool,
+) -> TakenLog:
+    """Adopts the log. `goes_on` is as in `Publisher.publishing`, `stores_first` as in `Publisher`. Raises `LeaseLost`,
+    `StaleFence` or `Unavailable`."""
+    adopted = await adopt_log(run, event_log, checkpoints, now)
+    if run.fence == 1:
+        return TakenLog(adopted.follows, ShownStep(), None)
+    is_shown = adopted.follows > run.checkpoint_seq
+    behind = await events.read(run.id, run.checkpoint_seq, None) if is_shown else []
+    shown = ShownStep(decode(entry) for _, entry in behind)
+    # Of what SQL has not, an embedded Redis has shown nothing.
+    is_whole = adopted.is_whole or stores_first
+    opening = _opening(run, shown, adopted.follows, unix_ms(now), goes_on=goes_on and is_whole)
+    shown.take(opening)
+    return TakenLog(adopted.follows, shown, opening)
+
+
+def _opening(run: Run, shown: ShownStep, follows: Seq, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
+    attempt, lost_call = int(run.fence), run.follows_lost_owner
+    if goes_on and shown.beginning is not None:
+        return LogContinued(at, follows, attempt, lost_call)
+    void = list(shown.message_ids)
+    return StepRestarted(at=at, attempt=attempt, void_message_ids=void, follows=follows, lost_call=lost_call)
+
+
+# What an operator sees of a run at DEBUG: its model calls, its tools' calls and its writes, as they begin and end.
+#
+# It has ids, figures and outcomes. What was asked and answered, and what tools are called, is nobody's in a log.
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class RunLog(RunObserver):
+    """Logs what happens to one run. The ids of the run and the worker are bound to every line."""
+
+    def began(self, what: Observed) -> None:
+        match what:
+            case ObservedStep():
+                log.debug("step_began", number=what.number, goes_on=what.goes_on)
+            case ObservedModelCall():
+                log.debug("model_call_began", provider=what.provider, is_summary=what.step is None)
+            case _:
+                pass
+
+    def ended(self, what: Observed) -> None:
+        took_ms = round(what.seconds * 1000)
+        match what:
+            case ObservedStep():
+                log.debug("step_ended", number=what.number, outcome=what.outcome, took_ms=took_ms)
+            case ObservedModelCall():
+                self._model_call_ended(what, took_ms)
+            case ObservedToolCall():
+                log.debug("tool_call_ended", outcome=what.outcome, took_ms=took_ms)
+            case ObservedWrite():
+                log.debug("run_written", kind=what.kind, outcome=what.outcome, took_ms=took_ms)
+            case ObservedRun():
+                log.debug("run_left", outcome=what.outcome, took_ms=took_ms)
+            case _:
+                pass
+
+    def first_piece(self, call: ObservedModelCall) -> None:
+        log.debug("model_answers", provider=call.provider, after_ms=round(call.first_piece_s * 1000))
+
+    def log_lost(self) -> None:
+        log.warning("log_sent_again")
+
+    def _model_call_ended(self, what: ObservedModelCall, took_ms: int) -> None:
+        log.debug(
+            "model_call_ended",
+            provider=what.provider,
+            outcome=what.outcome,
+            took_ms=took_ms,
+            retries=what.retries,
+            tokens_in=None if what.usage is None else what.usage.prompt_tokens,
+            tokens_out=None if what.usage is None else what.usage.completion_tokens,
+        )
+
 
 SPILL_AT = 2000
 """Entries of one unfinished step after which the publisher stores them without waiting for its end."""

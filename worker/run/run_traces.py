@@ -4,13 +4,30 @@ The names are OpenTelemetry's for generative AI where it has one. A span that an
 lost; what this worker does is beside it in the same trace, with the number of its attempt.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from shared.concurrency import unix_ms
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    Message,
+    MessageBody,
+    Summary,
+    SystemMessage,
+    ToolReturns,
+    UserMessage,
+    text_with_notes,
+)
 from shared.domain.runs import Usage
 from shared.telemetry.run_attributes import of_run
 from shared.telemetry.tracer import Attributes, Span, SpanKind, Tracer, trace_id_of
-from worker.run.observed import (
+from shared.telemetry.worker_metrics import WorkerMetrics
+from worker.models.provider import AttemptFailed
+from worker.run.observation import (
     Observed,
     ObservedModelCall,
     ObservedRun,
@@ -19,7 +36,156 @@ from worker.run.observed import (
     ObservedWrite,
     RunObserver,
 )
-from worker.run.trace_content import answered_content, asked_content
+
+# What users, models and tools said, as spans hold it when the operator asks for it: JSON in the shape of
+# OpenTelemetry's conventions for generative AI. Images are named and left out.
+
+
+MOST_CHARACTERS = 64_000
+"""Of a history: each step has it again, and a receiver may refuse a batch that is too long. The newest are kept."""
+
+
+def asked_content(what: Observed) -> Attributes:
+    """What is said when it begins."""
+    match what:
+        case ObservedModelCall(call=call):
+            messages, left_out = _newest(call.history)
+            return {
+                "gen_ai.system_instructions": _json([{"type": "text", "content": call.system[:MOST_CHARACTERS]}]),
+                "gen_ai.input.messages": _json(messages),
+                "holdfast.input.left_out": left_out or None,
+            }
+        case ObservedToolCall(call=call):
+            return {"gen_ai.tool.call.arguments": call.arguments[:MOST_CHARACTERS]}
+        case _:
+            return {}
+
+
+def answered_content(what: Observed) -> Attributes:
+    """What is said when it ends."""
+    match what:
+        case ObservedModelCall(answer=AssistantMessage() as answer):
+            shown = [{**one, "finish_reason": what.finish_reason} for one in _messages(answer)]
+            return {"gen_ai.output.messages": _json(shown)}
+        case ObservedToolCall(returned=returned) if returned is not None:
+            return {"gen_ai.tool.call.result": returned.text[:MOST_CHARACTERS]}
+        case _:
+            return {}
+
+
+def _newest(history: Sequence[Message]) -> tuple[list[dict[str, Any]], int]:
+    """The newest messages that fit, oldest first, and how many do not."""
+    kept: list[list[dict[str, Any]]] = []
+    room = MOST_CHARACTERS
+    for message in reversed(history):
+        shown = _messages(message.body)
+        room -= len(_json(shown))
+        if room < 0:
+            break
+        kept.append(shown)
+    return [one for shown in reversed(kept) for one in shown], len(history) - len(kept)
+
+
+def _messages(body: MessageBody) -> list[dict[str, Any]]:
+    match body:
+        case UserMessage():
+            text = body.content if isinstance(body.content, str) else text_with_notes(body.content)
+            return [_message(body.role, _text(text))]
+        case AssistantMessage():
+            thought = [{"type": "reasoning", "content": body.reasoning.text}] if body.reasoning else []
+            calls = [
+                {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments}
+                for call in body.tool_calls
+            ]
+            return [_message("assistant", [*thought, *_text(body.text), *calls])]
+        case ToolReturns():
+            results = [
+                {"type": "tool_call_response", "id": one.tool_call_id, "response": one.text} for one in body.returns
+            ]
+            return [_message("tool", results)]
+        case Summary():
+            return [_message("system", _text(body.text))]
+        case SystemMessage() | ApprovalResponse():
+            return []  # the instructions of the call stand for the one, the results for the other
+
+
+def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "content": text}] if text else []
+
+
+def _json(value: list[dict[str, Any]]) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# Counts what happens to runs, for Prometheus.
+
+
+class RunMetrics(RunObserver):
+    """An observer of all runs of a worker."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+
+    def began(self, what: Observed) -> None:
+        if isinstance(what, ObservedRun):
+            self._metrics.runs_in_hand.inc()
+            if what.queue_wait_s is not None:
+                self._metrics.queue_wait.observe(what.queue_wait_s)
+        elif isinstance(what, ObservedModelCall):
+            self._metrics.model_call_begins(what.provider)
+
+    def ended(self, what: Observed) -> None:
+        metrics = self._metrics
+        match what:
+            case ObservedRun():
+                self._run_ended(what)
+            case ObservedStep():
+                metrics.step_ended(what.outcome)
+            case ObservedToolCall():
+                metrics.tool_called(what.outcome, what.seconds)
+            case ObservedModelCall():
+                metrics.model_asked(what.provider, what.outcome, what.seconds, what.usage)
+            case ObservedWrite(kind="checkpoint"):
+                metrics.checkpoint.observe(what.seconds)
+            case ObservedWrite(kind="park" | "settle"):
+                metrics.settle.observe(what.seconds)
+            case _:
+                pass
+
+    def first_piece(self, call: ObservedModelCall) -> None:
+        if call.is_first:
+            self._metrics.first_token.observe(call.claimed_s + call.first_piece_s)
+
+    def retried(self, call: ObservedModelCall, failure: AttemptFailed) -> None:
+        self._metrics.model_retried(call.provider)
+
+    def shown(self, size: int, delay_s: float | None) -> None:
+        self._metrics.log_bytes.inc(size)
+        if delay_s is not None:
+            self._metrics.token_delay.observe(delay_s)
+
+    def restarted(self) -> None:
+        self._metrics.step_restarts.inc()
+
+    def log_lost(self) -> None:
+        self._metrics.log_gaps.inc()
+
+    def _run_ended(self, run: ObservedRun) -> None:
+        metrics = self._metrics
+        metrics.runs_in_hand.dec()
+        if run.settled is not None:
+            metrics.run_ended(run.settled.status, run.settled.stop_reason or "")
+        elif run.outcome == "parked":
+            metrics.run_ended("awaiting_approval", "requires_approval")
+        if run.cancelled_after_s is not None:
+            metrics.run_cancelled(run.interrupted_in, run.cancelled_after_s)
+        if run.outcome in ("lost", "refused"):
+            metrics.leases_lost.inc()
+
 
 PROVIDERS = {
     "azure": "azure.ai.openai",

@@ -11,11 +11,9 @@ from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, r
 from shared.domain.tool_catalog import SPEAKS
 from shared.domain.tools import ends_turn
 from worker.run.answer_draft import CUT_OFF, Answer
-from worker.run.approvals import ask_for_approval
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.context_window import ContextWindow
-from worker.run.tool_calls import error_return
-from worker.run.tool_turn import finish_open_calls, run_tools
+from worker.run.tool_turn import ask_for_approval, error_return, finish_open_calls, run_tools
 
 STOP_REASONS = {
     "stop": "end_turn",

@@ -1,28 +1,41 @@
 """Asks a model to summarise messages. It shows nothing: what becomes of the summary is the caller's to decide."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from shared.concurrency import beside
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.ids import MessageId
 from shared.domain.messages import (
     CHARACTERS_PER_TOKEN,
     AssistantMessage,
+    ContentPart,
+    ImageContent,
     Message,
+    MessageBody,
+    Summary,
+    SystemMessage,
+    TextContent,
+    ToolReturns,
     UserMessage,
+    estimate_tokens,
     weight,
 )
 from shared.domain.models import context_window_of, window_of
 from shared.domain.runs import CompactionOptions
+from shared.domain.settling import open_calls
 from worker.models.provider import ModelCall
+from worker.run.answer import PlainAnswer, ask_as_step, question
 from worker.run.context import RunContext
-from worker.run.plain_answer import PlainAnswer, ask_as_step, question
-from worker.run.transcript import excerpt, transcript
+from worker.run.request_size import body_tokens, history_tokens
+from worker.run.transcript import as_text, excerpt, transcript, without_middle
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -168,3 +181,166 @@ async def _ask(context: RunContext, call: ModelCall, *, is_step: bool) -> str:
 def _question(context: RunContext, text: str, *, acknowledged: bool) -> list[Message]:
     before = (UserMessage(ANNOUNCEMENT), AssistantMessage(text=AGREEMENT)) if acknowledged else ()
     return [question(context, body) for body in (*before, UserMessage(text))]
+
+
+# What leaves a context that is full, and what of a long text the model is shown. No I/O.
+#
+# Calls are never separated from their results, so that every provider accepts what is left. Sizes are estimates, in
+# tokens; `request_size` says how good they are.
+
+
+SUMMARY_SHARE = 0.2
+"""The share of the room for a history that the summary may fill."""
+
+MOST_KEPT = 0.7
+"""The share that the messages beside it may fill at most: with more, the window would be full again at once."""
+
+SHORTEST_TEXT = 400
+"""Characters. No text is cut to less."""
+
+TOO_LONG = "[… {characters} characters are left out here: the text does not fit into the context window …]"
+NO_IMAGE = "[An image is left out here: it does not fit into the context window.]"
+
+
+def messages_to_summarise(
+    history: Sequence[Message], options: CompactionOptions, context_window: int
+) -> Sequence[Message]:
+    """The messages that a compaction between two runs summarises: the oldest part of the history, without its system
+    message.
+
+    What stays begins with a user's message that begins a turn or follows an answer. `context_window` is in tokens.
+
+    A sliding window keeps as many of the newest turns as fit into its share of the context, and at least the last one
+    unless that alone takes up the share. When nothing can stay, everything is summarised.
+    """
+    spoken = _spoken(history)
+    if options.mode == "all":
+        return spoken
+    sizes = [estimate_tokens(as_text(message.body)) for message in spoken]
+    share_of_window = options.keep_share * context_window
+    cuts = [place for place in range(1, len(spoken)) if _may_begin(spoken, place)]
+    room = min(share_of_window, options.keep_share * sum(sizes))
+    fitting = [cut for cut in cuts if sum(sizes[cut:]) <= room]
+    if fitting:
+        return spoken[: fitting[0]]
+    if cuts and sum(sizes[cuts[-1] :]) <= share_of_window:
+        return spoken[: cuts[-1]]
+    return spoken
+
+
+def _spoken(history: Sequence[Message]) -> list[Message]:
+    return [message for message in history if not isinstance(message.body, SystemMessage)]
+
+
+def _may_begin(history: Sequence[Message], place: int) -> bool:
+    """Whether what stays may begin at this place."""
+    body, before = history[place].body, history[place - 1]
+    if not isinstance(body, UserMessage) or open_calls(history[:place]) is not None:
+        return False
+    return not isinstance(before.body, UserMessage) or before.turn != history[place].turn
+
+
+def leaving(history: Sequence[Message], *, turn: int, options: CompactionOptions, room: int) -> Sequence[Message]:
+    """The messages that a compaction in the middle of a run summarises, so that history and summary fit into `room`.
+
+    `turn` is the present one, whose question is to be answered. The oldest turns leave first, as the options say; then
+    all before the present one; then the first steps of the present one; and at last all but its question and its last
+    step. Empty when no more than that is there.
+    """
+    spoken = _spoken(history)
+    sizes = {message.id: body_tokens(message.body) for message in spoken}
+    total = sum(sizes.values())
+    chosen: Sequence[Message] = ()
+    for gone in _choices(spoken, sizes, turn, options, room):
+        if all(isinstance(message.body, Summary) for message in gone):
+            continue
+        chosen = gone
+        if total - sum(sizes[message.id] for message in gone) <= room * (1 - SUMMARY_SHARE):
+            break
+    return chosen
+
+
+def _choices(
+    spoken: list[Message], sizes: Mapping[MessageId, int], turn: int, options: CompactionOptions, room: int
+) -> Iterator[Sequence[Message]]:
+    """What may leave, the mildest choice first."""
+    before = [message for message in spoken if message.turn < turn]
+    present = spoken[len(before) :]
+    target = min(options.keep_share, MOST_KEPT) * room
+    kept = sum(sizes.values())
+    if options.mode == "sliding_window":
+        for place, message in enumerate(before):
+            if place and kept <= target and _may_begin(before, place):
+                yield before[:place]
+                break
+            kept -= sizes[message.id]
+    yield before
+    asked = list(takewhile(lambda message: isinstance(message.body, UserMessage), present))
+    steps = _steps(present[len(asked) :])
+    kept = sum(sizes[message.id] for message in present)
+    for place, step in enumerate(steps):
+        if place and kept <= target:
+            yield [*before, *chain.from_iterable(steps[:place])]
+            break
+        kept -= sum(sizes[message.id] for message in step)
+    yield [*before, *asked[:-1], *chain.from_iterable(steps[:-1])]
+
+
+def _steps(present: Sequence[Message]) -> list[list[Message]]:
+    """The part of a turn that follows its question: each answer with its results, each message that came meanwhile."""
+    steps: list[list[Message]] = []
+    for message in present:
+        goes_on = isinstance(message.body, ToolReturns) or (steps and open_calls(steps[-1]) is not None)
+        if steps and goes_on:
+            steps[-1].append(message)
+        else:
+            steps.append([message])
+    return steps
+
+
+def longest_that_fits(history: Sequence[Message], room: int, longest: int) -> int:
+    """To how many characters each text has to be cut so that the history fits: `longest`, or a half, a quarter … of
+    it. Steps so large change seldom from one request to the next, and a provider's cache of the beginning is kept."""
+    while longest > SHORTEST_TEXT and history_tokens(clipped(history, longest)) > room:
+        longest = max(longest // 2, SHORTEST_TEXT)
+    return longest
+
+
+def clipped(history: Sequence[Message], longest: int) -> list[Message]:
+    """The history as the model is shown it: what users, tools and summaries say without the middle of what is longer.
+
+    Answers stay as they are: their provider wants them back unchanged, and the model has limited their length. Images
+    are left out when the texts may have no more than the least.
+    """
+    return [_clipped(message, longest) for message in history]
+
+
+def _clipped(message: Message, longest: int) -> Message:
+    body = _clipped_body(message.body, longest)
+    return message if body is message.body else replace(message, body=body)
+
+
+def _clipped_body(body: MessageBody, longest: int) -> MessageBody:
+    match body:
+        case UserMessage(content=str(text)) if len(text) > longest:
+            return replace(body, content=without_middle(text, longest, TOO_LONG))
+        case UserMessage(content=list(parts)):
+            shown = [_clipped_part(part, longest) for part in parts]
+            return body if shown == parts else replace(body, content=shown)
+        case ToolReturns(returns=returns) if any(len(one.text) > longest for one in returns):
+            cut = [replace(one, text=without_middle(one.text, longest, TOO_LONG)) for one in returns]
+            return replace(body, returns=cut)
+        case Summary(text=text) if len(text) > longest:
+            return replace(body, text=without_middle(text, longest, TOO_LONG))
+        case _:
+            return body
+
+
+def _clipped_part(part: ContentPart, longest: int) -> ContentPart:
+    match part:
+        case TextContent(text=text) if len(text) > longest:
+            return TextContent(without_middle(text, longest, TOO_LONG))
+        case ImageContent() if longest <= SHORTEST_TEXT:
+            return TextContent(NO_IMAGE)
+        case _:
+            return part

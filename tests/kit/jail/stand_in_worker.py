@@ -25,8 +25,8 @@ from tests.kit.environments import environments
 from tests.kit.jail.keeper import FOLDER
 from tests.kit.jail.plants import Plants, segments
 from tests.kit.package_index import PackageIndex, wheel
+from worker.main import with_certificates
 from worker.proxy.exchange import Reach
-from worker.tool_parts import with_certificates
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.sandbox_choice import PlainProcess, SandboxChoice

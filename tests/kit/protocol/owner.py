@@ -28,10 +28,8 @@ from tests.kit.protocol.witness import KnownRun, Witness
 from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
 from worker.models.prices import Prices
 from worker.run.active_runs import ActiveRuns
-from worker.run.budgets import BudgetService
-from worker.run.context import Outcome, Parked, RunContext
+from worker.run.context import BudgetService, Outcome, Parked, RunContext, RunServices
 from worker.run.execute_run import RunExecutor
-from worker.run.services import RunServices
 from worker.run.settle import RunFinisher, cancelled
 
 Order = Literal["checkpoint", "record_intent", "take_new_fence", "park", "settle", "hand over"]

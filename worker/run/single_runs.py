@@ -1,27 +1,57 @@
-"""Executes a run that asks a model one question, without the agent's memory, tools and history.
-
-The answer is shown as a whole, in the run's log, and is stored nowhere else. So a next owner of the run asks once more,
-and says that what was shown before is void.
-
-An answer that has to fit a schema is asked for as the call of a tool, which nearly every model can be made to give. The
-others are told of the tool, and may write the object as text. Either is checked here, as no provider promises it.
-"""
+"""Runs that answer no message: one question to a model, or one call of a tool."""
 
 from typing import Any
 
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.events import TextChunk
+from shared.domain.events import TextChunk, ToolCalls
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.runs import ANSWER_TOOL, Generation
-from shared.domain.settling import RunEnd
+from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.runs import ANSWER_TOOL, Generation, asked_call
+from shared.domain.settling import RunEnd, unknown_return
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.models.provider import ModelCall, ToolSpec
+from worker.run.answer import PlainAnswer, ask_as_step, question
 from worker.run.answer_draft import CUT_OFF
 from worker.run.context import Outcome, RunContext
-from worker.run.plain_answer import PlainAnswer, ask_as_step, question
 from worker.run.step_loop import STOP_REASONS
+from worker.run.tool_turn import call_tool, error_return
+
+
+async def run_tool(context: RunContext) -> Outcome:
+    """Makes the call, at most once unless the tool may be called again. Its result is stored when the run is settled,
+    but for the effect of a base tool, which is stored with its result at once. Raises what interrupts a run."""
+    run_id, services = context.run.id, context.services
+    message_id, call = asked_call(await context.retry_while_unavailable(lambda: services.runs.input_of(run_id)))
+    started = await context.retry_while_unavailable(lambda: services.checkpoints.intents(run_id))
+    was_started = call.id in started
+    if not was_started:
+        context.emit(ToolCalls(context.at, None, message_id, [call]))
+        await context.checkpoint([], starting=[call])
+    result = started.get(call.id) or await _result(context, call, was_started=was_started)
+    context.progress.returns[call.id] = result
+    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn"))
+
+
+async def _result(context: RunContext, call: ToolCall, *, was_started: bool) -> ToolReturn:
+    await context.read_equipment()
+    tool = context.tools.get(call.name)
+    if tool is None:
+        return error_return(call, f"Error: the tool {call.name!r} was taken from the agent before it was started.")
+    if was_started and not tool.idempotent:
+        return unknown_return(call)
+    return await call_tool(context, call, tool, call.arguments)
+
+
+# Executes a run that asks a model one question, without the agent's memory, tools and history.
+#
+# The answer is shown as a whole, in the run's log, and is stored nowhere else. So a next owner of the run asks once
+# more, and says that what was shown before is void.
+#
+# An answer that has to fit a schema is asked for as the call of a tool, which nearly every model can be made to give.
+# The others are told of the tool, and may write the object as text. Either is checked here, as no provider promises it.
+
 
 DESCRIPTION = (
     "Returns a structured response matching the requested schema. Call it once, and say nothing else: its arguments "

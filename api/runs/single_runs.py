@@ -1,0 +1,222 @@
+"""Runs that answer no message: a compaction of a history, one question to a model, one call of a tool.
+
+Each becomes a run because only workers ask models and run tools. What a run promises holds for it: it is stored before
+it is answered for, counts in budgets and limits, goes on without its client and when its worker dies, and can be
+cancelled. `shared.domain.runs` says what such a run is, and why it does not wait for the agent's other runs.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from api.runs.command import SubmissionHeaders
+from api.runs.reader import RunWaiter
+from api.runs.submission import SubmissionService
+from api.runs.threads import AgentThread
+from shared.concurrency import Clock
+from shared.domain.agents import Agent
+from shared.domain.errors import Conflict, InvalidRequest, NotFound
+from shared.domain.events import Event, Gap, StepRestarted, TextChunk, Unknown
+from shared.domain.ids import AgentId, IdMaker, ProjectId, Seq, ThreadId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import AssistantMessage, NewMessage, Summary, ToolCall, ToolReturn, UserMessage
+from shared.domain.runs import GENERATE, TOOL_RUN, CompactionOptions, Generation, Run, RunOptions, SubmissionKeys
+from shared.domain.tools import Tool
+from shared.sql.access.audit import AuditLog
+from shared.sql.definitions.agents import AgentStore
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.checkpoints import ToolRunStore
+from shared.tool_arguments import why_unusable
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionService:
+    """Has workers compact histories."""
+
+    submissions: SubmissionService
+    waiter: RunWaiter
+    messages: MessageStore
+    clock: Clock
+    ids: IdMaker
+
+    async def compact(
+        self, thread: AgentThread, options: CompactionOptions, key_id: str, *, refuse_if_busy: bool
+    ) -> tuple[Run, Run | None]:
+        """Compacts: the run as it was submitted, and as it ended; None when this process ends before it. It waits for
+        the thread's active run, unless that is refused.
+
+        Raises `PendingApproval` or `Busy`.
+        """
+        run = await self.submissions.submit_run(self._run(thread, options, key_id), refuse_if_busy=refuse_if_busy)
+        return run, await self.waiter.ended(run)
+
+    async def summary(self, run: Run) -> Summary | None:
+        """What a compaction that has ended and not failed put in the place of messages. None: the history had nothing
+        but the instructions. Raises `Conflict` when the compaction was cancelled."""
+        if run.status is not RunStatus.COMPLETED:
+            raise Conflict(f"the compaction (run {run.id}) was cancelled; the messages are as they were")
+        bodies = [message.body for message in await self.messages.list_of_run(run)]
+        return next((body for body in bodies if isinstance(body, Summary) and body.stats is not None), None)
+
+    def _run(self, thread: AgentThread, options: CompactionOptions, key_id: str) -> Run:
+        agent = thread.agent
+        return Run(
+            id=self.ids.run(),
+            project_id=agent.project_id,
+            agent_id=agent.id,
+            thread_id=thread.id,
+            conversation_id=thread.conversation_id,
+            options=RunOptions(
+                run_type="compaction",
+                override_model=thread.model,
+                model_options=thread.model_options,
+                compaction=options,
+                submitted_by=key_id,
+            ),
+            created_at=self.clock.now(),
+        )
+
+
+@dataclass
+class GeneratedText:
+    """The answer of a run, as its log shows it."""
+
+    pieces: list[str] = field(default_factory=list[str])
+    is_gone: bool = False
+    """Retention has deleted the log."""
+
+    def take(self, _seq: Seq, event: Event | Unknown) -> None:
+        """Adds the next event of the log."""
+        match event:
+            case TextChunk(text=text):
+                self.pieces.append(text)
+            case StepRestarted():
+                self.pieces.clear()
+            case Gap():
+                self.is_gone = True
+            case _:
+                pass
+
+
+class Question(NamedTuple):
+    """What a model is to be asked."""
+
+    prompt: str
+    system: str
+    model: str | None
+    """The handle of the model. None: the agent's own."""
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationService:
+    """Has workers ask models."""
+
+    submissions: SubmissionService
+    waiter: RunWaiter
+    clock: Clock
+    ids: IdMaker
+
+    async def ask(
+        self, agent: Agent, question: Question, headers: SubmissionHeaders, keys: SubmissionKeys
+    ) -> tuple[Run, Run | None, GeneratedText]:
+        """Asks: the run as it was submitted, as it ended (None when this process ends before it), and what the model
+        said. A question that is sent again is that of the first time.
+
+        Raises `InvalidRequest`, `NameTaken` or `LimitReached`.
+        """
+        await self._check(question)
+        asked = NewMessage(id=self.ids.message(), created_at=self.clock.now(), body=UserMessage(question.prompt))
+        run = await self.submissions.submit_run(self._run(agent, question, headers), [asked], keys)
+        text = GeneratedText()
+        return run, await self.waiter.followed(run, text.take), text
+
+    async def _check(self, question: Question) -> None:
+        limits, schema = self.submissions.input_limits, question.generation.response_schema
+        limits.refuse_long_text(question.prompt, "prompt")
+        limits.refuse_long_text(question.system, "system_prompt")
+        flaw = None if schema is None else await why_unusable(schema)
+        if flaw is not None:
+            raise InvalidRequest(f"response_schema {flaw}", field="response_schema")
+
+    def _run(self, agent: Agent, question: Question, headers: SubmissionHeaders) -> Run:
+        run_id = self.ids.run()
+        return Run(
+            id=run_id,
+            project_id=agent.project_id,
+            agent_id=agent.id,
+            thread_id=ThreadId(run_id),
+            options=RunOptions(
+                run_type=GENERATE,
+                status_events=headers.status_events,
+                override_model=question.model or agent.model,
+                override_system=question.system,
+                generation=question.generation,
+                submitted_by=headers.key_id,
+            ),
+            priority=headers.priority,
+            created_at=self.clock.now(),
+        )
+
+
+def text_of_answer(run: Run, text: GeneratedText) -> str:
+    """What the model said in a run that has ended and not failed. Raises `Conflict` when the run was cancelled, and
+    `NotFound` when its log is gone."""
+    if run.status is not RunStatus.COMPLETED:
+        raise Conflict(f"run {run.id} was cancelled before the model had answered")
+    if text.is_gone:
+        raise NotFound(f"the answer of run {run.id} is not kept any more")
+    return "".join(text.pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRunService:
+    """Has workers call tools."""
+
+    submissions: SubmissionService
+    waiter: RunWaiter
+    agents: AgentStore
+    tool_runs: ToolRunStore
+    audit: AuditLog
+    clock: Clock
+    ids: IdMaker
+
+    async def find(self, project_id: ProjectId, agent_id: AgentId, tool_name: str) -> Tool:
+        """The agent's tool of this name. Raises `NotFound`."""
+        _, tools, _ = await self.agents.equipped(project_id, agent_id)
+        tool = next((tool for tool in tools if tool.name == tool_name), None)
+        if tool is None:
+            had = ", ".join(tool.name for tool in tools) or "none"
+            raise NotFound(f"Agent {agent_id} has no tool named {tool_name!r}. Its tools: {had}")
+        return tool
+
+    async def run(self, agent_id: AgentId, tool: Tool, arguments: str, keys: SubmissionKeys) -> tuple[Run, Run | None]:
+        """Calls the tool with JSON arguments: the run as it was submitted, and as it ended; None when this process ends
+        before it. A call that is sent again is that of the first time. Raises `NameTaken`."""
+        # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
+        await self.audit.add(tool.project_id, "tool.called", tool.id)
+        call = ToolCall(self.ids.tool_call(), tool.name, arguments)
+        body = AssistantMessage(tool_calls=[call])
+        asked = NewMessage(id=self.ids.message(), created_at=self.clock.now(), body=body)
+        run = await self.submissions.submit_run(self._run(agent_id, tool), [asked], keys)
+        return run, await self.waiter.ended(run)
+
+    async def result(self, run: Run) -> ToolReturn:
+        """What the call of a run came to that has ended and not failed. Raises `Conflict` when it was cancelled, and
+        `NotFound` when the result is not kept any more."""
+        result = await self.tool_runs.result(run)
+        if result is None:
+            raise NotFound(f"the result of run {run.id} is not kept any more")
+        if run.status is RunStatus.CANCELLED:
+            raise Conflict(f"run {run.id} was cancelled. Of its call of {result.tool_name!r} is known: {result.text}")
+        return result
+
+    def _run(self, agent_id: AgentId, tool: Tool) -> Run:
+        run_id = self.ids.run()
+        return Run(
+            id=run_id,
+            project_id=tool.project_id,
+            agent_id=agent_id,
+            thread_id=ThreadId(run_id),
+            options=RunOptions(run_type=TOOL_RUN, tool_name=tool.name),
+            created_at=self.clock.now(),
+        )
