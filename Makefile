@@ -11,11 +11,13 @@ FAST_TESTS := tests/unit tests/contract
 LINTS := tests/architecture
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
+# What `make test-affected` compares the working tree with.
+BASE ?= HEAD
 # Where an environment forbids Python to keep compiled modules, each process compiles two thousand of them: that is more
 # than half of the processor time of its start, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help dev test test-all test-fast lint check check-fast format console-types console-vendor screenshots openapi clients bench chaos fuzz long-conversation wheel clean
+.PHONY: help dev test test-all test-affected test-fast lint check check-fast format console-types console-vendor screenshots openapi clients bench chaos fuzz long-conversation wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +33,10 @@ test: $(STAMP) ## Run the tests without those marked exhaustive, and without the
 test-all: $(STAMP) ## Run every test, as CI does (ARGS="-k cancel")
 	@echo 'Running every test in $(TEST_PROCESSES) processes: a line for each that fails' >&2
 	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(ARGS)
+
+test-affected: $(STAMP) ## Run the tests that your change can break, by what they import (BASE=main, ARGS="-k cancel")
+	@tests=$$($(BIN)/python -m tests.kit.project.affected $(BASE)); [ -z "$$tests" ] || \
+	  $(BIN)/python -m pytest --processes $(TEST_PROCESSES) -m 'not exhaustive' $(ARGS) $$tests
 
 test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: units, contracts
 	@$(BIN)/python -m pytest --processes 2 -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)

@@ -16,6 +16,7 @@ from api.connection_rules import ConnectionRules
 from api.http_connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from api.http_server import server_config
 from shared.concurrency import background
+from shared.domain.errors import ErrorCode
 from tests.kit.log_events import LogEvents, log_events
 from tests.kit.product.in_process import loopback_listener, served
 from tests.kit.project.documents import written_openapi
@@ -92,17 +93,19 @@ async def test_many_small_headers_are_refused(raw: RawConnection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "refused"),
+    ("status", "code", "refused"),
     [
-        (414, head("GET", "/small?" + "x" * MAX_URL_BYTES)),
-        (431, head("GET", "/small", X_A="x" * MAX_HEAD_BYTES)),
+        (414, ErrorCode.URL_TOO_LONG, head("GET", "/small?" + "x" * MAX_URL_BYTES)),
+        (431, ErrorCode.HEAD_TOO_LARGE, head("GET", "/small", X_A="x" * MAX_HEAD_BYTES)),
     ],
 )
-async def test_a_refused_head_was_not_in_the_document(raw: RawConnection, status: int, refused: bytes) -> None:
+async def test_a_refused_head_was_not_in_the_document(
+    raw: RawConnection, status: int, code: ErrorCode, refused: bytes
+) -> None:
     """414 was missing, and 431 was said to be JSON."""
     await raw.send(refused)
     answer = await raw.answer()
-    assert answer.status == status
+    assert (answer.status, answer.json()["code"]) == (status, code)
     operations = [one for methods in written_openapi()["paths"].values() for one in methods.values()]
     for operation in operations:
         assert list(operation["responses"][str(status)]["content"]) == [answer.headers["content-type"].split(";")[0]]
@@ -181,6 +184,7 @@ async def _fill_and_free(logged: LogEvents) -> None:
                 await another.send(head("GET", "/small"))
                 answer = await another.answer()
                 assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+                assert answer.json()["code"] == "too_many_connections"
                 await another.is_closed()
         async with raw_connection(port) as another:
             await another.is_closed()

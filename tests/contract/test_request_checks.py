@@ -152,6 +152,7 @@ async def test_a_body_that_stops_in_the_middle_is_given_up(raw: RawConnection) -
     answer = await raw.answer()
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     assert "HOLDFAST_REQUEST_TIMEOUT" in answer.json()["detail"]
+    assert answer.json()["code"] == "body_timeout"
     await raw.is_closed()
 
 

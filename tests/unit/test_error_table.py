@@ -57,6 +57,22 @@ CASES: list[tuple[Exception, int, Any]] = [
 ]
 
 
+CODES: dict[type[domain.HoldfastError], ErrorCode] = {
+    domain.BlockTooLong: ErrorCode.BLOCK_TOO_LONG,
+    domain.NoPendingApproval: ErrorCode.NO_PENDING_APPROVAL,
+    domain.WrongToolCalls: ErrorCode.WRONG_TOOL_CALLS,
+    domain.NothingToCancel: ErrorCode.NOTHING_TO_CANCEL,
+    domain.NameTaken: ErrorCode.IDEMPOTENCY_CONFLICT,
+    domain.AlreadyDecided: ErrorCode.ALREADY_DECIDED,
+    domain.StaleFence: ErrorCode.RUN_CHANGED,
+}
+
+
+@pytest.mark.parametrize(("kind", "code"), CODES.items(), ids=lambda value: str(value))
+def test_a_program_knows_an_error_by_its_code(kind: type[domain.HoldfastError], code: ErrorCode) -> None:
+    assert ERROR_ANSWERS[kind].code is code
+
+
 @pytest.mark.parametrize(("error", "status", "detail"), CASES, ids=lambda value: type(value).__name__)
 async def test_answers(error: Exception, status: int, detail: str) -> None:
     got, body, _ = await answer_to(error)
