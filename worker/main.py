@@ -20,7 +20,8 @@ from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, Emb
 from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
-from shared.domain.tools import SandboxTier
+from shared.domain.tool_catalog import RUNS_CODE, RUNS_CODE_WITH_TOOLS
+from shared.domain.tools import BASE_TYPES, SandboxTier
 from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments
@@ -62,11 +63,14 @@ from worker.proxy.exchange import Reach
 from worker.queue.queue_worker import QueueWorker
 from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
+from worker.run.base_tools import BaseToolRunner
 from worker.run.context import BudgetService, RunServices
 from worker.run.execute_run import RunExecutor
 from worker.run.publisher import RunLog
 from worker.run.run_traces import RunMetrics, RunTraces
+from worker.run.sandbox_tools import ProgramRunner, SandboxRunner
 from worker.run.settle import RunFinisher
+from worker.run.tool_runner import RunnerRow, ToolRunners
 from worker.tools.invocation import CallLimits, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
@@ -359,17 +363,7 @@ def _run_services(
     return RunServices(
         models=models,
         sandbox=tools.sandbox,
-        packages=tools.packages,
-        memory=MemoryStore(database),
-        archival=ArchivalMemory(
-            passages=PassageStore(database),
-            vectors=VectorStore(database),
-            finder=PassageSearchStore(database),
-            client=embeddings,
-            clock=process.clock,
-            ids=process.ids,
-        ),
-        message_lists=MessageLists(database),
+        runners=_tool_runners(process, tools, embeddings),
         agents=AgentStore(database),
         secret_keys=process.secret_keys,
         messages=MessageStore(database),
@@ -384,10 +378,37 @@ def _run_services(
         clock=process.clock,
         ids=process.ids,
         stores_first=process.is_embedded,
-        tool_timeout_s=settings.tool_timeout,
         patience_s=settings.database_patience,
         budgets=_budgets(process),
         observers=[lambda _: run_metrics, partial(RunTraces, process.tracer), lambda _: RunLog()],
+    )
+
+
+def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient) -> ToolRunners:
+    """Which runner makes the calls of which tools."""
+    settings, database = process.settings, process.database
+    archival = ArchivalMemory(
+        passages=PassageStore(database),
+        vectors=VectorStore(database),
+        finder=PassageSearchStore(database),
+        client=embeddings,
+        clock=process.clock,
+        ids=process.ids,
+    )
+    base_tools = BaseToolRunner(
+        memory=MemoryStore(database),
+        archival=archival,
+        message_lists=MessageLists(database),
+        clock=process.clock,
+        ids=process.ids,
+        patience_s=settings.database_patience,
+    )
+    programs = ProgramRunner(sandbox=tools.sandbox, timeout_s=settings.tool_timeout)
+    functions = SandboxRunner(sandbox=tools.sandbox, packages=tools.packages, timeout_s=settings.tool_timeout)
+    return ToolRunners(
+        RunnerRow(programs, BASE_TYPES, frozenset({RUNS_CODE, RUNS_CODE_WITH_TOOLS})),
+        RunnerRow(base_tools, BASE_TYPES),
+        RunnerRow(functions),
     )
 
 

@@ -1,7 +1,7 @@
 """What agents and clients do with archival memory: store passages and find them.
 
 A passage is stored first and embedded afterwards, outside of any transaction, so a model that is away costs nothing but
-the vector, and that comes later (`embedding_upkeep.py`). A search asks for the query's vector once per model of the
+the vector, and that comes later (`EmbeddingUpkeep`). A search asks for the query's vector once per model of the
 archives; without one it goes by words alone. The rankings are put together by their places: scores of a word index and
 of a vector have nothing in common.
 """

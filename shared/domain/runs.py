@@ -17,7 +17,7 @@ from shared.domain.tools import ClientTool
 
 # Runs that ask a model one question because a client asked for it, and nothing else.
 #
-# The model gets no history, no memory and no tools of the agent. As a call of a tool (`tool_runs`), such a run is no
+# The model gets no history, no memory and no tools of the agent. As a call of a tool (see `TOOL_RUN`), such a run is no
 # part of a conversation: it has a thread of its own, so it neither waits for the agent's other runs nor lets them wait,
 # also when one of them waits for a person.
 #
@@ -247,9 +247,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     compaction: CompactionOptions | None = None
     """The run answers no message: it compacts its thread's context."""
     tool_name: str | None = None
-    """The run answers no message: it makes one call of this tool of its agent's (`tool_runs`)."""
+    """The run answers no message: it makes one call of this tool of its agent's (see `TOOL_RUN`)."""
     generation: Generation | None = None
-    """The run answers no message: it asks the model one question (`generation`)."""
+    """The run answers no message: it asks the model one question (see `GENERATE`)."""
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
     compaction_messages: bool = False

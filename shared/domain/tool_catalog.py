@@ -307,16 +307,6 @@ def base_tool_arguments(tool: Tool) -> JsonObject:
     return _BY_NAME[tool.name].arguments if tool.name in _BY_NAME else tool.parameters
 
 
-def runs_code(tool: Tool) -> bool:
-    """Whether it is a base tool that runs a program of the model's."""
-    return is_base_tool(tool) and tool.name in (RUNS_CODE, RUNS_CODE_WITH_TOOLS)
-
-
-def runs_in_sandbox(tool: Tool) -> bool:
-    """Whether a call of the tool runs code that is not the product's."""
-    return not is_base_tool(tool) or runs_code(tool)
-
-
 def is_base_tool(tool: Tool) -> bool:
     """Whether the worker runs the tool itself."""
     return tool.tool_type.startswith(BASE_TYPES)

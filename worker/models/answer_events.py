@@ -170,5 +170,5 @@ def _kept(answer: sdk.ModelResponse) -> str | None:
     try:
         return sound(sdk.ModelMessagesTypeAdapter.dump_json([answer]).decode())
     except PydanticSerializationError:
-        # Half a character (see `characters.py`): what cannot be kept unchanged is rebuilt from text and calls.
+        # Half a character (see `special_tokens.py`): what cannot be kept unchanged is rebuilt from text and calls.
         return None

@@ -2,7 +2,7 @@
 
 * `builtin/echo` says what the user said, 10 ms per word
 * `builtin/slow` does the same at 100 ms per word and then counts to 200, so that there is something to cancel
-* both make up what an answer must be that has to fit a schema (`builtin_sample`)
+* both make up what an answer must be that has to fit a schema (`sample_of`)
 * `builtin/scripted` plays a script that the user's message holds (format: `Script`): reasoning, text, tool
   calls, pauses and errors
 

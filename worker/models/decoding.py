@@ -100,7 +100,7 @@ def whole_number(value: object) -> int | None:
 
 
 def read_json(data: bytes) -> Any:
-    """What the JSON says, also with half a character in it (see `characters.py`), or bytes that are none. Raises
+    """What the JSON says, also with half a character in it (see `special_tokens.py`), or bytes that are none. Raises
     `ValueError` or `RecursionError`."""
     try:
         return msgspec.json.decode(data)

@@ -1,7 +1,6 @@
 """One model that is asked over HTTP without an SDK: the request is sent, and what comes back is handed to the wire.
 
-What a request says and what an answer means is in `chat_request.py`, `chat_answer.py`, `anthropic_request.py` and
-`anthropic_answer.py`, which do no I/O.
+What a request says and what an answer means is in `chat.py` and `anthropic.py`, which do no I/O.
 """
 
 import asyncio

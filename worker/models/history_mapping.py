@@ -253,7 +253,7 @@ def write_kept(parts: Sequence[AnswerPart], given: Given) -> str | None:
     try:
         return msgspec.json.encode([written]).decode()
     except UnicodeEncodeError:
-        # Half a character (see `characters.py`): what cannot be kept unchanged is rebuilt from text and calls.
+        # Half a character (see `special_tokens.py`): what cannot be kept unchanged is rebuilt from text and calls.
         return None
 
 

@@ -1,15 +1,15 @@
 """The step loop's surroundings: one claimed run, the services that it needs, and its progress."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock, beside, retry_while_unavailable, unix_ms
-from shared.domain.agents import Agent, ModelOptions, characters_of_memory, requires_approval
+from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
 from shared.domain.approvals import Approval
 from shared.domain.errors import (
     BudgetExceeded,
@@ -20,21 +20,18 @@ from shared.domain.errors import (
     ShutdownRequested,
 )
 from shared.domain.events import BegunAnswer, Event, lost_usage
-from shared.domain.ids import IdMaker
+from shared.domain.ids import BlockId, IdMaker
 from shared.domain.limits import UNCHOSEN_ANSWER, Amount, Budgets, amount_of
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.models import continues_answers
 from shared.domain.runs import Compaction, Run, Step, Usage
 from shared.domain.settling import RunEnd
-from shared.domain.tool_catalog import SPEAKS, is_base_tool, runs_in_sandbox
+from shared.domain.tool_catalog import SPEAKS, is_base_tool
 from shared.domain.tools import NextCalls, Tool, missing_calls, next_calls, turn_so_far
-from shared.packages.environments import PackageEnvironments
 from shared.redis.event_log import EventLog
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agents import AgentStore, EquippedAgent
-from shared.sql.definitions.blocks import MemoryStore
-from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
@@ -51,6 +48,7 @@ from worker.run.interruption import Interruption
 from worker.run.observation import ObserverOf, RunObservation
 from worker.run.progress import Instructions, KnownCalls, RunProgress
 from worker.run.publisher import Publisher
+from worker.run.tool_runner import ToolRunners
 from worker.tools.invocation import ToolSandbox
 
 # Pays for the calls of models: what a call may use is set aside before it is made, and counted when it has ended.
@@ -126,10 +124,7 @@ class RunServices:
 
     models: Models
     sandbox: ToolSandbox
-    packages: PackageEnvironments
-    memory: MemoryStore
-    archival: ArchivalMemory
-    message_lists: MessageLists
+    runners: ToolRunners
     agents: AgentStore
     secret_keys: SecretKeys
     messages: MessageStore
@@ -145,7 +140,6 @@ class RunServices:
     ids: IdMaker
     stores_first: bool
     """Whether events go to SQL before they are shown (see `Publisher`)."""
-    tool_timeout_s: float
     patience_s: float
     """Seconds that a run repeats a write while the database is away."""
     budgets: BudgetService
@@ -209,12 +203,12 @@ class Equipment:
         self.secrets: Mapping[str, str] = {}
         self._are_secrets_open = False
 
-    def renew(self, now: EquippedAgent, keys: SecretKeys) -> None:
+    def renew(self, now: EquippedAgent, keys: SecretKeys, runners: ToolRunners) -> None:
         """Takes over what may be called now. Raises `UnreadableSecret`, before a tool would have to run without what it
         was given."""
         self.agent = replace(self.agent, **{name: getattr(now.agent, name) for name in AS_THEY_ARE_NOW})
         self.tools = {tool.name: tool for tool in now.tools}
-        if not self._are_secrets_open and any(map(runs_in_sandbox, now.tools)):
+        if not self._are_secrets_open and any(runners.of(tool).is_foreign for tool in now.tools):
             self.secrets = keys.open_all(self.agent.id, self.agent.tool_environment)
             self._are_secrets_open = True
 
@@ -243,6 +237,20 @@ class RunContext:
     def secrets(self) -> Mapping[str, str]:
         """The agent's secrets, readable: what its tools get, and what is left out of their results."""
         return self.equipment.secrets
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The agent's memory as the model has seen it."""
+        return self.progress.blocks
+
+    @property
+    def seen_memory(self) -> dict[BlockId, int]:
+        """The version of each block that the model has seen."""
+        return self.progress.seen_memory
+
+    def writing(self) -> AbstractAsyncContextManager[Run]:
+        """Holds the run's writes in their order. Gives the run with the fence that its owner has now."""
+        return self.publisher.writing()
 
     @property
     def run(self) -> Run:
@@ -343,7 +351,7 @@ class RunContext:
         `UnreadableSecret`."""
         services, run = self.services, self.run
         now = await self.retry_while_unavailable(lambda: services.agents.equipped(run.project_id, run.agent_id))
-        self.equipment.renew(now, services.secret_keys)
+        self.equipment.renew(now, services.secret_keys, services.runners)
         self.progress.blocks = now.blocks
         await self.make_instructions()
 
@@ -457,7 +465,7 @@ async def load_context(services: RunServices, publisher: Publisher, interruption
     publisher.observation.run.agent_name = agent.name
     equipment = Equipment(agent)
     if run.answers_messages or run.options.tool_name is not None:
-        equipment.renew(equipped, services.secret_keys)
+        equipment.renew(equipped, services.secret_keys, services.runners)
     progress = RunProgress(usage=run.usage, step_count=run.step_count, blocks=blocks)
     if agent.tool_rules or run.continues is not None or run.step_count:
         # A run that continues another one, or goes on after its worker died, has called tools before. It may get rules

@@ -16,7 +16,8 @@ from worker.run.answer import PlainAnswer, ask_as_step, question
 from worker.run.answer_draft import CUT_OFF
 from worker.run.context import Outcome, RunContext
 from worker.run.step_loop import STOP_REASONS
-from worker.run.tool_turn import call_tool, error_return
+from worker.run.tool_runner import error_return
+from worker.run.tool_turn import call_tool
 
 
 async def run_tool(context: RunContext) -> Outcome:

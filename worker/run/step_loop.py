@@ -13,7 +13,8 @@ from shared.domain.tools import ends_turn
 from worker.run.answer_draft import CUT_OFF, Answer
 from worker.run.context import Outcome, Parked, RunContext
 from worker.run.context_window import ContextWindow
-from worker.run.tool_turn import ask_for_approval, error_return, finish_open_calls, run_tools
+from worker.run.tool_runner import error_return
+from worker.run.tool_turn import ask_for_approval, finish_open_calls, run_tools
 
 STOP_REASONS = {
     "stop": "end_turn",

@@ -1,38 +1,30 @@
 """Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. A
 result is stored when it is there: a worker that dies takes those alone of the tools that it was running."""
 
-import re
-from asyncio import to_thread
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
 from shared.concurrency import task_group
-from shared.domain.agents import agent_for_tool
 from shared.domain.approvals import Approval, hash_of
-from shared.domain.errors import InvalidRequest, InvalidToolSource, NotFound, Unavailable
+from shared.domain.errors import NotFound
 from shared.domain.events import ToolsReturned
 from shared.domain.ids import StepId
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
-from shared.domain.tool_catalog import base_tool_arguments, is_base_tool, runs_code, runs_in_sandbox
-from shared.domain.tools import TYPESCRIPT, Tool, ToolLimits, filled_arguments
+from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, check_arguments
-from shared.typescript.functions import Module, tool_module
 from worker.run.answer_draft import Answer
-from worker.run.base_tools import run_base_tool, run_code
 from worker.run.context import Parked, RunContext
+from worker.run.tool_runner import error_return
 from worker.run.transcript import without_middle
-from worker.tools.invocation import ToolInvocation, without_secrets
+from worker.tools.invocation import without_secrets
 
-# Makes one call of a tool: checks its arguments, runs our own code for a base tool and the sandbox for any other.
+# Makes one call of a tool: checks its arguments, has its runner make it, and takes secrets out of what it says.
 
-
-_ASKS = re.compile(r"\bagent_(state|id)\b")
-"""What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
 
 EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again: the run went on elsewhere.]\n"
 """Begins the result of the first call that finds it so, for the model and for readers. The folder is the worker's:
@@ -51,77 +43,16 @@ async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: 
 
 
 async def _result_of(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
-    schema = base_tool_arguments(tool) if is_base_tool(tool) else tool.accepted_arguments
-    checked = await check_arguments(arguments, schema)
+    runner = context.services.runners.of(tool)
+    checked = await check_arguments(arguments, runner.arguments(tool))
     if isinstance(checked, RefusedArguments):
         return error_return(call, checked.text)
-    if runs_code(tool):
-        return await run_code(context, call, tool, checked, _environment(context))
-    run = run_base_tool if is_base_tool(tool) else _run_in_sandbox
-    return await run(context, call, tool, checked)
-
-
-def error_return(call: ToolCall, text: str) -> ToolReturn:
-    """The result of a call that was not made, or of which nothing is known."""
-    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
-
-
-async def _run_in_sandbox(context: RunContext, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
-    services, module = context.services, Module(tool.source_code)
     lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
-    try:
-        if tool.source_type == TYPESCRIPT:
-            module = await to_thread(tool_module, tool.source_code, tool.name)
-        # A call's time begins behind this: a machine that lacks the packages installs them first.
-        async with services.packages.folders(tool.packages) as folders:
-            outcome = await services.sandbox.call(
-                ToolInvocation(
-                    project_id=context.run.project_id,
-                    source_code=module.source,
-                    function=tool.name,
-                    arguments=arguments,
-                    language="javascript" if tool.source_type == TYPESCRIPT else "python",
-                    parameters=module.parameters,
-                    argument_schema=tool.args_json_schema,
-                    environment=_environment(context),
-                    agent=_agent(context, tool),
-                    folders=folders,
-                    has_network=tool.network == "host",
-                    run_id=context.run.id if tool.scratch == "run" else None,
-                    timeout_s=services.tool_timeout_s,
-                    limits=tool.limits or ToolLimits(),
-                    return_char_limit=tool.return_char_limit,
-                )
-            )
-    except InvalidToolSource as error:
-        return error_return(call, f"Error: {error}")
-    except (InvalidRequest, Unavailable) as error:
-        return error_return(call, f"Error: the tool was not started, for it lacks its packages: {error.message}")
-    outcome = await without_secrets(outcome, context.secrets)
-    return ToolReturn(
-        tool_call_id=call.id,
-        tool_name=call.name,
-        status=outcome.status,
-        text=EMPTY_AGAIN + outcome.text if lost_folder else outcome.text,
-        stdout=outcome.stdout,
-        stderr=outcome.stderr,
-        is_text=outcome.is_text,
-    )
-
-
-def _agent(context: RunContext, tool: Tool) -> dict[str, Any] | None:
-    return agent_for_tool(context.agent, context.progress.blocks) if _ASKS.search(tool.source_code) else None
-
-
-def _environment(context: RunContext) -> dict[str, str]:
-    """The agent's secrets, and variables by which a tool knows for whom it runs. The first of these is the wire's."""
-    run = context.run
-    return {
-        **context.secrets,
-        "LETTA_AGENT_ID": run.agent_id,
-        "LETTA_RUN_ID": run.id,
-        "LETTA_CONVERSATION_ID": run.conversation_id or "default",
-    }
+    came_to = await runner.call(context, call, tool, checked)
+    if isinstance(came_to, ToolReturn):
+        return came_to
+    result = came_to.returned(await without_secrets(came_to.outcome, context.secrets))
+    return replace(result, text=EMPTY_AGAIN + result.text) if lost_folder else result
 
 
 async def _has_lost_folder(context: RunContext, call: ToolCall) -> bool:
@@ -251,7 +182,7 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
         await context.read_equipment()
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
         stored = started.get(call.id)
-        if stored is not None and (tool is None or runs_in_sandbox(tool)):
+        if stored is not None and (tool is None or context.services.runners.of(tool).is_foreign):
             # Any other tool is called again: it finds its result by itself, and what it has done to the memory.
             context.progress.returns[call.id] = stored
             continue

@@ -20,7 +20,6 @@ from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.runs.budgets import BudgetStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
@@ -111,10 +110,7 @@ class Owner:
         services = RunServices(
             models=cast("Any", None),
             sandbox=cast("Any", _NoTools()),
-            packages=cast("Any", None),
-            memory=far(MemoryStore(stores.database)),
-            archival=cast("Any", None),
-            message_lists=far(stores.lists),
+            runners=cast("Any", None),
             agents=far(AgentStore(stores.database)),
             secret_keys=NO_KEYS,
             messages=far(stores.messages),
@@ -129,7 +125,6 @@ class Owner:
             clock=around.clock,
             ids=IDS,
             stores_first=around.stores_first,
-            tool_timeout_s=1,
             patience_s=PATIENCE_S,
             budgets=BudgetService(
                 budgets=Budgets(), prices=Prices({}), store=far(BudgetStore(stores.database)), clock=around.clock

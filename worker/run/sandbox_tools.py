@@ -1,0 +1,234 @@
+"""Runs the code of an agent's tools, and programs of the model's, in the sandbox: behind the same walls and limits."""
+
+import json
+import re
+import textwrap
+from asyncio import to_thread
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.domain.agents import agent_for_tool, requires_approval
+from shared.domain.errors import InvalidRequest, InvalidToolSource, Unavailable
+from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.tool_catalog import RUNS_CODE_WITH_TOOLS, JsonObject, base_tool_arguments, is_base_tool
+from shared.domain.tools import PYTHON, TYPESCRIPT, Tool, ToolLimits
+from shared.packages.environments import PackageEnvironments
+from shared.typescript.functions import Module, program_module, tool_module
+from worker.run.tool_runner import CallingRun, ForeignOutcome, error_return
+from worker.tools.invocation import ToolInvocation, ToolOutcome, ToolSandbox
+from worker.tools.outcomes import MAX_RESULT_CHARS
+
+_ASKS = re.compile(r"\bagent_(state|id)\b")
+"""What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxRunner:
+    """Calls functions whose source is in the tool's row."""
+
+    sandbox: ToolSandbox
+    packages: PackageEnvironments
+    timeout_s: float
+    is_foreign: bool = True
+
+    def arguments(self, tool: Tool) -> JsonObject:
+        """As the tool's row says."""
+        return tool.accepted_arguments
+
+    async def call(
+        self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
+    ) -> ToolReturn | ForeignOutcome:
+        """What the function came to."""
+        module = Module(tool.source_code)
+        try:
+            if tool.source_type == TYPESCRIPT:
+                module = await to_thread(tool_module, tool.source_code, tool.name)
+            # A call's time begins behind this: a machine that lacks the packages installs them first.
+            async with self.packages.folders(tool.packages) as folders:
+                outcome = await self.sandbox.call(
+                    ToolInvocation(
+                        project_id=run.run.project_id,
+                        source_code=module.source,
+                        function=tool.name,
+                        arguments=arguments,
+                        language="javascript" if tool.source_type == TYPESCRIPT else "python",
+                        parameters=module.parameters,
+                        argument_schema=tool.args_json_schema,
+                        environment=_environment(run),
+                        agent=_agent(run, tool),
+                        folders=folders,
+                        has_network=tool.network == "host",
+                        run_id=run.run.id if tool.scratch == "run" else None,
+                        timeout_s=self.timeout_s,
+                        limits=tool.limits or ToolLimits(),
+                        return_char_limit=tool.return_char_limit,
+                    )
+                )
+        except InvalidToolSource as error:
+            return error_return(call, f"Error: {error}")
+        except (InvalidRequest, Unavailable) as error:
+            return error_return(call, f"Error: the tool was not started, for it lacks its packages: {error.message}")
+
+        return ForeignOutcome(outcome, partial(_as_it_is, call))
+
+
+def _as_it_is(call: ToolCall, outcome: ToolOutcome) -> ToolReturn:
+    return ToolReturn(
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status=outcome.status,
+        text=outcome.text,
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+        is_text=outcome.is_text,
+    )
+
+
+def _agent(run: CallingRun, tool: Tool) -> dict[str, Any] | None:
+    return agent_for_tool(run.agent, run.blocks) if _ASKS.search(tool.source_code) else None
+
+
+def _environment(run: CallingRun) -> dict[str, str]:
+    """The agent's secrets, and variables by which a tool knows for whom it runs. The first of these is the wire's."""
+    return {
+        **run.secrets,
+        "LETTA_AGENT_ID": run.run.agent_id,
+        "LETTA_RUN_ID": run.run.id,
+        "LETTA_CONVERSATION_ID": run.run.conversation_id or "default",
+    }
+
+
+# Programs of the model's: the base tools `run_code` and `run_code_with_tools`.
+#
+# The answer is the wire's: `{"results": [texts], "logs": {"stdout": [texts], "stderr": [texts]}, "error": {"name",
+# "value", "traceback"}}`, without `error` when there was none.
+
+
+PROGRAM = Path(__file__).parent.parent / "tools" / "inside" / "child_program.py"
+JAVASCRIPT = ("js", "ts")
+NOT_HERE = "This server runs code in python, js and ts, not in {}. Write it in one of these."
+FREE_RULES = ("continue_loop", "exit_loop", "run_first", "required_before_exit")
+"""Rules of tools that say nothing about a call from within a program."""
+
+
+class _Error(msgspec.Struct):
+    name: str = "Error"
+    value: str = ""
+    traceback: str = ""
+
+
+class _Said(msgspec.Struct):
+    results: list[str] = []
+    error: _Error | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRunner:
+    """Runs programs that the model has written."""
+
+    sandbox: ToolSandbox
+    timeout_s: float
+    is_foreign: bool = True
+
+    def arguments(self, tool: Tool) -> JsonObject:
+        """As the base tool's own schema says."""
+        return base_tool_arguments(tool)
+
+    async def call(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ForeignOutcome:
+        """What the program came to."""
+        return ForeignOutcome(await self._outcome(run, tool, arguments), partial(_answer_of, call, tool))
+
+    async def _outcome(self, run: CallingRun, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
+        language = arguments.get("language", "python")
+        try:
+            invocation = await self._invocation(run, tool, arguments["code"], language)
+        except InvalidToolSource as error:
+            return ToolOutcome("error", str(error))
+        if invocation is None:
+            return ToolOutcome("error", NOT_HERE.format(language))
+        return await self.sandbox.call(invocation)
+
+    async def _invocation(self, run: CallingRun, tool: Tool, code: str, language: str) -> ToolInvocation | None:
+        """None for a language that is not here. Raises `InvalidToolSource` for TypeScript that cannot be read."""
+        if language in JAVASCRIPT:
+            module: Module = await to_thread(program_module, code, is_typescript=language == "ts")
+            invocation = ToolInvocation(run.run.project_id, module.source, "", {}, language="javascript")
+        elif language == PYTHON:
+            tools = _callable_tools(run) if tool.name == RUNS_CODE_WITH_TOOLS else []
+            source = await to_thread(PROGRAM.read_text, encoding="utf-8")
+            invocation = ToolInvocation(run.run.project_id, source, "run_code", {"code": code, "tools": tools})
+        else:
+            return None
+        return msgspec.structs.replace(
+            invocation,
+            environment=_environment(run),
+            timeout_s=self.timeout_s,
+            return_char_limit=MAX_RESULT_CHARS,
+        )
+
+
+def _callable_tools(run: CallingRun) -> list[dict[str, str]]:
+    """The agent's tools as functions of the program. What a person or a rule has a say in stays a call of its own."""
+    rules = [rule for rule in run.agent.tool_rules if rule["type"] not in FREE_RULES]
+    ruled = {name for rule in rules for name in (rule["tool_name"], *rule.get("children", ()))}
+    found: list[dict[str, str]] = []
+    for name, tool in run.tools.items():
+        if is_base_tool(tool):
+            reason = "a program cannot call it"
+        elif tool.source_type != PYTHON:
+            reason = f"it is written in {tool.source_type}"
+        elif name in ruled or requires_approval(run.agent, name, tool.default_requires_approval):
+            reason = "a person or a rule has a say in its calls"
+        else:
+            found.append({"name": name, "source": textwrap.dedent(tool.source_code)})
+            continue
+        found.append({"name": name, "refused": f"{name} cannot be called from here ({reason}): call it as a tool"})
+    return found
+
+
+def _answer_of(call: ToolCall, tool: Tool, outcome: ToolOutcome) -> ToolReturn:
+    """The program's outcome as the model is told of it, cut to the tool's limit."""
+    said = _said(outcome)
+    most = tool.return_char_limit // 4
+    answer: dict[str, Any] = {
+        "results": [_cut(text, most) for text in said.results],
+        "logs": {"stdout": _log(outcome.stdout, most), "stderr": _log(outcome.stderr, most)},
+    }
+    if said.error is not None:
+        error = msgspec.structs.replace(said.error, value=_cut(said.error.value, most))
+        error = msgspec.structs.replace(error, traceback=_cut(error.traceback, most))
+        answer["error"] = msgspec.to_builtins(error)
+    return ToolReturn(
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status="success" if said.error is None else "error",
+        text=json.dumps(answer, ensure_ascii=False),
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+    )
+
+
+def _said(outcome: ToolOutcome) -> _Said:
+    """What the program came to. It can write anything where its own answer should be, so nothing there is believed."""
+    try:
+        said = msgspec.json.decode(outcome.text, type=_Said)
+    except (msgspec.MsgspecError, RecursionError):
+        if outcome.status == "success":
+            return _Said(results=[outcome.text])
+        return _Said(error=_Error(value=outcome.text))
+    if outcome.status == "error" and said.error is None:
+        said.error = _Error(value=outcome.text)
+    return said
+
+
+def _log(texts: list[str], most: int) -> list[str]:
+    whole = "\n".join(texts)
+    return [_cut(whole, most)] if whole else []
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... [{len(text) - most} more characters left out]"
