@@ -54,7 +54,7 @@ def end_turn() -> None:
 
 class Admission:
     """Gives turns to `at_once` submissions, first come, first served. Up to `most_waiting` wait for theirs, each for up
-    to `wait_s` seconds. `on_refused` is told why one was not let in: `full` or `late`."""
+    to `wait_s` seconds. `on_refused` gets the reason of each refusal: `full` or `late`."""
 
     def __init__(
         self, *, at_once: int, most_waiting: int, wait_s: float, on_refused: Callable[[str], None] = lambda _: None

@@ -33,7 +33,7 @@ NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
 class FinalAnswers:
     """Tells Letta's SDKs not to send a request again whose answer cannot change, unless the answer says otherwise.
 
-    They would send it three times, and their users would wait for more than a second to be told the same.
+    They would send it three times, and their users would wait for more than a second for the same answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -44,7 +44,7 @@ MOST_CALLERS = 1000
 """Callers whose limits are worked out once: many requests and streams are theirs."""
 
 READER_RETRY_S = 10.0
-"""What a reader is told to wait: nobody knows when another one leaves."""
+"""Seconds that a refused reader is asked to wait: nobody knows when another one leaves."""
 
 _STOPS_OR_DECIDES = re.compile(r"/v1/.+/cancel|/v1/approvals/[^/]+")
 """Paths whose POST stops runs or decides about them. A caller must be able to do so however much he has sent."""

@@ -27,7 +27,7 @@ LONGEST_PATH, LONGEST_METHOD = 200, 20
 Headers = Mapping[str, str] | None
 
 SHOULD_RETRY = "x-should-retry"
-"""The header by which Letta's SDKs are told whether to send a request again: without it they do so for every 409, 429
+"""The header that tells Letta's SDKs whether to send a request again: without it they do so for every 409, 429
 and 5xx."""
 
 
@@ -46,7 +46,7 @@ LONGEST_DETAIL = 4000
 
 
 UNKNOWN = "An unknown error occurred"
-"""All that a client is told of a fault of ours."""
+"""All that a client learns of a fault of ours."""
 
 _INVALID, _CONFLICT, _AWAY = "INVALID_ARGUMENT", "CONFLICT", "SERVICE_UNAVAILABLE"
 _NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR)

@@ -52,7 +52,7 @@ class EventStream(Response):
     """A response that sends batches of events until they end, the client goes away or the server is `ending`.
 
     `batches` yields the bytes of those that are ready; an empty batch becomes a comment, which keeps proxies from
-    hanging up. `cut` is what the client is told when the server ends and the run goes on. `entrance` is open for as
+    hanging up. `cut` is sent when the server ends and the run goes on. `entrance` is open for as
     long as the stream is, and may refuse it.
     """
 

@@ -1,4 +1,4 @@
-"""The HTTP server under the application: uvicorn, whose connections are bounded, and which ends when it is told to."""
+"""The HTTP server under the application: uvicorn, with bounded connections, which ends when its owner says so."""
 
 import asyncio
 import functools
@@ -68,7 +68,7 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Tells the open streams when it is told to end: a stream with a silent run would never end by itself."""
+    """Ends the open streams when it ends itself: a stream with a silent run would never end by itself."""
 
     def __init__(self, config: uvicorn.Config, ending: asyncio.Event, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
@@ -81,7 +81,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._ending.set)  # a signal comes between two steps of the loop
 
     async def main_loop(self) -> None:
-        """Serves until it is told to end. uvicorn's own looks ten times a second, also when there is nothing to do."""
+        """Serves until its owner ends it. uvicorn's own looks ten times a second, also when there is nothing to do."""
         self._on_listening()
         while not await self.on_tick(0):
             with suppress(TimeoutError):

@@ -294,8 +294,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
 
 @asynccontextmanager
 async def _packages(process: ProcessContext) -> AsyncGenerator[PackageEnvironments]:
-    """The packages of tools: chosen here, so that who makes a tool is told at once. Tidied for as long as the block
-    lasts."""
+    """The packages of tools: chosen here, so that the answer to a tool's author says at once what is wrong. Tidied for
+    as long as the block lasts."""
     settings = process.settings
     packages = await package_environments(process, settings.tool_python if settings.package_index else "")
     async with packages.tidied():

@@ -22,7 +22,7 @@ SOMETIMES_STREAMS = {
     ("post", "/v1/conversations/{conversation_id}/messages"),
 }
 BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
-"""What an EventSource asks for. One that has everything is told so by a 204."""
+"""What an EventSource asks for. A 204 tells one that has everything to stop."""
 
 READINESS = "/readyz"
 """Its 503 says the same as its 200: what is there, and what is away."""

@@ -42,8 +42,8 @@ from shared.sql.runs.steps import StepStore
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """Two questions that must not be mixed up: a balancer takes the process out for the first, and people are told of
-    the second."""
+    """Two questions that must not be mixed up: a balancer takes the process out for the first, and monitors
+    show the second."""
 
     itself: ServiceAnswers
     """What this process cannot answer any request without. While Redis or the workers are away it stores runs, shows

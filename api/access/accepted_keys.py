@@ -194,8 +194,8 @@ class _KnownKeys:
 
 # Wrong keys, counted by the address that they come from, in this process.
 #
-# An address that sends many is told to slow down. That must not lock out others who share it, behind one proxy: a key
-# that nobody can guess is let in all the same, and nothing would be gained by refusing it. A short key might be found
+# The API tells an address that sends many to slow down. That must not lock out others who share it, behind one proxy:
+# the API lets a key in that nobody can guess, and nothing would be gained by refusing it. A short key might be found
 # by trying. So it has to have been used from that address before the wrong ones came.
 
 

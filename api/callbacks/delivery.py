@@ -143,8 +143,8 @@ class CallbackDelivery:
     messages: MessageStore
     approvals: ApprovalStore
     shapes: Mapping[str, CallbackShape]
-    """By the names of the dialects. A run of one that is not among them is told in the first: a newer release may know
-    more."""
+    """By the names of the dialects. The first one serves runs of a dialect that is not among them: a newer release may
+    have stored one."""
     http: CallersHttp
     clock: Clock
     jitter: Callable[[], float]
@@ -252,7 +252,7 @@ class CallbackDelivery:
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
 
     async def _post(self, callback: Callback, body: bytes, run: Run) -> int:
-        """The status of the receiver's answer. The receiver is told the run's trace, and may go on with it."""
+        """The status of the receiver's answer. The receiver gets the run's trace, and may go on with it."""
         about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": callback.attempts}
         key, now = key_of_project(self.key, callback.project_id), int(self.clock.now().timestamp())
         signed = signed_headers(key, message_id=callback.run_id, timestamp=now, body=body)

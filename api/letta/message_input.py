@@ -140,7 +140,7 @@ class ClientToolIn(BaseModel):
 
 
 class ClientSkillIn(BaseModel):
-    """A skill that the client has: the model is told its name, what it is for and where it lies."""
+    """A skill that the client has: the model learns its name, what it is for and where it lies."""
 
     name: str
     description: str = ""

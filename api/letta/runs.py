@@ -81,7 +81,7 @@ def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = Fal
 
 
 def wire_callback(run: Run, messages: Iterable[Message], waiting: WaitingCalls | None = None) -> dict[str, Any]:
-    """What the receiver of a run's callback is told; `waiting` as in `wire_run`."""
+    """The body of a run's callback; `waiting` as in `wire_run`."""
     shown = wire_run(run, waiting)
     return {
         "run_id": run.id,

@@ -26,7 +26,7 @@ class StreamOptions(BaseModel):
 
 
 class Function(BaseModel):
-    """What the model is told of a tool."""
+    """What the model sees of a tool."""
 
     name: str
     description: str | None = None

@@ -28,7 +28,7 @@ DIALECT = "openai.chat"
 RUN_TYPE = "openai_chat_completions"
 
 DROPPED = "The program has not made this call, and asks something else."
-"""What the model is told of a call of the program's own tools to which the program brought no result."""
+"""The result, for the model, of a call of the program's own tools to which the program brought none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Lists of what Letta's servers keep and Holdfast does not: they are empty. A program that only looks goes on, one that
-wants to make something there is told that it cannot."""
+wants to make something there gets an error."""
 
 from typing import Any
 

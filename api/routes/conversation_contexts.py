@@ -116,7 +116,7 @@ async def recompile_conversation(
 ) -> str:
     """The instructions as the model gets them. They become the history's system message, unless it is a dry run.
 
-    The model is told them anew with every call, whatever the system message says.
+    Every call gives them to the model anew, whatever the system message says.
     """
     named = None if request is None else request.agent_id
     thread = await services.threads.find(project_id, conversation_id, named)

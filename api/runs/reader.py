@@ -95,7 +95,7 @@ class LogEnds:
 
     @contextmanager
     def watch(self, subscription: Subscription, last: Seq) -> Generator[LogWatch]:
-        """For one reader: who has heard nothing for a while is told when SQL has more, or the end."""
+        """For one reader: wakes a reader that has heard nothing for a while when SQL has more, or the end."""
         watch = LogWatch(subscription, last)
         self._watches.add(watch)
         try:
@@ -149,7 +149,7 @@ def _end_in(ends: dict[RunId, LogEnd], run_id: RunId) -> LogEnd:
 
 
 NEVER_QUIET_S = 86_400.0
-"""For who need not be told of a silence."""
+"""For readers that need no sign of a silence."""
 
 AWAY_S = 0.5
 """Seconds before a reader asks a service again that did not answer."""

@@ -115,7 +115,7 @@ class StreamService:
         return run.status in STREAM_ENDED and cursor_of(None, last_event_id) >= run.last_seq
 
     async def batches(self, run: Run, after: Seq, projection: Projection) -> AsyncGenerator[bytes]:
-        """The stream's bytes, as they are ready. Nothing: a silence that this reader is told of by a comment."""
+        """The stream's bytes, as they are ready. Nothing stands for a silence: the sender sends a comment."""
         view = self._view(run.id, projection)
         view.readers += 1
         try:

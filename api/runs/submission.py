@@ -44,7 +44,7 @@ PART = 10
 the limit by little."""
 
 RETRY_S = 5.0
-"""What a client is told to wait when the queue is full: nobody knows how long the runs in front take."""
+"""Seconds that a client is asked to wait when the queue is full: nobody knows how long the runs in front take."""
 
 
 class _Room(NamedTuple):

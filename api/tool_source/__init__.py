@@ -1,1 +1,1 @@
-"""A tool's source text becomes what a model is told about it. Parsed, never executed: the source is a tenant's."""
+"""Makes a tool's declaration for the model from its source text. Parsed, never executed: the source is a tenant's."""

@@ -62,7 +62,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
 class ToolDeclaration(msgspec.Struct, frozen=True):
-    """What a model is told about a tool, and what its author should be told."""
+    """What a model sees of a tool, and the warnings for its author."""
 
     name: str
     description: str

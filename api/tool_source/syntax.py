@@ -84,7 +84,7 @@ def assigned_names(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 class Unknown(Enum):
-    """Stands for a value that cannot be told without running the source."""
+    """Stands for a value that only running the source would give."""
 
     VALUE = auto()
 
@@ -123,7 +123,7 @@ class ReadState:
         self._types_left = MAX_TYPES
 
     def warn(self, text: str) -> None:
-        """Notes something that the model will not be told as the author may have meant it."""
+        """Notes something that the model may not see as the author has meant it."""
         if text not in self.warnings and len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
 

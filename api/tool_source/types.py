@@ -176,7 +176,7 @@ class ClassReader:
         return name in self._nodes
 
     def read(self, name: str, depth: int) -> Any:
-        """The class as a type. Each class is built once, so its fields are told once, under `$defs`."""
+        """The class as a type. Each class is built once, so its fields stand once, under `$defs`."""
         if name in self._made:
             return self._made[name]
         if name in self._open:

@@ -1,6 +1,6 @@
 """What `holdfast doctor` finds: what is wrong with a machine, its settings and its services, and the fix.
 
-It changes nothing, and asks a model only when it is told to, because that costs money.
+It changes nothing, and asks a model only with `--call`, because that costs money.
 """
 
 import os

@@ -13,7 +13,7 @@ PROGRESS_S = 5.0
 
 @contextmanager
 def shown_progress(what: str) -> Generator[Callable[[int], None]]:
-    """Gives a function that is told the count so far. `what` says it, as in "holdfast prune: {:,} runs so far"."""
+    """Gives a function that takes the count so far. `what` says it, as in "holdfast prune: {:,} runs so far"."""
     if sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -127,7 +127,7 @@ DEFAULT_SYSTEM = (
 
 
 def render_system(agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None) -> str:
-    """What the model is told first: the agent's instructions, its memory blocks in the order in which they were
+    """What the model gets first: the agent's instructions, its memory blocks in the order in which they were
     attached, and whose memory it is.
 
     It changes only when the agent or its memory does: providers find the beginning of a request in their cache.
@@ -292,7 +292,7 @@ def changed_secrets(
     return after if sees_values else {**before, **after}
 
 
-# Skills that a client names with its request, as the model is told of them: files in a tree for each folder.
+# Skills that a client names with its request, as the model sees them: files in a tree for each folder.
 
 
 FILE = "SKILL.md"
@@ -336,7 +336,7 @@ def _branch(number: int, last: int) -> str:
 
 
 def with_skills(system: str, skills: Iterable[ClientSkill]) -> str:
-    """The instructions, and the skills behind them. The first of two skills of one name is told."""
+    """The instructions, and the skills behind them. Of two skills of one name the first counts."""
     named = {skill.name: skill for skill in reversed(list(skills))}
     if not named:
         return system

@@ -1,6 +1,6 @@
 """How much one project, and one key of it, may ask of a deployment that others use too.
 
-A limit of 0 is none. What a limit refuses is told which one it was, what sets it and when to come again.
+A limit of 0 is none. A refusal names the limit, the setting behind it and when to come again.
 """
 
 from collections.abc import Mapping

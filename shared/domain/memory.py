@@ -1,7 +1,7 @@
 """An agent's memory blocks as an edit finds them, and what an edit comes to. Pure: the caller stores it.
 
 An edit is worked out on the blocks as they are when it is stored, not as the model saw them: two agents that edit one
-block at once both get their edit, or the later one is told why not.
+block at once both get their edit, or the later one gets the reason why not.
 """
 
 import re
@@ -24,7 +24,7 @@ class RefusedEdit(HoldfastError):
 
 
 class EditedMemory(msgspec.Struct, frozen=True):
-    """What an edit came to: the blocks that are to be stored, and what the model is told."""
+    """What an edit came to: the blocks that are to be stored, and the result for the model."""
 
     text: str
     changed: Sequence[Block] = ()
@@ -42,7 +42,7 @@ class EditedBlock(msgspec.Struct, frozen=True):
 
 
 class FinishedEdit(msgspec.Struct, frozen=True):
-    """An edit that was made: what the model is told, and the blocks that are other ones now."""
+    """An edit that was made: the result for the model, and the blocks that are other ones now."""
 
     result: ToolReturn
     edited: Sequence[EditedBlock] = ()
@@ -83,7 +83,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def written(block: Block, value: str) -> EditedMemory:
-    """The block with its new text, which is also what the model is told, as on the wire. Raises `RefusedEdit`."""
+    """The block with its new text, which is also the result for the model, as on the wire. Raises `RefusedEdit`."""
     refuse_too_long(block, value)
     return EditedMemory(value, changed=[replace(block, value=value)])
 

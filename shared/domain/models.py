@@ -252,7 +252,7 @@ class ModelFamily(NamedTuple):
     takes_parallel_tool_calls: bool = True
     """The model takes the option that allows or forbids several calls in one answer."""
     takes_verbosity: bool = False
-    """The model can be told how long its answers are to be."""
+    """A request can say how long the model's answers may be."""
     continues_answers: bool = True
     """The model goes on with an answer of which it is given the beginning, where its server lets it."""
 

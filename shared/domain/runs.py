@@ -111,7 +111,7 @@ def quoted_otid(otid: str) -> str:
 
 
 def shown_name(key: str) -> str:
-    """How a client is told of the name that a key holds."""
+    """The name that a key holds, as an error shows it."""
     if key.startswith(IDEMPOTENCY_KEY):
         return f"the Idempotency-Key {key.removeprefix(IDEMPOTENCY_KEY)!r}"
     return f"the otid {key.removeprefix(OTIDS)!r}"

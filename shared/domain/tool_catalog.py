@@ -1,4 +1,4 @@
-"""The tools that come with every project, as a model is told of them.
+"""The tools that come with every project, as a model sees them.
 
 Their names and parameters are Letta's, because agents, prompts and programs name them.
 """

@@ -139,7 +139,7 @@ class TurnSoFar(msgspec.Struct, frozen=True):
     """Names of the tools whose results are there, in order."""
     last_result: str = ""
     answered: bool = False
-    """The model has answered without calling a tool, and was told that the turn goes on."""
+    """The model has answered without calling a tool, and the worker has said that the turn goes on."""
 
     def and_then(self, body: MessageBody) -> "TurnSoFar":
         """The turn after one more message."""

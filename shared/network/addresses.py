@@ -104,7 +104,7 @@ class AddressPolicy:
 
 
 def flaw_of_url(url: str) -> str | None:
-    """Why a caller's URL can be told to lead nowhere, without resolving its name. None: it may lead somewhere."""
+    """Why a caller's URL leads nowhere, as far as its text shows. None: it may lead somewhere."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

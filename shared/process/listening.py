@@ -22,7 +22,7 @@ def bound_sockets(
         bound = [_bound(family, address) for family, address in addresses]
         sockets = [stack.enter_context(one) for one in bound if isinstance(one, socket.socket)]
         refusals = [one for one in bound if isinstance(one, OSError)]
-        # A name may have an IPv6 address that this machine was told not to use. That one can be done without.
+        # A name may have an IPv6 address that this machine does not use. That one can be done without.
         final = [error for error in refusals if not sockets or error.errno not in _NOT_HERE]
         if final:
             raise InvalidRequest(_why_not(host, host_name, f"{port_name} {port}", final[0])) from final[0]

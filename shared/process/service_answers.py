@@ -67,7 +67,7 @@ async def _in_time(question: Question) -> bool | None:
 
 
 RETRY_AFTER_S = 2
-"""What a client is told to wait when a service of ours is away."""
+"""Seconds that a client is asked to wait when a service of ours is away."""
 
 HINT = "Bring back what is false in `services`, and ask again: `holdfast doctor` says what is wrong with it."
 
@@ -96,7 +96,7 @@ def not_ready(missing: Sequence[str], *, hint: str = HINT) -> dict[str, Any]:
 
 
 def ends(missing: Sequence[str]) -> dict[str, Any]:
-    """The fields of the error of a worker that was told to end."""
+    """The fields of the error of a worker that ends."""
     return _error(ErrorCode.SERVER_ENDING, [*missing, "the worker ends"], ErrorCode.SERVER_ENDING.hint)
 
 

@@ -152,7 +152,7 @@ class ChannelListener:
 
 
 MAX_WAITING = 1000
-"""Announcements that may wait for the worker. If there are more, the worker is told to look at the flags instead."""
+"""Announcements that may wait for the worker. If there are more, the worker looks at the flags instead."""
 
 
 class Announcements:

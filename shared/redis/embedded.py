@@ -73,14 +73,14 @@ class _EmbeddedScript(AsyncScript):
 
 
 class _Commands(AsyncFakeSocket):
-    """Commands without the way to the server, for who has its lock. As fakeredis gives a script's."""
+    """Runs Redis commands directly on fakeredis' data. The caller must hold the server's lock."""
 
     @property
     def _stored(self) -> Any:
         return cast("Any", self._db)
 
     def look_at_clock(self) -> None:
-        """To be called first: what has expired is told by this time."""
+        """To be called first: this time decides which keys have expired."""
         self._stored.time = time.time()
 
     def call(self, command: str, *args: bytes) -> Any:

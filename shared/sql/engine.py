@@ -49,7 +49,7 @@ TRUSTED_S = 1.0
 _USED_AT = "holdfast_used_at"
 
 EVERYBODY = ""
-"""In the place of a project: those who work for all of them, as workers do. They see every row."""
+"""In the place of a project, for processes that serve all of them, such as workers: no filter of rows."""
 
 PROJECT_SETTING = "holdfast.project"
 """What the policies of the tables read on Postgres: whose rows a session sees and may write. Without it, everybody's,

@@ -144,7 +144,7 @@ def field_of_document(table: sa.Table, name: str | tuple[str, ...], *, is_sqlite
     """A field of the JSON text in the table's `document`, for conditions that are too rare for a column; a tuple is the
     way to a field inside another."""
     document = table.c.document
-    # SQLite reads JSON from text as it is, and its CAST would make a number of it; Postgres must be told.
+    # SQLite reads JSON from text as it is, and its CAST would make a number of it; Postgres needs the type.
     return (sa.type_coerce(document, sa.JSON) if is_sqlite else sa.cast(document, sa.JSON))[name]
 
 

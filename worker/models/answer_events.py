@@ -31,7 +31,7 @@ class AnswerEvents:
         self._numbers: dict[int, int] = {}
         """Our number of a tool call by the SDK's number of its part."""
         self._told: dict[int, str] = {}
-        """Arguments of the calls that were told as whole."""
+        """Arguments of the calls whose events are out as a whole."""
         self._characters: defaultdict[int, JoinedPieces] = defaultdict(JoinedPieces)
         """Of each part, by the SDK's number of it."""
         self._thought_part: int | None = None

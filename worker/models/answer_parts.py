@@ -1,4 +1,4 @@
-"""The parts of one answer as they grow, and what is told of them. Which wire it came over makes no difference here."""
+"""The parts of one answer as they grow, and the events for them. Which wire it came over makes no difference here."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -178,7 +178,7 @@ class _Pieces:
         self._pieces: list[str] = []
 
     def add(self, piece: str) -> str:
-        """What can be told of the text now."""
+        """The part of the text that can go out now."""
         return self._told(self._characters.more(piece))
 
     def pause(self) -> str:
@@ -216,7 +216,7 @@ class GrowingThought:
 
 
 class GrowingCall:
-    """A tool call that the model writes. It is told of as soon as it has a name."""
+    """A tool call that the model writes. Its first event goes out as soon as it has a name."""
 
     def __init__(self, call_id: str | None, pieces: _Pieces) -> None:
         self.given_id = call_id
@@ -227,7 +227,7 @@ class GrowingCall:
         self.details: dict[str, Any] | None = None
         self.number: int | None = None
         self.told: str | None = None
-        """The arguments with which the call was told as whole."""
+        """The arguments that the event of the whole call had."""
 
     @property
     def arguments(self) -> str:
@@ -259,7 +259,7 @@ class AnswerParts:
         """The part that began last."""
         self._calls = 0
         self._thought: GrowingThought | None = None
-        """The part of reasoning that was told last."""
+        """The part of reasoning whose event went out last."""
         self._events: list[ModelEvent] = []
 
     @property

@@ -187,7 +187,7 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
 
 
 def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
-    """Our events for those of the stream; what comes before one that cannot be read is told. Behind the reason for its
+    """Our events for those of the stream; what comes before one that cannot be read counts. Behind the reason for its
     end, an error takes nothing from an answer."""
     for data in stream:
         try:

@@ -1,7 +1,7 @@
 """Our history as turns: always a request that every provider accepts, whatever state a cancel or a crash left the
 history in.
 
-What the model is told about the past, beyond the messages themselves:
+What the model gets about the past, beyond the messages themselves:
 * a summary is said to be one, so that the model does not take it for what the user says now;
 * an answer that was cut off ends in a note that says so, and a message that was never answered gets one in place of
   the answer, so that roles alternate and the model does not take up what the user has stopped;
@@ -105,13 +105,13 @@ AnswerPart = Said | Reasoned | Called
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What the model is told until it speaks again."""
+    """What the model gets until it speaks again."""
 
     parts: list[Prompt | Result]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What the model said until it was told something again."""
+    """What the model said until it got something again."""
 
     parts: list[AnswerPart]
     kept: str | None = None
@@ -382,7 +382,7 @@ class _MappedHistory:
         return Answered(_rebuilt_answer(body))
 
     def _ask(self, *parts: Prompt | Result) -> None:
-        """Add to what the model is told; one turn, until it speaks again."""
+        """Adds to what the model gets; one turn, until it speaks again."""
         last = self._turns[-1] if self._turns else None
         if isinstance(last, Asked):
             last.parts.extend(parts)

@@ -17,7 +17,7 @@ class OutgoingRequest:
 
     def __init__(self, request: httpx2.Request) -> None:
         self.is_last = False
-        """The server is told that nothing else will come over this connection."""
+        """The request says that nothing else will come over this connection."""
         self.has_answer_body = request.method != "HEAD"
         self._is_chunked = False
         self._missing = 0

@@ -52,7 +52,7 @@ class WireRequest(msgspec.Struct, frozen=True):
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool as the model is told of it. `parameters` is a JSON Schema."""
+    """A tool as the model sees it. `parameters` is a JSON Schema."""
 
     name: str
     description: str

@@ -246,7 +246,7 @@ class ServerConnection(asyncio.Protocol):
         return self._room is None
 
     def _end(self, error: Exception | None) -> None:
-        """Nothing more comes; the first reason is the one that is told."""
+        """Nothing more comes; the first reason counts."""
         if not self._is_over:
             self._is_over, self._error = True, error
         if self._response is not None and not self._response.is_over:

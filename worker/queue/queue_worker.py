@@ -102,7 +102,7 @@ class QueueWorker:
 
     @property
     def is_draining(self) -> bool:
-        """It was told to end, and claims nothing more."""
+        """The worker ends, and claims nothing more."""
         return self._draining
 
     @property

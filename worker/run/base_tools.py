@@ -37,7 +37,7 @@ INSTEAD: Mapping[str, str] = {
     "web_search": "This server has no web search. Ask the user for what you need, or for a tool that finds it.",
     "fetch_webpage": "This server fetches no web pages. Ask the user for the text, or for a tool that fetches it.",
 }
-"""What the model is told by tools that need something that this server has not."""
+"""The results, for the model, of tools that need something that this server has not."""
 
 REMEMBERS = "archival_memory_insert"
 

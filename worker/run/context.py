@@ -115,7 +115,7 @@ class BudgetService:
             )
 
 
-# What every run of a worker shares: the stores, the models, the tools, and who is told what happens to a run.
+# What every run of a worker shares: the stores, the models, the tools, and the observers.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class RunServices:
     """Seconds that a run repeats a write while the database is away."""
     budgets: BudgetService
     observers: Sequence[ObserverOf] = ()
-    """Who is told what happens to a run."""
+    """They hear what happens to a run: metrics, traces, log lines."""
 
     def publisher(self, run: Run, worker: str, interruption: Interruption) -> Publisher:
         """The publisher of a run that `worker` has just claimed, with its observation. It stops the run when the log

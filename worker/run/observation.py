@@ -1,7 +1,7 @@
 """Tells observers what happens to a run in its worker: the one place where a run is observed.
 
 A `RunObservation` is made with each claim of a run, and is reached as `publisher.observation` and
-`context.observation`. Code that does something says so here, once, and whoever measures is told: the times of the
+`context.observation`. Code that does something says so here, once, and the observers hear it: the times of the
 steps, the metrics, the traces. Nothing else in the worker knows of measurements, and nothing here decides anything
 about the run.
 """
@@ -37,7 +37,7 @@ from shared.domain.runs import Run, Step, StepTiming, ToolTiming, Usage
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent
 from worker.run.interruption import Interruption
 
-# What observers of a run are told: a record of each thing that the run does. `observation` tells them.
+# What observers of a run hear: a record of each thing that the run does.
 #
 #     ObservedRun            from its claim until this worker has it no more
 #     ├── ObservedStep       one model call with what belongs to it, or the calls that an earlier owner left open
@@ -232,7 +232,7 @@ class StepTimes(RunObserver):
 
 
 class RunObservation:
-    """One claim of a run, as it is observed. `observers` make those who are told; `claimed_at` is the moment of the
+    """One claim of a run, as it is observed. `observers` make those who hear of it; `claimed_at` is the moment of the
     claim."""
 
     def __init__(
@@ -292,7 +292,7 @@ class RunObservation:
         self._tell(lambda observer: observer.first_piece(call))
 
     def tool_call(self, call: ToolCall, step_id: StepId | None) -> AbstractContextManager[ObservedToolCall]:
-        """Around a call of a tool, whose result it is told."""
+        """Around a call of a tool. `returns` takes its result."""
         return self._observed(ObservedToolCall(parent=self._step, call=call, step_id=step_id))
 
     def write(self, kind: Literal["checkpoint", "park", "settle"]) -> AbstractContextManager[ObservedWrite]:
@@ -351,7 +351,7 @@ class RunObservation:
             try:
                 tell(observer)
             except Exception:
-                # Who only looks on must not end what it looks at, nor keep the others from being told.
+                # An observer that raises must not fail the run or starve the other observers.
                 log.exception("observer_failed", observer=type(observer).__name__)
 
     def _outcome_of(self, error: BaseException | None) -> str:

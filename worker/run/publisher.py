@@ -66,7 +66,7 @@ async def take_log(
     is_shown = adopted.follows > run.checkpoint_seq
     behind = await events.read(run.id, run.checkpoint_seq, None) if is_shown else []
     shown = ShownStep(decode(entry) for _, entry in behind)
-    # Of what SQL has not, an embedded Redis has shown nothing.
+    # Embedded, events reach readers only after SQL has them: nothing unsaved was shown.
     is_whole = adopted.is_whole or stores_first
     opening = _opening(run, shown, adopted.follows, unix_ms(now), goes_on=goes_on and is_whole)
     shown.take(opening)

@@ -36,7 +36,7 @@ TOKENS_AROUND = 4
 """What a provider adds around each message, call and tool: roles, names of fields, separators."""
 
 TOKENS_AROUND_RESULT = 24
-"""Of a tool's result, which the model is told with its status and its time; of a summary, which is said to be one."""
+"""Of a tool's result, which the model gets with its status and its time; of a summary, which is said to be one."""
 
 TOKENS_OF_IMAGE = 1_500
 """About what providers count for a picture of ordinary size. Its bytes say nothing about it."""

@@ -199,7 +199,7 @@ PROVIDERS = {
 NO_FAILURES = frozenset(
     {"success", "completed", "cancelled", "parked", "waits", "refused", "handed_over", "interrupted"}
 )
-"""Outcomes of which nobody has to be told that something is amiss."""
+"""Outcomes that are no sign that something is amiss."""
 
 _OPERATION = "gen_ai.operation.name"
 

@@ -191,7 +191,7 @@ def _callable_tools(run: CallingRun) -> list[dict[str, str]]:
 
 
 def _answer_of(call: ToolCall, tool: Tool, outcome: ToolOutcome) -> ToolReturn:
-    """The program's outcome as the model is told of it, cut to the tool's limit."""
+    """The program's outcome as the model sees it, cut to the tool's limit."""
     said = _said(outcome)
     most = tool.return_char_limit // 4
     answer: dict[str, Any] = {

@@ -60,7 +60,7 @@ LONGEST_MESSAGE = 20_000
 """Characters that the model is shown of one message. A longer message is mostly a tool's output."""
 
 CHARACTERS_PER_WORD = 7
-"""Of a summary whose length is limited; the model is told the limit in words."""
+"""Of a summary whose length is limited; the request says the limit in words."""
 
 
 NO_SUMMARY = "[{messages} older messages are left out here. No summary of them could be written; this is an excerpt.]"

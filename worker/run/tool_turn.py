@@ -167,7 +167,7 @@ async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[To
 async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     """Gives results to calls that a decision has allowed, or that a lost worker left open.
 
-    The model is told "outcome unknown" of a call whose tool was started and may not be started twice.
+    The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
     checkpoints = context.services.checkpoints

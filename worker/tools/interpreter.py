@@ -81,7 +81,7 @@ class NodeProgram(msgspec.Struct, frozen=True):
         return sorted({self.executable, *self.libraries, *beside})
 
     def for_child(self) -> dict[str, Any]:
-        """What `child_node.py` is told: `{"executable", "harness", "readable", "executable_files"}`."""
+        """The frame for `child_node.py`: `{"executable", "harness", "readable", "executable_files"}`."""
         loaders = [path for path in self.libraries if Path(path).name.startswith("ld")]
         return {
             "executable": self.executable,

@@ -156,7 +156,7 @@ def payload(invocation: ToolInvocation, limits: CallLimits) -> bytes:
 
 
 def not_started(error: OSError) -> ToolOutcome:
-    """The machine's fault, not the tool's; but the run can go on and the model can be told."""
+    """The machine's fault, not the tool's; but the run can go on, and the result says so to the model."""
     log.error("tool_process_not_started", reason=str(error))
     return ToolOutcome("error", f"Error: the tool was not started: {error.strerror or error}")
 

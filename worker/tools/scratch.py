@@ -155,7 +155,7 @@ class ScratchWatch:
     def __init__(
         self, directory: str, most_bytes: int, kill: Callable[[str], None], *, name: str = "its scratch directory"
     ) -> None:
-        """`kill` is told why. `name`: what the tool knows the directory as."""
+        """`kill` gets the reason. `name`: what the tool knows the directory as."""
         self._name = name
         self._began = 0.0
         self._directory = directory

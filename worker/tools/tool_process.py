@@ -47,7 +47,7 @@ class ToolProcess(asyncio.SubprocessProtocol):
         grace_s: float,
         program: dict[str, Any] | None = None,
     ) -> None:
-        """`program`: what `child_node.py` is told, for a call that becomes Node.js."""
+        """`program`: the frame for `child_node.py`, for a call that becomes Node.js."""
         self._loop = asyncio.get_running_loop()
         self._python = python
         self._directory = directory
@@ -66,7 +66,7 @@ class ToolProcess(asyncio.SubprocessProtocol):
 
     @property
     def stopped(self) -> bool:
-        """It was told to stop before it had ended by itself."""
+        """The worker stopped it before it had ended by itself."""
         return self._stopping
 
     @property
@@ -181,7 +181,7 @@ class CallProcess(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """It was told to stop before it had ended by itself."""
+        """The worker stopped it before it had ended by itself."""
         ...
 
     @property

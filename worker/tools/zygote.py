@@ -223,7 +223,7 @@ class ForkedCall:
 
 
 class Zygote(asyncio.SubprocessProtocol):
-    """One zygote process. `on_idle` is told when its last call is over, and when it has gone."""
+    """One zygote process. It calls `on_idle` when its last call is over, and when it has gone."""
 
     def __init__(self, plan: ZygotePlan, on_idle: Callable[["Zygote"], None]) -> None:
         self._plan = plan

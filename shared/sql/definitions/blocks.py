@@ -201,7 +201,7 @@ class MemoryStore:
     async def remember(
         self, run: Run, call: ToolCall, passage: NewPassage, *, new_archive_id: ArchiveId, now: datetime
     ) -> ToolReturn:
-        """Stores the passage of a call in the agent's archive, or finds that it was stored; what the model is told.
+        """Stores the passage of a call in the agent's archive, or finds that it was stored; the result for the model.
 
         Its vector comes with the upkeep. Raises `StaleFence` when the run has a new owner.
         """

@@ -60,7 +60,7 @@ class ConversationStore:
         """Stores a conversation with its system message; `copies` are the messages that follow it, by turn.
 
         The system message is what the agent and its blocks say now. It stays so until it is asked for anew: whoever
-        reads the conversation sees how it began. The model is told what they say then.
+        reads the conversation sees how it began. Then the model gets what they say.
 
         Raises `NotFound` when the project does not have its agent.
         """

@@ -203,7 +203,7 @@ class CheckpointStore:
             with crash_point(CrashPoint.SPILL):
                 if await self._together.write(partial(_add_events, run, tail, blocks, now)):
                     return
-        # Only here is it seen what SQL has already, and said why it takes nothing.
+        # The slow path: it skips events that SQL already has, and raises the reason for a refusal.
         async with self._database.write(CrashPoint.SPILL) as connection:
             last_seq = await store_tail(connection, run, tail)
             update_owned(connection, run.id, now, {"last_seq": last_seq})

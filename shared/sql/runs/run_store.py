@@ -147,7 +147,8 @@ class RetentionStore:
 
     async def prune(self, before: datetime, now: datetime, limit: int = RUNS_AT_ONCE) -> Counter[str]:
         """Prunes the first runs of those that ended before a moment; how many rows it deleted, by table, and under
-        "runs" how many runs it pruned. Empty: none is left, or others have their hands on those that are."""
+        "runs" how many runs it pruned. Empty if no run is left, or other
+        processes hold the locks of all that are."""
         first = _prunable(before).order_by(runs.c.completed_at).limit(limit)
         async with self._database.write() as connection:
             # Two who prune at once take different runs, and nobody is waited for.
