@@ -56,6 +56,10 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RetentionStore, RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import StepStore
+from worker.bodies.agent_context import AgentBody, AgentServices
+from worker.bodies.context_window import compact_thread
+from worker.bodies.single_runs import generate, run_tool
+from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets
 from worker.models.prices import Prices
 from worker.models.registry import Models
@@ -63,14 +67,16 @@ from worker.proxy.exchange import Reach
 from worker.queue.queue_worker import QueueWorker
 from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
-from worker.run.base_tools import BaseToolRunner
-from worker.run.context import BudgetService, RunServices
+from worker.run.body import Bodies
 from worker.run.execute_run import RunExecutor
 from worker.run.publisher import RunLog
+from worker.run.run_handle import RunServices
 from worker.run.run_traces import RunMetrics, RunTraces
-from worker.run.sandbox_tools import ProgramRunner, SandboxRunner
 from worker.run.settle import RunFinisher
-from worker.run.tool_runner import RunnerRow, ToolRunners
+from worker.run.spending import BudgetService
+from worker.runners.base_tools import BaseToolRunner
+from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
+from worker.runners.tool_runner import RunnerRow, ToolRunners
 from worker.tools.invocation import CallLimits, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
@@ -260,14 +266,15 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         stack.push_async_callback(embeddings.aclose)
         tools = await stack.enter_async_context(tool_parts(process, network))
         logs = await stack.enter_async_context(_logs(process))
-        services = _run_services(process, models, tools, embeddings, logs)
+        services = _run_services(process, logs)
+        bodies = _bodies(process, models, tools, embeddings)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
             clock=process.clock,
             look_every_s=settings.lease_s / 3,
         )
-        executor = _executor(process, name, active_runs, services)
+        executor = _executor(process, name, active_runs, services, bodies)
         queue_worker = _queue_worker(process, name, executor, active_runs)
         unowned = _unowned(process, services)
         sweeper = _sweeper(process, services, unowned)
@@ -355,32 +362,51 @@ def _models(process: ProcessContext, network: NetworkRules) -> Models:
     )
 
 
-def _run_services(
-    process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient, logs: Logs
-) -> RunServices:
+def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     event_log, checkpoints = logs
     database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
     return RunServices(
+        messages=MessageStore(database),
+        runs=RunStore(database),
+        checkpoints=checkpoints,
+        settlements=SettlementStore(database, process.ids),
+        events=EventStore(database),
+        inbox=InboxStore(database),
+        event_log=event_log,
+        budgets=BudgetService(
+            budgets=settings.budgets,
+            price_of=Prices.read(settings.prices_file).nano_usd,
+            store=BudgetStore(database),
+            clock=process.clock,
+        ),
+        clock=process.clock,
+        ids=process.ids,
+        stores_first=process.is_embedded,
+        patience_s=settings.database_patience,
+        observers=[lambda _: run_metrics, partial(RunTraces, process.tracer), lambda _: RunLog()],
+    )
+
+
+def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient) -> Bodies:
+    """What runs of each kind do."""
+    database = process.database
+    agents = AgentServices(
         models=models,
         sandbox=tools.sandbox,
         runners=_tool_runners(process, tools, embeddings),
         agents=AgentStore(database),
         secret_keys=process.secret_keys,
-        messages=MessageStore(database),
-        runs=RunStore(database),
         approvals=ApprovalStore(database),
-        checkpoints=checkpoints,
-        settlements=SettlementStore(database, process.ids),
-        events=EventStore(database),
-        inbox=InboxStore(database),
+        messages=MessageStore(database),
         steps=StepStore(database),
-        event_log=event_log,
-        clock=process.clock,
-        ids=process.ids,
-        stores_first=process.is_embedded,
-        patience_s=settings.database_patience,
-        budgets=_budgets(process),
-        observers=[lambda _: run_metrics, partial(RunTraces, process.tracer), lambda _: RunLog()],
+    )
+    return Bodies(
+        {
+            "message": AgentBody(agents, run_steps),
+            "compaction": AgentBody(agents, compact_thread),
+            "generation": AgentBody(agents, generate),
+            "tool": AgentBody(agents, run_tool),
+        }
     )
 
 
@@ -412,28 +438,15 @@ def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: Embeddi
     )
 
 
-def _budgets(process: ProcessContext) -> BudgetService:
-    settings = process.settings
-    return BudgetService(
-        budgets=settings.budgets,
-        prices=Prices.read(settings.prices_file),
-        store=BudgetStore(process.database),
-        clock=process.clock,
-    )
-
-
-def _executor(process: ProcessContext, name: str, active_runs: ActiveRuns, services: RunServices) -> RunExecutor:
+def _executor(
+    process: ProcessContext, name: str, active_runs: ActiveRuns, services: RunServices, bodies: Bodies
+) -> RunExecutor:
     return RunExecutor(
         worker=name,
         services=services,
+        bodies=bodies,
         active_runs=active_runs,
-        finisher=RunFinisher(
-            settlements=services.settlements,
-            queue=RunQueue(process.redis),
-            event_log=services.event_log,
-            clock=process.clock,
-            patience_s=services.patience_s,
-        ),
+        finisher=RunFinisher(services=services, queue=RunQueue(process.redis)),
         limits=AttemptLimits.of(process.settings.max_attempts),
         run_timeout_s=process.settings.run_timeout,
         start_slots=asyncio.Semaphore(STARTS_AT_ONCE),
@@ -462,7 +475,7 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
 def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
     return UnownedRuns(
         runs=services.runs,
-        agents=services.agents,
+        agents=AgentStore(process.database),
         messages=services.messages,
         checkpoints=services.checkpoints,
         settlements=services.settlements,

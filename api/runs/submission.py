@@ -196,7 +196,7 @@ class SubmissionService:
             )
             span.set({"holdfast.run.id": submitted.run.id, "holdfast.sent_again": submitted.run.id != run.id})
             if submitted.is_new:
-                self.on_submitted(_kind_of(submitted.run))
+                self.on_submitted(submitted.run.kind)
             await self.queue.dispatch_stored(submitted.run)
         end_turn()
         return submitted.run
@@ -294,11 +294,3 @@ class SubmissionService:
             callback_url=command.callback_url,
             created_at=self.clock.now(),
         )
-
-
-def _kind_of(run: Run) -> str:
-    if run.answers_messages:
-        return "message"
-    if run.options.compaction is not None:
-        return "compaction"
-    return "tool" if run.options.generation is None else "generation"

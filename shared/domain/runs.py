@@ -279,6 +279,10 @@ class Dispatch(NamedTuple):
     priority: int = 0
 
 
+RunKind = Literal["message", "compaction", "generation", "tool"]
+"""What a run does: answers messages, compacts its thread, asks a model one question, or makes one call of a tool."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One execution of an agent on a submission."""
 
@@ -341,6 +345,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def trace_id(self) -> str | None:
         """The trace that the run is in, where one was begun or came with its submission: 32 hexadecimal digits."""
         return None if self.options.traceparent is None else self.options.traceparent.split("-")[1]
+
+    @property
+    def kind(self) -> RunKind:
+        """What the run does."""
+        options = self.options
+        if options.compaction is not None:
+            return "compaction"
+        if options.generation is not None:
+            return "generation"
+        return "message" if options.tool_name is None else "tool"
 
     @property
     def answers_messages(self) -> bool:

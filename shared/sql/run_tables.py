@@ -59,6 +59,8 @@ runs = sa.Table(
     sa.Column("checkpoint_seq", sa.BigInteger, nullable=False),
     # What is set aside for the call of a model that is under way (`Reservation`).
     sa.Column("reservation", sa.Text),
+    # What the run's body keeps of its own (`RunHandle.state`), as it has written it.
+    sa.Column("body_state", sa.LargeBinary),
     sa.Column("waits_until", UtcMoment),
     sa.Column("callback_url", sa.Text),
     sa.Column("callback_sent_at", UtcMoment),

@@ -83,7 +83,19 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "worker/tools": ("shared", "shared/domain", "worker/proxy", "worker/tools/inside"),
     "worker/tools/inside": (),
     "worker/queue": ("shared", "shared/domain", "shared/redis"),
-    "worker/run": (*_STATE, "shared/telemetry", "shared/typescript", "worker/models", "worker/tools"),
+    # What is the same for every run, whatever it does: it knows no body, no kind of tool, and of models the words alone
+    # in which they are asked (see `test_the_kernel_knows_no_model`).
+    "worker/run": (
+        *("shared", "shared/domain", "shared/redis", "shared/runs", "shared/telemetry", "worker/models"),
+        *("shared/sql/history", "shared/sql/runs"),
+    ),
+    # What makes the calls of tools: it knows the run whose calls these are by a protocol of its own.
+    "worker/runners": (*_STATE, "shared/typescript", "worker/tools"),
+    # What runs do: bodies have a run by its handle.
+    "worker/bodies": (
+        *("shared", "shared/domain", "shared/sql/definitions", "shared/sql/history", "shared/sql/runs"),
+        *("worker/models", "worker/run", "worker/runners", "worker/tools"),
+    ),
     "worker/upkeep": _STATE,
     "worker": (*_STATE, "shared/process", "shared/telemetry", "worker/*"),
     # The API. Routes are read by `application` alone; what happens to a run does not know the routes that ask for it.
@@ -193,6 +205,18 @@ def test_rooms_are_left_by_their_corridors() -> None:
 def test_every_room_is_drawn() -> None:
     """Each folder of the product has its line, and each line its folder."""
     assert {_room(source.path) for source in product_sources()} == set(CORRIDORS)
+
+
+def test_the_kernel_knows_no_model() -> None:
+    """What is the same for every run takes of models the words alone in which they are asked, and no client of one."""
+    modules = {source.module: source for source in product_sources()}
+    expect_none(
+        f"{source.path}:1: imports {target}"
+        for source in product_sources()
+        if source.path.startswith("worker/run/")
+        for target in imported_modules(source, modules)
+        if target.startswith("worker.models.") and target != "worker.models.provider"
+    )
 
 
 def test_no_small_module_serves_one_other() -> None:

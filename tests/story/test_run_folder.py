@@ -8,7 +8,7 @@ import pytest
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.tools import PLAIN_TOOLS
-from worker.run.tool_turn import EMPTY_AGAIN
+from worker.bodies.tool_turn import EMPTY_AGAIN
 
 KEEPS = '''
 def keeps(name: str) -> list:

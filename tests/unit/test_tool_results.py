@@ -1,7 +1,7 @@
 """How much the results of one answer's calls may have together."""
 
 from shared.domain.messages import ToolReturn
-from worker.run.tool_turn import LEAST_OF_A_RESULT, LONGEST_RESULTS, within_room
+from worker.bodies.tool_turn import LEAST_OF_A_RESULT, LONGEST_RESULTS, within_room
 
 
 def result(characters: int, number: int = 0) -> ToolReturn:

@@ -6,7 +6,7 @@ from typing import Any
 from shared.domain.ids import ProjectId, ToolId
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.tools import CUSTOM, Tool
-from worker.run.tool_runner import CallingRun, ForeignOutcome, RunnerRow, ToolRunner, ToolRunners
+from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerRow, RunnerTraits, ToolRunner, ToolRunners
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -14,9 +14,9 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 class Moon:
     """A kind of tool that nobody else knows: it asks the moon."""
 
-    def __init__(self, name: str, *, is_foreign: bool = True) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.is_foreign = is_foreign
+        self.traits = RunnerTraits()
 
     def arguments(self, tool: Tool) -> dict[str, Any]:
         return tool.parameters
@@ -42,7 +42,7 @@ def tool(name: str, tool_type: str = CUSTOM) -> Tool:
     )
 
 
-FUNCTIONS, PROGRAMS, OURS, OTHERS = Moon("functions"), Moon("programs"), Moon("ours", is_foreign=False), Moon("others")
+FUNCTIONS, PROGRAMS, OURS, OTHERS = Moon("functions"), Moon("programs"), Moon("ours"), Moon("others")
 RUNNERS = ToolRunners(
     RunnerRow(OTHERS, "external_moon"),
     RunnerRow(PROGRAMS, "letta_", frozenset({"run_code"})),

@@ -25,9 +25,9 @@ from shared.domain.models import window_of
 from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from tests.kit.model_server.model_calls import history, returned
+from worker.bodies.request_size import fixed_tokens, history_tokens, last_answer, text_tokens
+from worker.bodies.summary import SUMMARY_SHARE, clipped, leaving, longest_that_fits
 from worker.models.provider import ToolSpec
-from worker.run.request_size import fixed_tokens, history_tokens, last_answer, text_tokens
-from worker.run.summary import SUMMARY_SHARE, clipped, leaving, longest_that_fits
 
 ALL = CompactionOptions(mode="all")
 WINDOW = CompactionOptions()

@@ -1,4 +1,4 @@
-"""The story of a run in its worker: claim it, watch for a cancel, run its steps, settle it."""
+"""The story of a run in its worker: claim it, watch for a cancel, have its body do the work, settle it."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -28,10 +28,8 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
-from worker.run.context import Outcome, Parked, RunContext, RunServices, load_context
-from worker.run.context_window import compact_thread
-from worker.run.interruption import Interruption
-from worker.run.publisher import Publisher
+from worker.run.body import Bodies, Body, Outcome
+from worker.run.run_handle import Parked, RunHandle, RunServices
 from worker.run.settle import (
     RunFinisher,
     cancelled,
@@ -42,8 +40,6 @@ from worker.run.settle import (
     failed_by_secret,
     failed_by_timeout,
 )
-from worker.run.single_runs import generate, run_tool
-from worker.run.step_loop import run_steps
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -58,6 +54,7 @@ class RunExecutor:
     worker: str
     """The name under which this worker is known."""
     services: RunServices
+    bodies: Bodies
     active_runs: ActiveRuns
     finisher: RunFinisher
     limits: AttemptLimits
@@ -100,9 +97,10 @@ class RunExecutor:
             if run.cancel is not None:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
             publisher = active.publisher = self.services.publisher(run, self.worker, active.interruption)
-            async with self.services.sandbox.of_run(run_id):
+            body, handle = self.bodies.of(run), RunHandle(self.services, publisher, active.interruption)
+            async with body.holding(run):
                 with publisher.observation.executing():
-                    await self._execute(publisher, active.interruption, starting)
+                    await self._execute(body, handle, starting)
 
     async def _claim(self, run_id: RunId, dispatch: int, limits: AttemptLimits | None) -> Run | None:
         runs, clock = self.services.runs, self.services.clock
@@ -113,19 +111,20 @@ class RunExecutor:
             clock=clock,
         )
 
-    async def _execute(self, publisher: Publisher, interruption: Interruption, starting: AsyncExitStack) -> None:
+    async def _execute(self, body: Body, handle: RunHandle, starting: AsyncExitStack) -> None:
+        publisher = handle.publisher
         try:
             try:
-                context = await load_context(self.services, publisher, interruption)
+                body = await body.loaded(handle)
             except (NotFound, UnreadableSecret) as error:
                 end = failed_by_secret(error) if isinstance(error, UnreadableSecret) else failed_by_defect(error)
                 log.warning("run_cannot_start", reason=error.message)
                 async with publisher.publishing():
                     await self.finisher.fail(publisher, end)
                 return
-            async with publisher.publishing(goes_on=context.continues_answers):
+            async with publisher.publishing(goes_on=body.continues_answers):
                 await starting.aclose()
-                await self._run(context)
+                await self._run(body, handle)
         except LifecycleError as error:
             raise LeaseLost(str(error)) from error
         except Unavailable as error:
@@ -134,30 +133,30 @@ class RunExecutor:
             await self.finisher.hand_over_late(publisher)
             raise
 
-    async def _run(self, context: RunContext) -> None:
+    async def _run(self, body: Body, handle: RunHandle) -> None:
         try:
-            await self.finisher.finish(context, await self._outcome_of(context))
+            await self.finisher.finish(handle, body, await self._outcome_of(body, handle))
         except BudgetExceeded as error:
-            await self.finisher.let_wait(context.publisher, error.message, self._tried_again_at(error))
+            await self.finisher.let_wait(handle.publisher, error.message, self._tried_again_at(error))
         except ShutdownRequested:
-            await self.finisher.hand_over(context.publisher)
+            await self.finisher.hand_over(handle.publisher)
             raise
         except (LeaseLost, LifecycleError):
             # A newer owner's fence refuses this. If there is none, SQL gets what readers have seen, for the next owner.
-            await context.publisher.hand_over()
+            await handle.publisher.hand_over()
             raise
 
-    async def _outcome_of(self, context: RunContext) -> Outcome | Parked:
-        """Runs the steps and says how they ended. Raises `ShutdownRequested`, `LeaseLost` or `Unavailable` when another
-        worker continues the run, `BudgetExceeded` when it is to wait for room."""
-        run = context.run
+    async def _outcome_of(self, body: Body, handle: RunHandle) -> Outcome | Parked:
+        """Has the body do the run's work, and says how that ended. Raises `ShutdownRequested`, `LeaseLost` or
+        `Unavailable` when another worker continues the run, `BudgetExceeded` when it is to wait for room."""
+        run = handle.run
         try:
             if self.limits.give_up(run):
                 return Outcome(end=failed_by_lost_workers(run))
-            async with context.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
-                if context.publisher.follows == 1 and run.options.status_events:
-                    context.emit(StatusChanged(context.at, RunStatus.RUNNING))
-                return await _work(context)
+            async with handle.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
+                if handle.publisher.follows == 1 and run.options.status_events:
+                    handle.emit(StatusChanged(handle.at, RunStatus.RUNNING))
+                return await body.execute(handle)
         except CancelRequested as request:
             return cancelled(request)
         except RunTimeout:
@@ -167,7 +166,7 @@ class RunExecutor:
                 raise
             return Outcome(end=failed_by_budget(error))
         except (ModelError, UnreadableSecret) as error:
-            return Outcome(end=_failed_by(context, error))
+            return Outcome(end=_failed_by(handle.run, body.model, error))
         except (ShutdownRequested, LeaseLost, LifecycleError, Unavailable):
             raise
         except Exception as error:
@@ -182,19 +181,9 @@ class RunExecutor:
         return soon if error.room_at is None else min(error.room_at, soon)
 
 
-def _failed_by(context: RunContext, error: ModelError | UnreadableSecret) -> RunEnd:
+def _failed_by(run: Run, model: str, error: ModelError | UnreadableSecret) -> RunEnd:
     if isinstance(error, UnreadableSecret):
         log.warning("run_cannot_go_on", reason=error.message)
         return failed_by_secret(error)
-    log.warning("model_gave_no_answer", model=context.model, error=error.facts)
-    return failed_by_model(error, context.run)
-
-
-async def _work(context: RunContext) -> Outcome | Parked:
-    """What a run of this kind does."""
-    options = context.run.options
-    if options.compaction is not None:
-        return await compact_thread(context, options.compaction)
-    if options.generation is not None:
-        return await generate(context, options.generation)
-    return await (run_steps(context) if options.tool_name is None else run_tool(context))
+    log.warning("model_gave_no_answer", model=model, error=error.facts)
+    return failed_by_model(error, run)

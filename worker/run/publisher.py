@@ -19,7 +19,7 @@ from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.redis.event_log import EventLog, RedisLostData
-from shared.runs.unowned import adopt_log
+from shared.runs.log_adoption import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.event_blocks import EventStore
 from worker.run.interruption import Interruption

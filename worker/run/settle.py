@@ -3,12 +3,11 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 
 import msgspec
 import structlog
 
-from shared.concurrency import PAUSE_S, Clock, beside, retry_while_unavailable
+from shared.concurrency import PAUSE_S, retry_while_unavailable
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import (
     MODEL_ERROR_MESSAGES,
@@ -24,15 +23,15 @@ from shared.domain.errors import (
     UnreadableSecret,
 )
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.messages import estimate_tokens, text_to_count, weight
+from shared.domain.messages import estimate_tokens
 from shared.domain.runs import Run, RunError, Step, Usage
-from shared.domain.settling import RunEnd, open_calls
-from shared.redis.event_log import EventLog
+from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
 from shared.sql.history.thread_queue import Dispatch
-from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
-from worker.run.context import Outcome, Parked, RunContext
+from shared.sql.runs.settlement import Settled, Settlement
+from worker.run.body import Body, Outcome
 from worker.run.publisher import FLUSH_S, Publisher
+from worker.run.run_handle import Parked, RunHandle, RunServices
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -46,17 +45,13 @@ NOTHING_LEFT = (
 class RunFinisher:
     """Ends runs, and hands them over."""
 
-    settlements: SettlementStore
+    services: RunServices
     queue: RunQueue
-    event_log: EventLog
-    clock: Clock
-    patience_s: float
-    """Seconds that a worker repeats a write that ends or hands over a run while the database is away."""
 
-    async def finish(self, context: RunContext, outcome: Outcome | Parked) -> None:
+    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked) -> None:
         """Stores the run's end, then shows it. Raises `MoreInput` when the next owner has to continue the run, and
         `Unavailable` when the database is away for longer than the worker waits."""
-        publisher = context.publisher
+        publisher = handle.publisher
         if isinstance(outcome, Parked):
             publisher.send_end(outcome.tail)
             publisher.observation.left_as("parked")
@@ -64,14 +59,14 @@ class RunFinisher:
             await self._finish_stream(publisher, has_flag=False)
             return
         if outcome.end.trigger is not RunTrigger.COMPLETE:
-            await _count_lost_calls(context)
+            await body.before_cut_off(handle)
         try:
-            await self._end(publisher, _settlement(context, outcome, self.clock))
+            await self._end(publisher, _settlement(handle, body.model, outcome))
         except MoreInput:
-            # A message came after the step loop had looked. The run goes on with the answer stored, as after a crash.
+            # A message came after the body had looked. The run goes on with the answer stored, as after a crash.
             log.info("run_goes_on", reason="a message came at the last moment")
             if outcome.messages:
-                await context.checkpoint(outcome.messages)
+                await handle.checkpoint(outcome.messages)
             raise
 
     async def fail(self, publisher: Publisher, end: RunEnd) -> None:
@@ -81,7 +76,7 @@ class RunFinisher:
             publisher,
             Settlement(
                 end=end,
-                now=self.clock.now(),
+                now=self.services.clock.now(),
                 usage=run.usage,
                 step_count=run.step_count,
                 shown_at=publisher.shown.first_piece_at,
@@ -104,9 +99,9 @@ class RunFinisher:
     async def hand_over_late(self, publisher: Publisher) -> None:
         """`hand_over` after a long outage of the database: repeated until the database is back, or the worker gives
         up."""
-        deadline = self.clock.monotonic() + self.patience_s
+        deadline = self.services.clock.monotonic() + self.services.patience_s
         while not await publisher.hand_over():
-            if self.clock.monotonic() > deadline:
+            if self.services.clock.monotonic() > deadline:
                 log.warning("run_left_to_sweeper")
                 return
             await asyncio.sleep(PAUSE_S)
@@ -139,14 +134,16 @@ class RunFinisher:
     async def _settled(self, publisher: Publisher, settlement: Settlement) -> Settled:
         with publisher.observation.write("settle"):
             return await retry_while_unavailable(
-                lambda _: self.settlements.settle(publisher.run, settlement), for_s=self.patience_s, clock=self.clock
+                lambda _: self.services.settlements.settle(publisher.run, settlement),
+                for_s=self.services.patience_s,
+                clock=self.services.clock,
             )
 
     async def _finish_stream(self, publisher: Publisher, *, has_flag: bool) -> None:
         if await publisher.wait_sent(FLUSH_S) and not has_flag:
             return  # with its last entry, the stream was given its lifetime
         try:
-            await self.event_log.expire(publisher.run.id)
+            await self.services.event_log.expire(publisher.run.id)
         except Unavailable as error:
             log.warning("stream_left_to_sql", reason=str(error))
 
@@ -157,28 +154,18 @@ class RunFinisher:
             log.warning("dispatch_left_to_sweeper", next_run=dispatch.run_id, reason=str(error))
 
 
-async def _count_lost_calls(context: RunContext) -> None:
-    """Counts calls that were lost with earlier workers, where the run ends before it makes another one. Where the
-    conversation ends in calls of tools, the last worker was lost in one of these."""
-    if not context.publisher.shown.lost_calls or context.run.options.tool_name is not None:
-        return
-    history = (await context.first_history()).messages
-    if open_calls(history) is None:
-        said = await beside(partial(text_to_count, history), weight(history))
-        context.count_lost(context.model, context.system + said)
-
-
-def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settlement:
-    """What is stored when the run ends, without the log's tail: that is known when nothing more is emitted."""
-    end, now, progress = outcome.end, clock.now(), context.progress
+def _settlement(handle: RunHandle, model: str, outcome: Outcome) -> Settlement:
+    """What is stored when the run ends, without the log's tail: that is known when nothing more is emitted. `model` is
+    the body's, for an answer that is cut off."""
+    end, now, progress = outcome.end, handle.clock.now(), handle.progress
     rollback = outcome.mode is CancelMode.ROLLBACK
     messages, usage = outcome.messages, progress.usage
-    step = context.step_in_hand
+    step = handle.step_in_hand
     if end.trigger is not RunTrigger.COMPLETE:
         cut_by = "cancel" if end.trigger is RunTrigger.CANCEL else "error"
-        partial = context.publisher.shown.partial_answer(cut_by=cut_by, model=context.model, now=now)
+        partial = handle.shown.partial_answer(cut_by=cut_by, model=model, now=now)
         messages = [] if partial is None or rollback else [partial]
-        step, usage = _cut_off(context, end)
+        step, usage = _cut_off(handle, model, end)
     return Settlement(
         end=end,
         now=now,
@@ -186,7 +173,7 @@ def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settleme
         step_count=progress.step_count,
         messages=messages,
         step=None if step is None else msgspec.structs.replace(step, stop_reason=end.stop_reason),
-        shown_at=context.publisher.shown.first_piece_at,
+        shown_at=handle.shown.first_piece_at,
         known_returns=progress.returns,
         denial_reason=DENIED_BY_CANCEL,
         rollback=rollback,
@@ -195,20 +182,20 @@ def _settlement(context: RunContext, outcome: Outcome, clock: Clock) -> Settleme
     )
 
 
-def _cut_off(context: RunContext, end: RunEnd) -> tuple[Step | None, Usage]:
+def _cut_off(handle: RunHandle, model: str, end: RunEnd) -> tuple[Step | None, Usage]:
     """The step in hand as it ended, and the usage with an estimate for the call that was cut off."""
-    progress, step = context.progress, context.step_in_hand
+    progress, step = handle.progress, handle.step_in_hand
     if progress.in_hand is None or step is None:
         return None, progress.usage
     if step.status != "pending":
         return step, progress.usage
-    spoken = context.publisher.shown.text
+    spoken = handle.shown.text
     is_cancel = end.trigger is RunTrigger.CANCEL
     call = Usage()
     if spoken or is_cancel:
         asked, said = estimate_tokens(progress.in_hand.asked), estimate_tokens(spoken)
         call = Usage(prompt_tokens=asked, completion_tokens=said, estimated=True)
-        call = context.services.budgets.priced(context.model, call)
+        call = handle.account.priced(model, call)
     ended = msgspec.structs.replace(step, status="cancelled" if is_cancel else "failed", error=end.error, usage=call)
     return ended, progress.usage.plus(call) if call.estimated else progress.usage
 

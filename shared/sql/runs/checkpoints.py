@@ -136,6 +136,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Step | None = None
     shown_at: int = 0
     """When the first piece of an answer was shown that SQL may not know of; Unix milliseconds, 0: none was."""
+    body_state: bytes | None = None
+    """What the run's body keeps of its own. None: as it is stored."""
 
     def columns(self, run_id: RunId, last_seq: Seq) -> dict[str, Any]:
         """The run's columns after the checkpoint; `last_seq` is the last event that SQL has then."""
@@ -146,6 +148,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             "last_seq": last_seq,
             "checkpoint_seq": last_seq,
             **first_token(run_id, self.step, self.shown_at),
+            **({} if self.body_state is None else {"body_state": self.body_state}),
         }
 
 
@@ -261,6 +264,22 @@ class CheckpointStore:
         async with self._database.read() as connection:
             return await intents_of(connection, run_id)
 
+    async def body_state(self, run: Run) -> bytes | None:
+        """What the run's body has stored of its own: this run's, else that of the parked run which it continues."""
+        async with self._database.read() as connection:
+            of_run: RunId | None = run.id
+            while of_run is not None:
+                found = await connection.execute(_BODY_STATE, {"of_run": of_run, "of_project": run.project_id})
+                row = found.one_or_none()
+                if row is None or row.body_state is not None:
+                    return None if row is None else row.body_state
+                of_run = row.continues
+        return None
+
+
+_BODY_STATE = sa.select(runs.c.body_state, runs.c.continues).where(
+    runs.c.id == sa.bindparam("of_run"), runs.c.project_id == sa.bindparam("of_project")
+)
 
 ADD_EVENTS = (
     "UPDATE runs SET last_seq = :last, updated_at = :now"

@@ -28,8 +28,9 @@ from shared.sql.history.thread_queue import lock_of
 from shared.sql.run_tables import run_inputs, runs
 from shared.sql.tables import from_json
 
-RUN_COLUMNS = [column for column in runs.c if column is not runs.c.reservation]
-"""The columns that are read of a run. Only a write that locks the run reads what is set aside for its call."""
+RUN_COLUMNS = [column for column in runs.c if column.name not in ("reservation", "body_state")]
+"""The columns that are read of a run. Only a write that locks the run reads what is set aside for its call, and its
+body alone what it keeps."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, cast
@@ -10,7 +9,7 @@ from typing import Any, Literal, cast
 from arq.connections import ArqRedis
 
 from shared.concurrency import PATIENCE_S
-from shared.domain.errors import CancelRequested, LogClosed, ShutdownRequested
+from shared.domain.errors import LogClosed, ShutdownRequested
 from shared.domain.events import TextChunk
 from shared.domain.ids import MessageId, RunId, StepId
 from shared.domain.lifecycle import RunTrigger
@@ -18,18 +17,17 @@ from shared.domain.limits import Budgets
 from shared.domain.runs import AttemptLimits
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
-from shared.secret_keys import NO_KEYS
-from shared.sql.definitions.agents import AgentStore
 from shared.sql.runs.budgets import BudgetStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
 from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
-from worker.models.prices import Prices
 from worker.run.active_runs import ActiveRuns
-from worker.run.context import BudgetService, Outcome, Parked, RunContext, RunServices
+from worker.run.body import Bodies, Body, Outcome
 from worker.run.execute_run import RunExecutor
-from worker.run.settle import RunFinisher, cancelled
+from worker.run.run_handle import Parked, RunHandle, RunServices
+from worker.run.settle import RunFinisher
+from worker.run.spending import BudgetService
 
 Order = Literal["checkpoint", "record_intent", "take_new_fence", "park", "settle", "hand over"]
 
@@ -64,13 +62,6 @@ class Surroundings:
         self.tasks.append(task)
 
 
-class _NoTools:
-    """Stands where the sandbox is, for runs that call no tools."""
-
-    def of_run(self, _run_id: RunId) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-
 class Owner:
     """Executes one dispatch of a run. It may own the run no more, which it does not know."""
 
@@ -78,7 +69,7 @@ class Owner:
         self.party = Party(f"{host.name} with {run_id}:{number}", host)
         self.run_id = run_id
         self.number = number
-        self.context: RunContext | None = None
+        self.handle: RunHandle | None = None
         """None until the run is claimed and its log taken, and again when it comes to its end."""
         self._active_runs = active_runs
         self._around = around
@@ -88,14 +79,14 @@ class Owner:
     @property
     def is_idle(self) -> bool:
         """Whether it has the run, and nothing to do."""
-        return self.context is not None and self._orders.empty() and self.party.goes_on
+        return self.handle is not None and self._orders.empty() and self.party.goes_on
 
     def emit(self, number: int = 1) -> None:
         """Shows something, whatever the run is doing."""
-        for _ in range(number if self.context is not None else 0):
+        for _ in range(number if self.handle is not None else 0):
             name = f"{self.party.name} {next(self._numbers)}"
             try:
-                cast("RunContext", self.context).emit(TextChunk(0, StepId("step"), MessageId(name), name))
+                cast("RunHandle", self.handle).emit(TextChunk(0, StepId("step"), MessageId(name), name))
             except LogClosed:
                 return
 
@@ -108,41 +99,31 @@ class Owner:
         far, stores, around = self._far, self._around.stores, self._around
         log = far(EventLog(around.redis, ttl_s=LOG_TTL_S, owner=self.party.name.split()[0]))
         services = RunServices(
-            models=cast("Any", None),
-            sandbox=cast("Any", _NoTools()),
-            runners=cast("Any", None),
-            agents=far(AgentStore(stores.database)),
-            secret_keys=NO_KEYS,
             messages=far(stores.messages),
             runs=far(stores.runs),
-            approvals=far(stores.approvals),
             checkpoints=far(stores.checkpoints),
             settlements=far(stores.settlements),
             events=far(stores.events),
             inbox=far(stores.inbox),
-            steps=far(stores.steps),
             event_log=log,
             clock=around.clock,
             ids=IDS,
             stores_first=around.stores_first,
             patience_s=PATIENCE_S,
             budgets=BudgetService(
-                budgets=Budgets(), prices=Prices({}), store=far(BudgetStore(stores.database)), clock=around.clock
+                budgets=Budgets(),
+                price_of=lambda _model, _usage: None,
+                store=far(BudgetStore(stores.database)),
+                clock=around.clock,
             ),
         )
         queue = far(RunQueue(around.redis))
-        executor = _OrderedExecutor(
-            owner=self,
+        executor = RunExecutor(
             worker=self.party.name,
             services=services,
+            bodies=Bodies({"message": _OrderedBody(self)}),
             active_runs=self._active_runs,
-            finisher=RunFinisher(
-                settlements=services.settlements,
-                queue=queue,
-                event_log=log,
-                clock=around.clock,
-                patience_s=PATIENCE_S,
-            ),
+            finisher=RunFinisher(services=services, queue=queue),
             limits=AttemptLimits.of(1000),
             run_timeout_s=1e9,
             start_slots=asyncio.Semaphore(),
@@ -152,34 +133,31 @@ class Owner:
     def _far(self, service: Any) -> Any:
         return self._around.trips.to(service, self.party)
 
-    async def obey(self, context: RunContext) -> Outcome | Parked:
-        """What the run's steps would do."""
-        self.context = context
+    async def obey(self, handle: RunHandle) -> Outcome | Parked:
+        """What the run's body would do."""
+        self.handle = handle
         try:
-            async with context.interruption.interrupting(self.party.name):
-                while True:
-                    outcome = await self._do(context, await self._orders.get())
-                    if outcome is not None:
-                        return outcome
-        except CancelRequested as request:
-            return cancelled(request)
+            while True:
+                outcome = await self._do(handle, await self._orders.get())
+                if outcome is not None:
+                    return outcome
         finally:
-            self.context = None
+            self.handle = None
 
-    async def _do(self, context: RunContext, order: Order) -> Outcome | Parked | None:
+    async def _do(self, handle: RunHandle, order: Order) -> Outcome | Parked | None:
         name = f"{self.party.name} {next(self._numbers)}"
         match order:
             case "checkpoint":
-                await context.checkpoint([])
+                await handle.checkpoint()
             case "record_intent":
-                await context.record_intent(call(name))
+                await handle.calls.starting(call(name))
             case "take_new_fence":
                 # As if the numbers of the present one were used up.
-                await cast("Any", context.publisher)._take_new_fence()
+                await cast("Any", handle.publisher)._take_new_fence()
             case "park":
                 waits = call(name, needs_approval=True)
                 asking = answer("may I?", waits)
-                return await context.park([asking], [request_of(context.run, asking, waits)])
+                return await handle.park([asking], [request_of(handle.run, asking, waits)])
             case "settle":
                 return Outcome(end=run_end(_TRIGGERS[next(self._numbers) % len(_TRIGGERS)]))
             case "hand over":
@@ -187,11 +165,11 @@ class Owner:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OrderedExecutor(RunExecutor):
-    """The product's, for a run whose steps a test gives."""
+class _OrderedBody(Body):
+    """A body whose work a test gives."""
 
-    owner: Owner
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
 
-    async def _outcome_of(self, context: RunContext) -> Outcome | Parked:
-        return await self.owner.obey(context)
+    async def execute(self, handle: RunHandle) -> Outcome | Parked:
+        return await self._owner.obey(handle)

@@ -248,7 +248,7 @@ class ProtocolWorld:
         believers: dict[str, list[str]] = {}
         for worker in self.workers:
             for job_id in worker.sure() if may_be_more else worker.believed():
-                if worker.jobs[job_id].context is not None:
+                if worker.jobs[job_id].handle is not None:
                     held = job_id if self._forgotten_is_back else keys.parse_job_id(job_id)[0]
                     believers.setdefault(held, []).append(f"{worker.party.name} {job_id}")
         for names in believers.values():

@@ -1,5 +1,6 @@
 """Runs that answer no message: one question to a model, or one call of a tool."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,41 +9,40 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.events import TextChunk, ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
-from shared.domain.runs import ANSWER_TOOL, Generation, asked_call
-from shared.domain.settling import RunEnd, unknown_return
+from shared.domain.runs import ANSWER_TOOL, asked_call
+from shared.domain.settling import RunEnd
+from shared.domain.tools import Tool
 from shared.tool_arguments import RefusedArguments, check_arguments
+from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer import PlainAnswer, ask_as_step, question
+from worker.bodies.answer_draft import CUT_OFF
+from worker.bodies.step_loop import STOP_REASONS
+from worker.bodies.tool_turn import result_of
 from worker.models.provider import ModelCall, ToolSpec
-from worker.run.answer import PlainAnswer, ask_as_step, question
-from worker.run.answer_draft import CUT_OFF
-from worker.run.context import Outcome, RunContext
-from worker.run.step_loop import STOP_REASONS
-from worker.run.tool_runner import error_return
-from worker.run.tool_turn import call_tool
+from worker.run.body import Outcome
+from worker.runners.tool_runner import error_return
 
 
-async def run_tool(context: RunContext) -> Outcome:
+async def run_tool(context: AgentContext) -> Outcome:
     """Makes the call, at most once unless the tool may be called again. Its result is stored when the run is settled,
     but for the effect of a base tool, which is stored with its result at once. Raises what interrupts a run."""
-    run_id, services = context.run.id, context.services
-    message_id, call = asked_call(await context.retry_while_unavailable(lambda: services.runs.input_of(run_id)))
-    started = await context.retry_while_unavailable(lambda: services.checkpoints.intents(run_id))
-    was_started = call.id in started
-    if not was_started:
+    handle = context.handle
+    message_id, call = asked_call(await handle.input())
+    if call.id not in await handle.calls.started():
         context.emit(ToolCalls(context.at, None, message_id, [call]))
-        await context.checkpoint([], starting=[call])
-    result = started.get(call.id) or await _result(context, call, was_started=was_started)
-    context.progress.returns[call.id] = result
+        await handle.checkpoint(starting=[call])
+    await context.read_equipment()
+    tool = context.tools.get(call.name)
+    await handle.calls.make(
+        call, partial(_result, context, call, tool), may_start_again=tool is None or tool.idempotent
+    )
     return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn"))
 
 
-async def _result(context: RunContext, call: ToolCall, *, was_started: bool) -> ToolReturn:
-    await context.read_equipment()
-    tool = context.tools.get(call.name)
+async def _result(context: AgentContext, call: ToolCall, tool: Tool | None) -> ToolReturn:
     if tool is None:
         return error_return(call, f"Error: the tool {call.name!r} was taken from the agent before it was started.")
-    if was_started and not tool.idempotent:
-        return unknown_return(call)
-    return await call_tool(context, call, tool, call.arguments)
+    return await result_of(context, call, tool, call.arguments)
 
 
 # Executes a run that asks a model one question, without the agent's memory, tools and history.
@@ -60,24 +60,29 @@ DESCRIPTION = (
 )
 
 
-async def generate(context: RunContext, generation: Generation) -> Outcome:
+async def generate(context: AgentContext) -> Outcome:
     """Asks, and shows the answer. Raises `ModelError`, also for an answer that does not fit, and what interrupts a
     run."""
-    call = await _call(context, generation.response_schema)
+    schema = _schema_of(context)
+    call = await _call(context, schema)
     step = context.new_step()
     with context.observation.step(step.number):
         answer = await ask_as_step(context, call, step)
     text = answer.text
-    if generation.response_schema is not None:
-        text = await _fitting(answer, generation.response_schema)
+    if schema is not None:
+        text = await _fitting(answer, schema)
     if text:
-        context.emit(TextChunk(context.at, step.id, context.services.ids.message(), text))
+        context.emit(TextChunk(context.at, step.id, context.handle.ids.message(), text))
     return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=STOP_REASONS[answer.reason]))
 
 
-async def _call(context: RunContext, schema: dict[str, Any] | None) -> ModelCall:
-    services, run_id = context.services, context.run.id
-    given = await context.retry_while_unavailable(lambda: services.runs.input_of(run_id))
+def _schema_of(context: AgentContext) -> dict[str, Any] | None:
+    generation = context.run.options.generation
+    return None if generation is None else generation.response_schema
+
+
+async def _call(context: AgentContext, schema: dict[str, Any] | None) -> ModelCall:
+    given = await context.handle.input()
     options = context.options
     if schema is not None:
         options = msgspec.structs.replace(options, response_format=None, parallel_tool_calls=False)

@@ -31,10 +31,10 @@ from shared.domain.messages import (
 from shared.domain.models import window_of
 from shared.domain.runs import Compaction, CompactionOptions, Step
 from shared.domain.settling import RunEnd
-from worker.run.answer import take_answer, tool_specs
-from worker.run.answer_draft import Answer
-from worker.run.context import Outcome, RunContext
-from worker.run.request_size import (
+from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer import take_answer, tool_specs
+from worker.bodies.answer_draft import Answer
+from worker.bodies.request_size import (
     LastAnswer,
     fixed_tokens,
     history_tokens,
@@ -42,7 +42,7 @@ from worker.run.request_size import (
     taken_before,
     text_tokens,
 )
-from worker.run.summary import (
+from worker.bodies.summary import (
     SUMMARY_SHARE,
     clipped,
     excerpt_instead,
@@ -52,6 +52,7 @@ from worker.run.summary import (
     messages_to_summarise,
     write_summary,
 )
+from worker.run.body import Outcome
 
 # Executes a run that compacts its thread: one model call that shows nothing, and one change when the run is settled.
 #
@@ -64,8 +65,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn")
 
 
-async def compact_thread(context: RunContext, options: CompactionOptions) -> Outcome:
+async def compact_thread(context: AgentContext) -> Outcome:
     """Summarises the thread's oldest messages. Raises `ModelError`, and what interrupts a run."""
+    options = context.run.options.compaction or CompactionOptions()
     history = (await context.first_history()).messages
     window = window_of(context.model, context.options.context_window)
     gone = await beside(partial(messages_to_summarise, history, options, window), weight(history))
@@ -78,19 +80,19 @@ async def compact_thread(context: RunContext, options: CompactionOptions) -> Out
             raise
         log.warning("summary_failed", error=error.facts)
         # The step has brought nothing.
-        context.progress.in_hand = None
+        context.handle.progress.in_hand = None
         text = await beside(partial(excerpt_instead, gone, options.clip_chars), weight(gone))
     stats = stats_of(history, gone, window, "request")
     return Outcome(end=COMPACTED, compaction=new_compaction(context, gone, text, options.clip_chars, stats))
 
 
 def new_compaction(
-    context: RunContext, gone: Sequence[Message], text: str, longest: int | None, stats: CompactionStats
+    context: AgentContext, gone: Sequence[Message], text: str, longest: int | None, stats: CompactionStats
 ) -> Compaction:
     """The change of the history: these messages leave, and the text, cut to `longest` characters, takes their place."""
     clipped = text if longest is None else text[:longest]
-    services = context.services
-    summary = NewMessage(id=services.ids.message(), created_at=services.clock.now(), body=Summary(clipped, stats))
+    handle = context.handle
+    summary = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=Summary(clipped, stats))
     return Compaction([message.id for message in gone], summary)
 
 
@@ -149,7 +151,7 @@ class ContextWindow:
     """The window of a run's model, and what the provider has taught about it. One for each time that a worker executes
     the run."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._window = window_of(context.model, context.options.context_window)
         self._limit = int(self._window * TRIGGER)
@@ -176,20 +178,20 @@ class ContextWindow:
             history, sent = await self._make_room(history, size, "post_step_context_check")
         may_suspect = True
         for _ in range(MOST_REFUSALS):
-            in_hand = context.progress.in_hand
+            in_hand = context.handle.progress.in_hand
             try:
                 return await take_answer(context, sent)
             except ModelError as error:
                 is_known = error.error_type is ModelErrorType.CONTEXT_WINDOW
                 is_suspect = may_suspect and not is_known and self._may_be_too_long(error, sent)
-                if not (is_known or is_suspect) or context.publisher.shown.text:
+                if not (is_known or is_suspect) or context.handle.shown.text:
                     raise
                 may_suspect = may_suspect and is_known
                 refused = await self._tokens_of(sent)
                 log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.facts)
                 self._learn(refused)
                 # The step was never begun, as far as anybody can see.
-                context.progress.in_hand = in_hand
+                context.handle.progress.in_hand = in_hand
                 history, sent = await self._make_room(history, self._fixed_tokens + refused, "context_window_exceeded")
                 if await self._tokens_of(sent) >= refused:
                     raise
@@ -232,12 +234,12 @@ class ContextWindow:
     async def _counted(self, answered: LastAnswer) -> int | None:
         """What the provider has counted for the step of this answer; None when it has not, or for another model."""
         context = self._context
-        in_hand = context.progress.in_hand
+        in_hand = context.handle.progress.in_hand
         if in_hand is not None and in_hand.step.id == answered.step_id:
             return _count_of(in_hand.step, context.model)
         steps, project_id = context.services.steps, context.run.project_id
         try:
-            step = await context.retry_while_unavailable(lambda: steps.get(project_id, answered.step_id))
+            step = await context.whole(lambda: steps.get(project_id, answered.step_id))
         except NotFound:
             return None
         return _count_of(step, context.model)
@@ -263,9 +265,9 @@ class ContextWindow:
         self, history: Sequence[Message], gone: Sequence[Message], room: int, size: int, trigger: CompactionTrigger
     ) -> None:
         context, options = self._context, self._context.run.options.when_full
-        if context.publisher.shown.message_id is not None:
+        if context.handle.shown.message_id is not None:
             # The next owner will look at the log behind this compaction alone, so no answer may reach over it.
-            context.publisher.begin_again()
+            context.handle.begin_again()
         context.emit(CompactionBegan(context.at, trigger, size, self._window))
         longest = int(room * SUMMARY_SHARE) * CHARACTERS_PER_TOKEN
         longest = longest if options.clip_chars is None else min(longest, options.clip_chars)
@@ -274,19 +276,11 @@ class ContextWindow:
         left = self._fixed_tokens + stayed + text_tokens(text[:longest])
         stats = stats_of(history, gone, self._window, trigger, tokens_before=size, tokens_after=left)
         compaction = new_compaction(context, gone, text, longest, stats)
-        store, now = context.services.checkpoints.compact, context.services.clock.now()
-        with context.interruption.shielded():
-            summary = compaction.summary
-            context.emit(Compacted(context.at, summary.id, text[:longest], stats))
-            async with context.publisher.storing() as tail:
-                usage = context.progress.usage
-                shown_at = context.publisher.shown.first_piece_at
-                await context.retry_while_unavailable(
-                    lambda: store(context.run, compaction, tail, usage, now, shown_at=shown_at)
-                )
+        shown_as = Compacted(context.at, compaction.summary.id, text[:longest], stats)
+        await context.handle.compact(compaction, shown_as)
         log.info("context_compacted", trigger=trigger, messages=len(gone), tokens_before=size, tokens_after=left)
-        context.check_budget()
-        context.stop_if_asked()
+        context.handle.account.check()
+        context.handle.stop_if_asked()
 
     async def _summary_of(self, gone: Sequence[Message], longest: int) -> str:
         try:

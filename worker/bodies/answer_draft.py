@@ -14,6 +14,7 @@ from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, NewMessage, Reasoning, ToolCall
 from shared.domain.tool_catalog import REWRITING
 from shared.domain.tools import filled_arguments, filled_in
+from worker.bodies.agent_context import AgentContext
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,
@@ -24,9 +25,8 @@ from worker.models.provider import (
     Text,
     Thought,
 )
-from worker.run.context import RunContext
 from worker.run.observation import ObservedModelCall
-from worker.run.progress import StepInHand
+from worker.run.run_handle import StepInHand
 
 # What of an answer's text is new to readers, when it does not simply come piece by piece. Pure.
 #
@@ -131,7 +131,7 @@ class AnswerDraft:
 
     def __init__(
         self,
-        context: RunContext,
+        context: AgentContext,
         in_hand: StepInHand,
         beginning: BegunAnswer | None,
         continued: ContinuedText | None,
@@ -142,7 +142,7 @@ class AnswerDraft:
         self._observed = observed
         self._step_id = in_hand.step.id
         self._by_tokens = context.run.options.stream_tokens
-        self._id: MessageId = context.services.ids.message() if beginning is None else beginning.message_id
+        self._id: MessageId = context.handle.ids.message() if beginning is None else beginning.message_id
         self._sibling: MessageId | None = None
         self._first_kind: bool | None = None
         self._parts: dict[str, int] = {} if beginning is None else {"text": 0}
@@ -274,7 +274,7 @@ class AnswerDraft:
             self._show_whole()
         context, calls = self._context, self._calls
         rewrites = any(call.name in REWRITING for call in calls)
-        used = context.count(context.model, finished.usage)
+        used = context.handle.account.count(context.model, finished.usage)
         self._in_hand.finish(used)
         body = AssistantMessage(
             text="".join(self._text),
@@ -288,7 +288,7 @@ class AnswerDraft:
             sibling_holds=None if self._sibling is None else ("calls" if self._first_kind else "approvals"),
         )
         self._observed.finish(used, finished.reason, body)
-        message = NewMessage(id=self._id, created_at=context.services.clock.now(), body=body, step_id=self._step_id)
+        message = NewMessage(id=self._id, created_at=context.handle.clock.now(), body=body, step_id=self._step_id)
         return Answer(message, calls, finished.reason)
 
     @property
@@ -356,14 +356,14 @@ class AnswerDraft:
         if self._first_kind is needs_approval:
             return self._id
         if self._sibling is None:
-            self._sibling = self._context.services.ids.message()
+            self._sibling = self._context.handle.ids.message()
         return self._sibling
 
     def _part(self, kind: str) -> int:
         return self._parts.setdefault(kind, len(self._parts))
 
 
-def waits(context: RunContext, name: str) -> bool:
+def waits(context: AgentContext, name: str) -> bool:
     """Whether a call of this tool waits for a person or for the client."""
     if any(tool.name == name for tool in context.run.options.client_tools):
         return True

@@ -1,7 +1,8 @@
 """Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. A
 result is stored when it is there: a worker that dies takes those alone of the tools that it was running."""
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -17,45 +18,87 @@ from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, check_arguments
-from worker.run.answer_draft import Answer
-from worker.run.context import Parked, RunContext
-from worker.run.tool_runner import error_return
-from worker.run.transcript import without_middle
-from worker.tools.invocation import without_secrets
+from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer_draft import Answer
+from worker.bodies.transcript import without_middle
+from worker.run.run_handle import Parked
+from worker.runners.tool_runner import ForeignOutcome, error_return
+from worker.tools.invocation import ToolOutcome, without_secrets
 
 # Makes one call of a tool: checks its arguments, has its runner make it, and takes secrets out of what it says.
 
+
+TOO_LONG = "Error: the tool was given up: it has not answered within {:g} s. Whether it did its work is not known."
+
+OVER_LIMIT = "[… {characters} characters are left out here: the tool's results may not be so long …]"
 
 EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again: the run went on elsewhere.]\n"
 """Begins the result of the first call that finds it so, for the model and for readers. The folder is the worker's:
 it is a new one behind an approval, which another run follows, and where another worker goes on with the run."""
 
 
-async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
-    """The result of a call whose intent is stored. `arguments` is JSON, and stands for what the call itself says.
-
-    A tool is not started with arguments that do not fit its schema: the result says what is wrong.
-    """
-    with context.observation.tool_call(call, context.progress.step_id) as observed:
-        result = await _result_of(context, call, tool, arguments)
+async def call_tool(context: AgentContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
+    """`result_of`, seen by operators."""
+    with context.observation.tool_call(call, context.handle.progress.step_id) as observed:
+        result = await result_of(context, call, tool, arguments)
         observed.returns(result)
         return result
 
 
-async def _result_of(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
+async def result_of(context: AgentContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
+    """The result of a call whose intent is stored. `arguments` is JSON, and stands for what the call itself says.
+
+    A tool is not started with arguments that do not fit its schema: the result says what is wrong.
+    """
     runner = context.services.runners.of(tool)
+    traits = runner.traits
     checked = await check_arguments(arguments, runner.arguments(tool))
     if isinstance(checked, RefusedArguments):
         return error_return(call, checked.text)
     lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
-    came_to = await runner.call(context, call, tool, checked)
-    if isinstance(came_to, ToolReturn):
-        return came_to
-    result = came_to.returned(await without_secrets(came_to.outcome, context.secrets))
+    result = await _within_its_time(runner.call(context, call, tool, checked), call, traits.timeout_s)
+    if isinstance(result, ForeignOutcome):
+        result = result.returned(await without_secrets(result.outcome, context.secrets))
+    elif traits.sees_secrets:
+        result = await _redacted(result, context.secrets)
+    if not traits.limits_results:
+        result = within_limit(result, tool.return_char_limit)
     return replace(result, text=EMPTY_AGAIN + result.text) if lost_folder else result
 
 
-async def _has_lost_folder(context: RunContext, call: ToolCall) -> bool:
+async def _within_its_time(
+    making: Awaitable[ToolReturn | ForeignOutcome], call: ToolCall, timeout_s: float | None
+) -> ToolReturn | ForeignOutcome:
+    """What the runner gives, if that takes no longer than it may."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await making
+    except TimeoutError:
+        if timeout_s is None:
+            raise
+        return error_return(call, TOO_LONG.format(timeout_s))
+
+
+async def _redacted(result: ToolReturn, secrets: Mapping[str, str]) -> ToolReturn:
+    """The result without the secrets' values, wherever a runner has put what it has heard."""
+    said = ToolOutcome("error", result.text, list(result.stdout or ()), list(result.stderr or ()))
+    clean = await without_secrets(said, secrets)
+    return replace(
+        result,
+        text=clean.text,
+        stdout=None if result.stdout is None else clean.stdout,
+        stderr=None if result.stderr is None else clean.stderr,
+    )
+
+
+def within_limit(result: ToolReturn, most: int) -> ToolReturn:
+    """The result, without its middle if it has more than so many characters."""
+    if len(result.text) <= most:
+        return result
+    return replace(result, text=without_middle(result.text, most, OVER_LIMIT))
+
+
+async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
     """Whether this call, which uses the folder, is the first of this owner, and earlier calls have used another one."""
     if context.progress.has_run_folder:
         return False
@@ -64,8 +107,8 @@ async def _has_lost_folder(context: RunContext, call: ToolCall) -> bool:
     if run.fence == 1 and run.continues is None:
         return False
     users = {name for name, tool in context.tools.items() if tool.scratch == "run"}
-    turn = await context.retry_while_unavailable(lambda: services.messages.list_of_turn(run))
-    started = await context.retry_while_unavailable(lambda: services.checkpoints.intents(run.id))
+    turn = await context.whole(lambda: services.messages.list_of_turn(run))
+    started = await context.handle.calls.started()
     for message in turn:
         if isinstance(message.body, ToolReturns):
             # Without output no tool ran here, unless nobody knows.
@@ -82,25 +125,25 @@ async def _has_lost_folder(context: RunContext, call: ToolCall) -> bool:
 # Parks a run whose answer asks for something that a person must decide, or that the client must run.
 
 
-async def ask_for_approval(context: RunContext, answer: Answer) -> Parked:
+async def ask_for_approval(context: AgentContext, answer: Answer) -> Parked:
     """Stores the answer with its requests and parks the run, so that no worker waits for a person.
 
     Calls of the same answer that need no approval wait with the others: their results belong together.
     """
-    context.stop_if_asked()
+    context.handle.stop_if_asked()
     asked = [_request(context, answer, call) for call in answer.calls if call.needs_approval]
-    return await context.park([answer.message], asked)
+    return await context.handle.park([answer.message], asked)
 
 
-def _request(context: RunContext, answer: Answer, call: ToolCall) -> Approval:
-    now = context.services.clock.now()
+def _request(context: AgentContext, answer: Answer, call: ToolCall) -> Approval:
+    now = context.handle.clock.now()
     body = answer.message.body
     shown_as = answer.message.id
     if isinstance(body, AssistantMessage) and body.sibling_holds == "approvals" and body.sibling_id is not None:
         shown_as = body.sibling_id
     expires_s, on_expiry = _expiry(context, call.name)
     return Approval(
-        id=context.services.ids.approval(),
+        id=context.handle.ids.approval(),
         project_id=context.run.project_id,
         agent_id=context.run.agent_id,
         thread_id=context.run.thread_id,
@@ -118,7 +161,7 @@ def _request(context: RunContext, answer: Answer, call: ToolCall) -> Approval:
     )
 
 
-def _expiry(context: RunContext, name: str) -> tuple[float | None, Literal["keep", "deny", "cancel"]]:
+def _expiry(context: AgentContext, name: str) -> tuple[float | None, Literal["keep", "deny", "cancel"]]:
     """The tool's own expiry, else the agent's."""
     tool = context.tools.get(name)
     if tool is not None and tool.approval_expires_s is not None:
@@ -145,11 +188,11 @@ LEAST_OF_A_RESULT = 1_000
 NO_ROOM = "[… {characters} characters are left out here: the results of one answer have too many together …]"
 
 
-async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
+async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
     """Runs the calls of a new answer, and stores answer and results in two checkpoints."""
     together = _may_run_together(context, calls)
     starting = list(calls) if together else list(calls[:1])
-    await context.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
+    await context.handle.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
     if together:
         await context.read_equipment()
         async with task_group() as group:
@@ -159,22 +202,23 @@ async def run_tools(context: RunContext, message: NewMessage, calls: Sequence[To
         for number, call in enumerate(calls):
             await context.read_equipment()
             if number and call.name in context.tools:
-                await context.record_intent(call)
+                await context.handle.calls.starting(call)
             await _run_into(context, call)
-    await _store_returns(context, message.step_id, [context.progress.returns[call.id] for call in calls])
+    await _store_returns(context, message.step_id, [context.handle.progress.returns[call.id] for call in calls])
 
 
-async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
+async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
     """Gives results to calls that a decision has allowed, or that a lost worker left open.
 
     The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
-    checkpoints = context.services.checkpoints
-    started = await context.retry_while_unavailable(lambda: checkpoints.intents(context.run.id))
-    context.progress.seen_memory, context.progress.open_step_id = dict(open_.seen_memory), open_.step_id
+    started = await context.handle.calls.started()
+    context.progress.seen_memory, context.handle.progress.open_step_id = dict(open_.seen_memory), open_.step_id
     decided = {call.id: decided_return(call, decisions.get(call.id)) for call in open_.calls}
-    context.progress.returns.update({call_id: result for call_id, result in decided.items() if result is not None})
+    context.handle.progress.returns.update(
+        {call_id: result for call_id, result in decided.items() if result is not None}
+    )
     brought = [call for call in open_.calls if call.id in decisions and decisions[call.id].kind == "tool"]
     free = [call for call in open_.calls if decided[call.id] is None]
     denied = [call for call in open_.calls if call not in brought and call not in free]
@@ -182,74 +226,73 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
         await context.read_equipment()
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
         stored = started.get(call.id)
-        if stored is not None and (tool is None or context.services.runners.of(tool).is_foreign):
+        if stored is not None and (tool is None or not context.services.runners.of(tool).traits.finds_its_result):
             # Any other tool is called again: it finds its result by itself, and what it has done to the memory.
-            context.progress.returns[call.id] = stored
+            context.handle.progress.returns[call.id] = stored
             continue
         may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
         if call.id in started and not may_start_again:
-            context.progress.returns[call.id] = unknown_return(call)
+            context.handle.progress.returns[call.id] = unknown_return(call)
             continue
         if call.id not in started and tool is not None:
-            await context.record_intent(call)
+            await context.handle.calls.starting(call)
         await _run_into(context, call, decision)
-    returns = [context.progress.returns[call.id] for call in [*brought, *denied, *free]]
+    returns = [context.handle.progress.returns[call.id] for call in [*brought, *denied, *free]]
     late_input: list[NewMessage] = []
     if context.run.continues is not None:
-        late_input = await context.retry_while_unavailable(lambda: context.services.runs.input_of(context.run.id))
+        late_input = await context.handle.input()
     await _store_returns(context, open_.step_id, returns, late_input)
 
 
 async def _store_returns(
-    context: RunContext, step_id: StepId | None, returns: list[ToolReturn], late_input: Sequence[NewMessage] = ()
+    context: AgentContext, step_id: StepId | None, returns: list[ToolReturn], late_input: Sequence[NewMessage] = ()
 ) -> None:
     """Shows the results and stores them, followed by the input that had to wait for them."""
-    services = context.services
     message = NewMessage(
-        id=services.ids.message(),
-        created_at=services.clock.now(),
+        id=context.handle.ids.message(),
+        created_at=context.handle.clock.now(),
         body=ToolReturns(returns=returns),
         step_id=step_id,
     )
     if shown := [result for result in returns if not result.of_speech]:
         context.emit(ToolsReturned(context.at, message.step_id, message.id, shown))
     context.progress.turn = context.progress.turn.and_then(message.body)
-    await context.checkpoint([message, *late_input], earlier=await _earlier_step(context))
-    context.progress.returns.clear()
-    context.progress.unstored.clear()
+    await context.handle.checkpoint([message, *late_input], earlier=await _earlier_step(context))
+    context.handle.progress.returns.clear()
+    context.handle.progress.unstored.clear()
 
 
-async def _earlier_step(context: RunContext) -> Step | None:
+async def _earlier_step(context: AgentContext) -> Step | None:
     """The step of calls that an earlier owner left open, or that a decision has allowed, with the times of those that
     were made here. None: the calls are of a step of this owner's, or the step is gone."""
-    steps, run, step_id = context.services.steps, context.run, context.progress.step_id
-    if context.progress.in_hand is not None or step_id is None:
+    steps, run, step_id = context.services.steps, context.run, context.handle.progress.step_id
+    if context.handle.progress.in_hand is not None or step_id is None:
         return None
     try:
-        step = await context.retry_while_unavailable(lambda: steps.get(run.project_id, step_id))
+        step = await context.whole(lambda: steps.get(run.project_id, step_id))
     except NotFound:
         return None
     calls = [*step.timing.tools, *context.observation.times.calls_of(step_id)]
     return replace(step, timing=replace(step.timing, tools=calls))
 
 
-def _may_run_together(context: RunContext, calls: Sequence[ToolCall]) -> bool:
+def _may_run_together(context: AgentContext, calls: Sequence[ToolCall]) -> bool:
     tools = [context.tools.get(call.name) for call in calls]
     return len(calls) > 1 and all(tool is not None and tool.enable_parallel_execution for tool in tools)
 
 
-async def _run_beside(context: RunContext, call: ToolCall, calls: Sequence[ToolCall]) -> None:
+async def _run_beside(context: AgentContext, call: ToolCall, calls: Sequence[ToolCall]) -> None:
     """Makes one of several calls. Its result is stored while others go on; the last ones' are stored with the step."""
     await _run_into(context, call)
-    if len(context.progress.returns) < len(calls):
-        await context.record_results()
+    if len(context.handle.progress.returns) < len(calls):
+        await context.handle.calls.store_results()
 
 
-async def _run_into(context: RunContext, call: ToolCall, decision: Decision | None = None) -> None:
-    result = within_room(await _run(context, call, decision), context.progress.returns.values())
-    context.progress.returns[call.id] = result
+async def _run_into(context: AgentContext, call: ToolCall, decision: Decision | None = None) -> None:
+    result = within_room(await _run(context, call, decision), context.handle.progress.returns.values())
+    context.handle.progress.returns[call.id] = result
     if call.name in context.tools:
-        context.progress.unstored.append(result)
+        context.handle.progress.unstored.append(result)
 
 
 def within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn:
@@ -258,7 +301,7 @@ def within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn
     return result if len(result.text) <= room else replace(result, text=without_middle(result.text, room, NO_ROOM))
 
 
-async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -> ToolReturn:
+async def _run(context: AgentContext, call: ToolCall, decision: Decision | None) -> ToolReturn:
     tool = context.tools.get(call.name)
     if tool is None:
         return error_return(
@@ -278,7 +321,7 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
     return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
 
 
-def _refusal(context: RunContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:
+def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:
     """Why the tool of a call is not started, as rules, gates and the tool itself are now. None: it may be."""
     allowed = context.next_calls().allowed
     if call.name not in allowed:

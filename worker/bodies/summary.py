@@ -31,11 +31,11 @@ from shared.domain.messages import (
 from shared.domain.models import context_window_of, window_of
 from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
+from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer import PlainAnswer, ask_as_step, question
+from worker.bodies.request_size import body_tokens, history_tokens
+from worker.bodies.transcript import as_text, excerpt, transcript, without_middle
 from worker.models.provider import ModelCall
-from worker.run.answer import PlainAnswer, ask_as_step, question
-from worker.run.context import RunContext
-from worker.run.request_size import body_tokens, history_tokens
-from worker.run.transcript import as_text, excerpt, transcript, without_middle
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -86,7 +86,7 @@ class Writer(NamedTuple):
 
 
 async def write_summary(
-    context: RunContext,
+    context: AgentContext,
     gone: Sequence[Message],
     options: CompactionOptions,
     *,
@@ -118,7 +118,7 @@ def excerpt_instead(gone: Sequence[Message], longest: int | None) -> str:
     return f"{note}\n\n{excerpt(gone, None if longest is None else max(longest - len(note), 0))}"
 
 
-def _writers(context: RunContext, options: CompactionOptions) -> Iterator[Writer]:
+def _writers(context: AgentContext, options: CompactionOptions) -> Iterator[Writer]:
     """The model that was chosen for summaries, if it can be asked, and then the run's own."""
     chosen = options.model
     if chosen is not None and chosen != context.model:
@@ -132,7 +132,7 @@ def _writers(context: RunContext, options: CompactionOptions) -> Iterator[Writer
 
 
 async def _written_by(
-    context: RunContext,
+    context: AgentContext,
     writer: Writer,
     gone: Sequence[Message],
     options: CompactionOptions,
@@ -159,26 +159,25 @@ async def _written_by(
     raise AssertionError("the last transcript was asked with, or raised")
 
 
-async def _ask(context: RunContext, call: ModelCall, *, is_step: bool) -> str:
+async def _ask(context: AgentContext, call: ModelCall, *, is_step: bool) -> str:
     """The model's whole text."""
     if is_step:
         step = msgspec.structs.replace(context.new_step(), model=call.handle)
         answer = await ask_as_step(context, call, step)
     else:
-        await context.pay_for(call)
+        await context.handle.account.reserve(call)
         answer = PlainAnswer()
         try:
             await answer.take_all(context, call, None)
         finally:
-            used = context.services.budgets.priced(call.handle, answer.usage_of(call))
-            context.progress.count_aside(used)
+            context.handle.account.count_aside(call.handle, answer.usage_of(call))
     text = answer.text.strip()
     if not text:
         raise ModelError(ModelErrorType.ERROR, "The model was asked for a summary and gave no text.")
     return text
 
 
-def _question(context: RunContext, text: str, *, acknowledged: bool) -> list[Message]:
+def _question(context: AgentContext, text: str, *, acknowledged: bool) -> list[Message]:
     before = (UserMessage(ANNOUNCEMENT), AssistantMessage(text=AGREEMENT)) if acknowledged else ()
     return [question(context, body) for body in (*before, UserMessage(text))]
 

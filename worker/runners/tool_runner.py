@@ -1,9 +1,8 @@
 """The port of tools: what makes the calls of one kind of tool, and the table that says which.
 
 What holds for every call stays outside, once: the rules and gates that allow it, its intent, the check of its
-arguments, the secrets that are left out of what it says, the room that results have, and how it is shown and stored.
-Whether a call may be started twice is a property of the tool's row (`Tool.idempotent`). A cancel of the run cancels
-`call`, which ends what it has started before it lets the cancellation go on.
+arguments, the secrets that are left out of what it says, its time, the room that results have, and how it is shown and
+stored. Whether a call may be started twice is a property of the tool's row (`Tool.idempotent`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ class CallingRun(Protocol):
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The agent's secrets, readable; nothing, unless one of its tools has a runner that is foreign."""
+        """The agent's secrets, readable; nothing, unless one of its tools has a runner that sees them."""
         ...
 
     @property
@@ -55,20 +54,32 @@ class CallingRun(Protocol):
         """Holds the run's writes in their order. Gives the run with the fence that its owner has now."""
         ...
 
-    async def retry_while_unavailable(self, action: Callable[[], Awaitable[Result]], /) -> Result:
+    async def whole(self, action: Callable[[], Awaitable[Result]], /) -> Result:
         """Does a write that must be whole: nothing interrupts it, and it is repeated while the database is away."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerTraits:
+    """What is done around the calls of a runner. By itself as for a server of somebody else's."""
+
+    sees_secrets: bool = True
+    """A call may see the agent's secrets, because it runs code, or asks a server, that is not the product's. They are
+    opened for it, and left out of whatever it returns."""
+    finds_its_result: bool = False
+    """A call that is made once more, after its worker was lost, finds what it has done: it was stored with its result.
+    Of any other runner's call, the result that was stored counts."""
+    limits_results: bool = False
+    """The runner keeps to `Tool.return_char_limit` by itself. If not, its results are cut."""
+    timeout_s: float | None = 60.0
+    """Seconds after which a call is cancelled, and its result says so. None: the runner ends its calls by itself."""
 
 
 class ToolRunner(Protocol):
     """Makes the calls of one kind of tool."""
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether a call runs code, or asks a server, that is not the product's. It may see the agent's secrets then,
-        which are left out of what it says; and of a call whose result was stored, that result counts when its worker
-        was lost. A runner of our own is called again instead: it finds what it has done by itself."""
-        ...
+    def traits(self) -> RunnerTraits: ...
 
     def arguments(self, tool: Tool) -> JsonObject:
         """The JSON Schema that the arguments must fit before `call`."""
@@ -77,13 +88,14 @@ class ToolRunner(Protocol):
     async def call(
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> "ToolReturn | ForeignOutcome":
-        """Makes a call whose intent is stored. A `ToolReturn` is the product's own words, or was stored with what the
-        call did, and stays as it is."""
+        """Makes a call whose intent is stored. A cancel of the run cancels it: it ends what it has started, and lets
+        the cancellation go on."""
         ...
 
 
 class ForeignOutcome(NamedTuple):
-    """What somebody else's code, or server, has come to: the agent's secrets may be in it."""
+    """What somebody else's code, or server, has come to, where the result is made of it: in JSON, for example, a secret
+    would be spelled in another way."""
 
     outcome: ToolOutcome
     returned: Callable[[ToolOutcome], ToolReturn]

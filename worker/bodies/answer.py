@@ -14,9 +14,9 @@ from shared.domain.events import BegunAnswer
 from shared.domain.messages import Message, MessageBody, estimate_tokens, text_to_count, weight
 from shared.domain.runs import Step, Usage
 from shared.domain.tools import NextCalls
+from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer_draft import Answer, AnswerDraft, ContinuedText
 from worker.models.provider import CallFinished, Finished, FinishReason, ModelCall, ModelEvent, Text, ToolSpec
-from worker.run.answer_draft import Answer, AnswerDraft, ContinuedText
-from worker.run.context import RunContext
 from worker.run.observation import ObservedModelCall
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -26,12 +26,12 @@ _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
 """How models answer that do not go on with an answer after all, or not with this one."""
 
 
-async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer:
+async def take_answer(context: AgentContext, history: Sequence[Message]) -> Answer:
     """Asks the model once; for the rest of its answer when readers have seen the beginning. Raises `ModelError`; the
-    publisher's `shown` then has what was shown."""
+    handle's `shown` then has what was shown."""
     asked = context.system + await beside(partial(text_to_count, history), weight(history))
-    shown = context.publisher.shown
-    context.count_lost(context.model, asked)
+    shown = context.handle.shown
+    context.handle.account.count_lost(context.model, asked)
     beginning = _beginning(context)
     if beginning is not None:
         try:
@@ -40,24 +40,24 @@ async def take_answer(context: RunContext, history: Sequence[Message]) -> Answer
             if error.error_type not in _REFUSALS or shown.text:
                 raise
             log.info("answer_begins_again", reason=error.facts)
-            context.publisher.begin_again()
+            context.handle.begin_again()
     return await _ask(context, history, asked, None)
 
 
-def _beginning(context: RunContext) -> BegunAnswer | None:
+def _beginning(context: AgentContext) -> BegunAnswer | None:
     """The beginning of the answer in hand, which another worker has shown. Says that it is void if the model cannot go
     on with it."""
-    publisher = context.publisher
-    if publisher.shown.message_id is None:
+    handle = context.handle
+    if handle.shown.message_id is None:
         return None
-    beginning = publisher.shown.beginning
+    beginning = handle.shown.beginning
     if beginning is not None and not context.next_calls().forced:
         return beginning
-    publisher.begin_again()
+    handle.begin_again()
     return None
 
 
-async def _ask(context: RunContext, history: Sequence[Message], asked: str, beginning: BegunAnswer | None) -> Answer:
+async def _ask(context: AgentContext, history: Sequence[Message], asked: str, beginning: BegunAnswer | None) -> Answer:
     continued = None if beginning is None else ContinuedText(beginning.text)
     may_call = context.next_calls()
     tools = tool_specs(context, may_call)
@@ -72,11 +72,11 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         taken_call_ids=await context.decided_call_ids() if tools else frozenset(),
         options=context.options,
     )
-    await context.pay_for(call)
+    await context.handle.account.reserve(call)
     # An interrupt arrives where the task waits. One that came while the last step was stored is not to find the model
     # asked, where a quick database has let the task go on until here.
     await asyncio.sleep(0)
-    in_hand = context.progress.begin_step(context.new_step(beginning), asked)
+    in_hand = context.handle.progress.begin_step(context.new_step(beginning), asked)
     context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
     with context.observation.model_call(call, in_hand.step) as observed:
         draft = AnswerDraft(context, in_hand, beginning, continued, observed)
@@ -92,7 +92,7 @@ async def _ask(context: RunContext, history: Sequence[Message], asked: str, begi
         return draft.finish()
 
 
-def tool_specs(context: RunContext, may_call: NextCalls) -> list[ToolSpec]:
+def tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
     """The tools that the model may call now: the agent's, as its rules allow, and the client's unless a call of the
     agent's is forced."""
     own = [
@@ -120,14 +120,14 @@ class PlainAnswer:
     reason: FinishReason = "stop"
     used: Usage | None = None
 
-    async def take_all(self, context: RunContext, call: ModelCall, step: Step | None) -> None:
+    async def take_all(self, context: AgentContext, call: ModelCall, step: Step | None) -> None:
         """Takes the whole answer. `step`: the step that the call makes."""
         with context.observation.model_call(call, step) as observed:
             async with aclosing(context.services.models.stream(call)) as events:
                 async for event in events:
                     self._take(context, observed, event)
 
-    def _take(self, context: RunContext, observed: ObservedModelCall, event: ModelEvent) -> None:
+    def _take(self, context: AgentContext, observed: ObservedModelCall, event: ModelEvent) -> None:
         if observed.is_silent:
             context.observation.hear(observed, event)
         match event:
@@ -153,31 +153,31 @@ class PlainAnswer:
         return Usage(prompt_tokens=call.estimated_tokens(), completion_tokens=said, estimated=True) if said else Usage()
 
 
-async def ask_as_step(context: RunContext, call: ModelCall, step: Step) -> PlainAnswer:
+async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> PlainAnswer:
     """The model's whole answer to a call that makes this step of the run. Raises `ModelError`, and what interrupts a
     run."""
     asked = call.system + await beside(partial(text_to_count, call.history), call.weight())
-    context.count_lost(call.handle, asked)
-    await context.pay_for(call)
+    context.handle.account.count_lost(call.handle, asked)
+    await context.handle.account.reserve(call)
     # An interrupt arrives where the task waits. One that came before is not to find the model asked.
     await asyncio.sleep(0)
-    in_hand = context.progress.begin_step(step, asked)
+    in_hand = context.handle.progress.begin_step(step, asked)
     answer = PlainAnswer()
     await answer.take_all(context, call, step)
-    in_hand.finish(context.count(call.handle, answer.usage_of(call)))
+    in_hand.finish(context.handle.account.count(call.handle, answer.usage_of(call)))
     return answer
 
 
-def question(context: RunContext, body: MessageBody) -> Message:
+def question(context: AgentContext, body: MessageBody) -> Message:
     """A message that is shown to the model alone."""
     run = context.run
     return Message(
-        id=context.services.ids.message(),
+        id=context.handle.ids.message(),
         agent_id=run.agent_id,
         thread_id=run.thread_id,
         conversation_id=run.conversation_id,
         run_id=run.id,
         step_id=None,
-        created_at=context.services.clock.now(),
+        created_at=context.handle.clock.now(),
         body=body,
     )

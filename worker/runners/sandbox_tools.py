@@ -18,12 +18,16 @@ from shared.domain.tool_catalog import RUNS_CODE_WITH_TOOLS, JsonObject, base_to
 from shared.domain.tools import PYTHON, TYPESCRIPT, Tool, ToolLimits
 from shared.packages.environments import PackageEnvironments
 from shared.typescript.functions import Module, program_module, tool_module
-from worker.run.tool_runner import CallingRun, ForeignOutcome, error_return
+from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerTraits, error_return
 from worker.tools.invocation import ToolInvocation, ToolOutcome, ToolSandbox
 from worker.tools.outcomes import MAX_RESULT_CHARS
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
 """What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
+
+
+BEHIND_WALLS = RunnerTraits(limits_results=True, timeout_s=None)
+"""The sandbox cuts what a call returns, before it leaves the walls, and ends a call with all that it has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class SandboxRunner:
     sandbox: ToolSandbox
     packages: PackageEnvironments
     timeout_s: float
-    is_foreign: bool = True
+    traits: RunnerTraits = BEHIND_WALLS
 
     def arguments(self, tool: Tool) -> JsonObject:
         """As the tool's row says."""
@@ -132,7 +136,7 @@ class ProgramRunner:
 
     sandbox: ToolSandbox
     timeout_s: float
-    is_foreign: bool = True
+    traits: RunnerTraits = BEHIND_WALLS
 
     def arguments(self, tool: Tool) -> JsonObject:
         """As the base tool's own schema says."""
@@ -177,7 +181,7 @@ def _callable_tools(run: CallingRun) -> list[dict[str, str]]:
     ruled = {name for rule in rules for name in (rule["tool_name"], *rule.get("children", ()))}
     found: list[dict[str, str]] = []
     for name, tool in run.tools.items():
-        if is_base_tool(tool):
+        if is_base_tool(tool) or not tool.source_code:
             reason = "a program cannot call it"
         elif tool.source_type != PYTHON:
             reason = f"it is written in {tool.source_type}"

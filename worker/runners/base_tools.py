@@ -20,7 +20,7 @@ from shared.domain.tool_catalog import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS, 
 from shared.domain.tools import Tool
 from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.history.message_lists import MessageLists
-from worker.run.tool_runner import CallingRun
+from worker.runners.tool_runner import CallingRun, RunnerTraits
 
 Arguments = Mapping[str, Any]
 Result = TypeVar("Result")
@@ -41,6 +41,9 @@ INSTEAD: Mapping[str, str] = {
 
 REMEMBERS = "archival_memory_insert"
 
+OURS = RunnerTraits(sees_secrets=False, finds_its_result=True, limits_results=True, timeout_s=None)
+"""Our own code: its effect is stored with its result, and reads have bounds of their own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BaseToolRunner:
@@ -53,7 +56,7 @@ class BaseToolRunner:
     ids: IdMaker
     patience_s: float
     """Seconds that a read is repeated while the database is away."""
-    is_foreign: bool = False
+    traits: RunnerTraits = OURS
 
     def arguments(self, tool: Tool) -> JsonObject:
         """As its own schema says: what a project has stored of it may be older."""
@@ -162,9 +165,7 @@ class BaseToolRunner:
         refuse_oversized([passage])
         archive_id, remember = ids.archive(), self.memory.remember
         async with run.writing() as owned:
-            return await run.retry_while_unavailable(
-                lambda: remember(owned, call, passage, new_archive_id=archive_id, now=now)
-            )
+            return await run.whole(lambda: remember(owned, call, passage, new_archive_id=archive_id, now=now))
 
     async def _edit_memory(self, run: CallingRun, call: ToolCall, arguments: Arguments) -> ToolReturn:
         now, seen = self.clock.now(), run.seen_memory
@@ -174,7 +175,7 @@ class BaseToolRunner:
 
         try:
             async with run.writing() as owned:
-                finished = await run.retry_while_unavailable(lambda: self.memory.edit(owned, call, edit, now))
+                finished = await run.whole(lambda: self.memory.edit(owned, call, edit, now))
         except RefusedEdit as error:
             return _failed(call, error.message)
         for edited in finished.edited:

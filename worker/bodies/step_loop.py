@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
+from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage
 from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, returns_event
 from shared.domain.tool_catalog import SPEAKS
 from shared.domain.tools import ends_turn
-from worker.run.answer_draft import CUT_OFF, Answer
-from worker.run.context import Outcome, Parked, RunContext
-from worker.run.context_window import ContextWindow
-from worker.run.tool_runner import error_return
-from worker.run.tool_turn import ask_for_approval, finish_open_calls, run_tools
+from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer_draft import CUT_OFF, Answer
+from worker.bodies.context_window import ContextWindow
+from worker.bodies.tool_turn import ask_for_approval, finish_open_calls, run_tools
+from worker.run.body import Outcome
+from worker.run.run_handle import Parked
+from worker.runners.tool_runner import error_return
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -26,19 +27,19 @@ STOP_REASONS = {
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
 
 
-async def run_steps(context: RunContext) -> Outcome | Parked:
+async def run_steps(context: AgentContext) -> Outcome | Parked:
     """Runs the steps of a claimed run to its end, or until it must wait for a person.
 
     It begins where the history ends: with calls that want results, with an answer that was stored just before its
     worker died, or with a question. Raises `ModelError`, and what interrupts a run.
     """
-    progress = context.progress
+    progress = context.handle.progress
     history, has_input = await context.first_history()
     open_ = open_calls(history)
     if open_ is not None:
         with context.observation.step(max(progress.step_count, 1), goes_on=True):
             await finish_open_calls(context, open_)
-        context.stop_if_asked()
+        context.handle.stop_if_asked()
         if _ends_turn(context, [call.name for call in open_.calls]):
             return _completed(_by_rule(context))
     elif found := _end_in(context, history, has_input=has_input):
@@ -47,7 +48,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
     while progress.step_count < context.run.options.max_steps:
         if not is_fresh:
             history, has_input = await context.history()
-        if has_input and await _deliver_input(context):
+        if has_input and await context.handle.inbox.deliver():
             history = (await context.history()).messages
         is_fresh = False
         with context.observation.step(progress.step_count + 1) as observed:
@@ -55,17 +56,17 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
             observed.outcome = "parked" if isinstance(end, Parked) else ""
         if end is not None:
             return end
-        context.stop_if_asked()
+        context.handle.stop_if_asked()
         if not answer.calls:
             continue
         if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed(_by_rule(context))
-        context.check_budget()
+        context.handle.account.check()
     return _completed("max_steps")
 
 
 async def _step(
-    context: RunContext, window: ContextWindow, history: Sequence[Message]
+    context: AgentContext, window: ContextWindow, history: Sequence[Message]
 ) -> tuple[Answer, Outcome | Parked | None]:
     """Asks the model once and runs the tools that it asks for. The answer, and the run's end if it has come."""
     answer = await window.ask(history)
@@ -82,7 +83,7 @@ async def _step(
     return answer, end
 
 
-def _refusals(context: RunContext, answer: Answer) -> list[NewMessage]:
+def _refusals(context: AgentContext, answer: Answer) -> list[NewMessage]:
     """Results for the calls of an answer that was cut off. Even a call that looks whole may not be what the model would
     have come to, so none is made."""
     text = NOT_CALLED.format(reason=answer.reason)
@@ -92,20 +93,20 @@ def _refusals(context: RunContext, answer: Answer) -> list[NewMessage]:
         started=set(),
         why="denied",
         reason=text,
-        ids=context.services.ids,
-        now=context.services.clock.now(),
+        ids=context.handle.ids,
+        now=context.handle.clock.now(),
     )
     context.emit(*(event for message in closing if (event := returns_event(message, context.at)) is not None))
     return closing
 
 
-def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:
+def _ends_turn(context: AgentContext, called: Sequence[str]) -> bool:
     """Whether a rule ends the run after calls of these tools. One that asks for a call that is missing goes first."""
     ends = ends_turn(context.agent.tool_rules, called) or _has_spoken(context, called)
     return ends and not context.missing_calls()
 
 
-def _has_spoken(context: RunContext, called: Sequence[str]) -> bool:
+def _has_spoken(context: AgentContext, called: Sequence[str]) -> bool:
     """Whether an agent of an older kind has said what it had to say, where no rule says what comes after that: some
     models get no base rules, and on the wire they go on only when they ask for it."""
     if context.agent.agent_type == "letta_v1_agent" or SPEAKS not in called:
@@ -113,7 +114,7 @@ def _has_spoken(context: RunContext, called: Sequence[str]) -> bool:
     return all(rule["tool_name"] != SPEAKS for rule in context.agent.tool_rules)
 
 
-async def _goes_on(context: RunContext, answer: Answer) -> bool:
+async def _goes_on(context: AgentContext, answer: Answer) -> bool:
     """Whether the run goes on after an answer without calls, which is stored then."""
     if missing := context.missing_calls():
         text = f"You have not called {', '.join(missing)} yet. Each must be called before this turn ends."
@@ -122,22 +123,22 @@ async def _goes_on(context: RunContext, answer: Answer) -> bool:
         # Not every server can be told to force a call, and some pass it over.
         text = f"Your next answer must call one of these tools: {', '.join(sorted(next_calls.allowed))}."
         await _tell_to_call(context, answer, text)
-    elif await _has_more_input(context):
-        await context.checkpoint([answer.message])
+    elif await context.handle.inbox.has_more():
+        await context.handle.checkpoint([answer.message])
     else:
         return False
     return True
 
 
-async def _tell_to_call(context: RunContext, answer: Answer, text: str) -> None:
+async def _tell_to_call(context: AgentContext, answer: Answer, text: str) -> None:
     """Stores an answer that may not be the last one, and tells the model which call has to come."""
-    services = context.services
-    told = NewMessage(id=services.ids.message(), created_at=services.clock.now(), body=UserMessage(text, role="system"))
-    await context.checkpoint([answer.message, told])
+    handle = context.handle
+    told = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=UserMessage(text, role="system"))
+    await context.handle.checkpoint([answer.message, told])
     context.progress.turn = context.progress.turn.and_then(answer.message.body)
 
 
-def _by_rule(context: RunContext) -> str:
+def _by_rule(context: AgentContext) -> str:
     """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say, as on the
     wire."""
     return "tool_rule" if context.agent.agent_type == "letta_v1_agent" else "end_turn"
@@ -148,7 +149,7 @@ def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is
     return Outcome(end=end, messages=messages or [], is_answer=is_answer)
 
 
-def _end_in(context: RunContext, history: Sequence[Message], *, has_input: bool) -> Outcome | None:
+def _end_in(context: AgentContext, history: Sequence[Message], *, has_input: bool) -> Outcome | None:
     """The end that the run had come to when its last worker died: it was stored, but for the settlement."""
     last = history[-1] if history else None
     if last is None or last.run_id != context.run.id:
@@ -160,29 +161,3 @@ def _end_in(context: RunContext, history: Sequence[Message], *, has_input: bool)
             return _completed(_by_rule(context))
         case _:
             return None
-
-
-async def _deliver_input(context: RunContext) -> bool:
-    """Delivers messages that were injected into the run; whether there were any.
-
-    Each enters the history once, and the stream shows it once. A worker may die between the two. The next worker finds
-    in the log what was shown, and does not show it again.
-    """
-    inbox, publisher = context.services.inbox, context.publisher
-    with context.interruption.shielded():
-        waiting = await context.retry_while_unavailable(lambda: inbox.waiting(context.run.id))
-        if not waiting.messages:
-            return False
-        for message in waiting.messages:
-            if isinstance(message.body, UserMessage) and message.id not in publisher.shown.input_ids:
-                text = text_of(message.body.content)
-                context.emit(InputDelivered(context.at, message.id, text, message.body.otid))
-        now = context.services.clock.now()
-        async with publisher.storing() as tail:
-            await context.retry_while_unavailable(lambda: inbox.deliver(context.run, waiting, tail, now))
-    return True
-
-
-async def _has_more_input(context: RunContext) -> bool:
-    """Whether a message was injected while the model gave what would have been its last answer."""
-    return await context.retry_while_unavailable(lambda: context.services.inbox.has_waiting(context.run.id))

@@ -1,0 +1,1 @@
+"""What runs do: the agent loop, a compaction, one question to a model, one call of a tool."""

@@ -1,0 +1,301 @@
+"""A run of an agent: the run, the agent with what it may call, and what its loop takes beside the run's handle."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from shared.concurrency import beside
+from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
+from shared.domain.events import BegunAnswer, Event
+from shared.domain.ids import BlockId
+from shared.domain.messages import text_to_count, weight
+from shared.domain.models import continues_answers
+from shared.domain.runs import Run, Step
+from shared.domain.settling import open_calls
+from shared.domain.tool_catalog import SPEAKS, is_base_tool
+from shared.domain.tools import NextCalls, Tool, missing_calls, next_calls, turn_so_far
+from shared.secret_keys import SecretKeys
+from shared.sql.definitions.agents import AgentStore, EquippedAgent
+from shared.sql.history.messages import ContextOfRun, MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.steps import StepStore
+from worker.bodies.agent_progress import AgentProgress, Instructions, KnownCalls
+from worker.models.registry import Models
+from worker.run.body import Body, Outcome
+from worker.run.observation import RunObservation
+from worker.run.run_handle import Parked, RunHandle
+from worker.runners.tool_runner import ToolRunners
+from worker.tools.invocation import ToolSandbox
+
+Result = TypeVar("Result")
+
+# What the runs of agents share beside what every run has: the agents, the models, the tools.
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentServices:
+    """What a worker's runs of agents share."""
+
+    models: Models
+    sandbox: ToolSandbox
+    runners: ToolRunners
+    agents: AgentStore
+    secret_keys: SecretKeys
+    approvals: ApprovalStore
+    messages: MessageStore
+    steps: StepStore
+
+
+AS_THEY_ARE_NOW = ("tool_rules", "extra", "approval_expires_s", "on_approval_expiry")
+"""Fields of an agent in which a run at work obeys every change: which calls may be made, and what asks a person."""
+
+
+class Equipment:
+    """What the agent of a run may call, by which rules, and with which secrets.
+
+    It changes while the run is at work: a caller that switches a gate on, detaches a tool or changes a rule is obeyed
+    from the next call on. The agent's instructions, its model and its secrets stay as they were when the run was
+    claimed.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.tools: Mapping[str, Tool] = {}
+        self.secrets: Mapping[str, str] = {}
+        self._are_secrets_open = False
+
+    def renew(self, now: EquippedAgent, keys: SecretKeys, runners: ToolRunners) -> None:
+        """Takes over what may be called now. Raises `UnreadableSecret`, before a tool would have to run without what it
+        was given."""
+        self.agent = replace(self.agent, **{name: getattr(now.agent, name) for name in AS_THEY_ARE_NOW})
+        self.tools = {tool.name: tool for tool in now.tools}
+        if not self._are_secrets_open and any(runners.of(tool).traits.sees_secrets for tool in now.tools):
+            self.secrets = keys.open_all(self.agent.id, self.agent.tool_environment)
+            self._are_secrets_open = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentContext:
+    """One run of an agent: the run itself, the agent with what it may call, and how far its loop is."""
+
+    handle: RunHandle
+    services: AgentServices
+    equipment: Equipment
+    progress: AgentProgress
+
+    @property
+    def agent(self) -> Agent:
+        """The agent as it was when this owner claimed the run, but for what may be called, and when."""
+        return self.equipment.agent
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The agent's tools, by their names."""
+        return self.equipment.tools
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The agent's secrets, readable: what its tools get, and what is left out of their results."""
+        return self.equipment.secrets
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The agent's memory as the model has seen it."""
+        return self.progress.blocks
+
+    @property
+    def seen_memory(self) -> dict[BlockId, int]:
+        """The version of each block that the model has seen."""
+        return self.progress.seen_memory
+
+    @property
+    def run(self) -> Run:
+        """The run as it was claimed, with the fence that its owner has now."""
+        return self.handle.run
+
+    @property
+    def observation(self) -> RunObservation:
+        """Where to say what happens to the run."""
+        return self.handle.observation
+
+    def writing(self) -> AbstractAsyncContextManager[Run]:
+        """See `RunHandle.writing`."""
+        return self.handle.writing()
+
+    async def whole(self, action: Callable[[], Awaitable[Result]]) -> Result:
+        """See `RunHandle.whole`."""
+        return await self.handle.whole(action)
+
+    @property
+    def at(self) -> int:
+        """Now, in Unix milliseconds, for an event."""
+        return self.handle.at
+
+    def emit(self, *events: Event) -> None:
+        """See `RunHandle.emit`."""
+        self.handle.emit(*events)
+
+    @property
+    def model(self) -> str:
+        """Handle of the model that this run asks."""
+        return self.run.options.override_model or self.agent.model
+
+    @property
+    def options(self) -> ModelOptions:
+        """How that model is asked."""
+        return self.run.options.model_options or self.agent.options
+
+    @property
+    def system(self) -> str:
+        """The instructions for this run's model calls. Several ask for them in each step, and the memory may be
+        long."""
+        agent, blocks, made = self.agent, self.progress.blocks, self.progress.instructions
+        if made is None or made.agent is not agent or made.blocks is not blocks:
+            made = self.progress.instructions = Instructions(agent, blocks, self.run.instructions(agent, blocks))
+        return made.text
+
+    async def make_instructions(self) -> None:
+        """Makes them where nobody waits for that, once the agent has been read."""
+        await beside(lambda: self.system, characters_of_memory(self.progress.blocks))
+
+    def next_calls(self) -> NextCalls:
+        """The agent's tools that the model may call now, by the agent's rules. Each piece of a call may ask, and there
+        may be a thousand of both."""
+        agent, tools, turn, known = self.agent, self.tools, self.progress.turn, self.progress.next_calls
+        if known is None or known.agent is not agent or known.tools is not tools or known.turn is not turn:
+            may_call = next_calls(agent.tool_rules, tools, turn)
+            known = self.progress.next_calls = KnownCalls(agent, tools, turn, may_call)
+        return known.may_call
+
+    def speaks_by(self, name: str) -> bool:
+        """Whether a call of this tool is shown as something that the agent says."""
+        tool = self.tools.get(name)
+        return name == SPEAKS and tool is not None and is_base_tool(tool) and self.run.options.speech_as_text
+
+    def asks_a_person(self, name: str) -> bool:
+        """Whether a call of this tool of the agent's waits for a person."""
+        tool = self.tools.get(name)
+        return tool is not None and requires_approval(self.agent, name, tool.default_requires_approval)
+
+    def missing_calls(self) -> list[str]:
+        """The agent's tools that must be called before the run may end."""
+        return missing_calls(self.agent.tool_rules, self.tools, self.progress.turn)
+
+    @property
+    def continues_answers(self) -> bool:
+        """Whether the model can go on with an answer that another worker has begun to show. An answer that is said by
+        a tool is no text to the model, and one that is shown as a whole was whole."""
+        if not self.run.options.stream_tokens or self.speaks_by(SPEAKS):
+            return False
+        return continues_answers(self.model, reasons=self.options.reasoning)
+
+    def new_step(self, beginning: BegunAnswer | None = None) -> Step:
+        """The step that a model call makes; the same one for an answer that is continued."""
+        return Step(
+            id=self.handle.ids.step() if beginning is None else beginning.step_id,
+            run_id=self.run.id,
+            agent_id=self.run.agent_id,
+            number=self.handle.progress.step_count + 1,
+            model=self.model,
+            created_at=self.handle.clock.now(),
+        )
+
+    async def history(self) -> ContextOfRun:
+        """The conversation as it is stored, up to this run's turn. The agent's memory and tools are read with it."""
+        await self.read_equipment()
+        return await self.first_history()
+
+    async def first_history(self) -> ContextOfRun:
+        """The same for who has read the agent just now."""
+        return await self.handle.history()
+
+    async def read_equipment(self) -> None:
+        """Reads the agent's tools, the rules and gates for them, and its memory, as they are now: people, other agents
+        and its own tools change them while the run goes on. Raises `NotFound` when the agent is gone, and
+        `UnreadableSecret`."""
+        services, run = self.services, self.run
+        now = await self.whole(lambda: services.agents.equipped(run.project_id, run.agent_id))
+        self.equipment.renew(now, services.secret_keys, services.runners)
+        self.progress.blocks = now.blocks
+        await self.make_instructions()
+
+    async def decided_call_ids(self) -> frozenset[str]:
+        """Ids of the calls that were decided in the run's thread. None is decided there while the run is at work, so
+        they are looked for once."""
+        progress, approvals = self.progress, self.services.approvals
+        if progress.decided_call_ids is None:
+            progress.decided_call_ids = await self.whole(lambda: approvals.decided_call_ids(self.run))
+        return progress.decided_call_ids
+
+    async def count_lost_calls(self) -> None:
+        """Counts calls that were lost with earlier workers, where the run ends before it makes another one. Where the
+        conversation ends in calls of tools, the last worker was lost in one of these."""
+        if not self.handle.shown.lost_calls or self.run.options.tool_name is not None:
+            return
+        history = (await self.first_history()).messages
+        if open_calls(history) is None:
+            said = await beside(partial(text_to_count, history), weight(history))
+            self.handle.account.count_lost(self.model, self.system + said)
+
+
+async def load_context(services: AgentServices, handle: RunHandle) -> AgentContext:
+    """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone, and
+    `UnreadableSecret` before anything is spent when a tool would have to run without what it was given."""
+    run = handle.run
+    equipped = await services.agents.equipped(run.project_id, run.agent_id)
+    agent = equipped.agent
+    handle.observation.run.agent_name = agent.name
+    equipment = Equipment(agent)
+    if run.answers_messages or run.options.tool_name is not None:
+        equipment.renew(equipped, services.secret_keys, services.runners)
+    progress = AgentProgress(blocks=equipped.blocks)
+    if agent.tool_rules or run.continues is not None or run.step_count:
+        # A run that continues another one, or goes on after its worker died, has called tools before. It may get rules
+        # while it is at work.
+        earlier = await services.messages.list_of_turn(run)
+        progress.turn = turn_so_far(message.body for message in earlier)
+    context = AgentContext(handle=handle, services=services, equipment=equipment, progress=progress)
+    await context.make_instructions()
+    return context
+
+
+class AgentBody(Body):
+    """Runs that have to do with an agent, and `work` does what they are for."""
+
+    def __init__(self, services: AgentServices, work: Callable[[AgentContext], Awaitable[Outcome | Parked]]) -> None:
+        self._services = services
+        self._work = work
+
+    def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
+        """The folder that calls of the run share."""
+        return self._services.sandbox.of_run(run.id)
+
+    async def loaded(self, handle: RunHandle) -> Body:
+        """With the agent and its memory as they are now."""
+        return _AgentAtWork(await load_context(self._services, handle), self._work)
+
+
+class _AgentAtWork(Body):
+    """An `AgentBody` for one run."""
+
+    def __init__(self, context: AgentContext, work: Callable[[AgentContext], Awaitable[Outcome | Parked]]) -> None:
+        self._context = context
+        self._work = work
+
+    @property
+    def continues_answers(self) -> bool:
+        return self._context.continues_answers
+
+    @property
+    def model(self) -> str:
+        return self._context.model
+
+    async def execute(self, handle: RunHandle) -> Outcome | Parked:
+        return await self._work(self._context)
+
+    async def before_cut_off(self, handle: RunHandle) -> None:
+        await self._context.count_lost_calls()
