@@ -1,0 +1,97 @@
+"""Workers of a test, in its own process: each executes one run with the product's executor, and may be killed."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from arq.connections import ArqRedis
+
+from shared.concurrency import PATIENCE_S, SystemClock
+from shared.domain.ids import RunId
+from shared.domain.limits import Budgets
+from shared.domain.runs import AttemptLimits, RunKind
+from shared.redis.channel_listener import CancelSignal
+from shared.redis.event_log import EventLog
+from shared.redis.queue import RunQueue
+from shared.sql.runs.budgets import BudgetStore
+from tests.kit.runs.stored_runs import IDS, Stores
+from worker.run.active_runs import ActiveRuns
+from worker.run.body import Bodies, Body
+from worker.run.execute_run import RunExecutor
+from worker.run.run_handle import RunServices
+from worker.run.settle import RunFinisher
+from worker.run.spending import BudgetService
+
+
+@dataclass
+class Workers:
+    """Workers that share stores and a Redis, and have the same bodies."""
+
+    stores: Stores
+    redis: ArqRedis
+    bodies: Mapping[RunKind, Body]
+    numbers: "count[int]" = field(default_factory=count)
+
+    def services(self) -> RunServices:
+        """What a worker's runs share."""
+        stores, clock = self.stores, SystemClock()
+        return RunServices(
+            messages=stores.messages,
+            runs=stores.runs,
+            checkpoints=stores.checkpoints,
+            settlements=stores.settlements,
+            events=stores.events,
+            inbox=stores.inbox,
+            event_log=EventLog(self.redis, ttl_s=3600),
+            budgets=BudgetService(
+                budgets=Budgets(),
+                price_of=lambda _model, _usage: None,
+                store=BudgetStore(stores.database),
+                clock=clock,
+            ),
+            clock=clock,
+            ids=IDS,
+            stores_first=False,
+            patience_s=PATIENCE_S,
+        )
+
+    async def begin(self, run_id: RunId) -> "OneWorker":
+        """A worker that executes the newest dispatch of the run."""
+        services, runs = self.services(), self.stores.runs
+        active = ActiveRuns(signal=CancelSignal(self.redis), runs=runs, clock=services.clock, look_every_s=0.02)
+        executor = RunExecutor(
+            worker=f"worker-{next(self.numbers)}",
+            services=services,
+            bodies=Bodies(self.bodies),
+            active_runs=active,
+            finisher=RunFinisher(services=services, queue=RunQueue(self.redis)),
+            limits=AttemptLimits.of(10),
+            run_timeout_s=60,
+            start_slots=asyncio.Semaphore(),
+        )
+        dispatch = (await runs.look_up(run_id)).dispatch
+        return OneWorker(active, executor, asyncio.create_task(self._execute(active, executor, run_id, dispatch)))
+
+    async def _execute(self, active: ActiveRuns, executor: RunExecutor, run_id: RunId, dispatch: int) -> None:
+        async with active.listening():
+            await executor.execute_run(run_id, dispatch)
+
+
+@dataclass(frozen=True)
+class OneWorker:
+    """One of them, at work."""
+
+    active: ActiveRuns
+    executor: RunExecutor
+    work: "asyncio.Task[None]"
+
+    async def die(self) -> None:
+        """Ends it where it is: nothing is stored of the run any more."""
+        self.work.cancel()
+        await asyncio.wait([self.work])
+
+    async def ended(self) -> BaseException | None:
+        """What it left the run with. None: it is done with it."""
+        await asyncio.wait([self.work], timeout=30)
+        return self.work.exception()
