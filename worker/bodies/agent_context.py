@@ -2,9 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,13 +17,12 @@ from shared.domain.models import continues_answers
 from shared.domain.runs import Run, Step
 from shared.domain.settling import open_calls
 from shared.domain.tool_catalog import SPEAKS, is_base_tool
-from shared.domain.tools import NextCalls, Tool, missing_calls, next_calls, turn_so_far
+from shared.domain.tools import NOTHING_YET, NextCalls, Tool, TurnSoFar, missing_calls, next_calls, turn_so_far
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agents import AgentStore, EquippedAgent
 from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.steps import StepStore
-from worker.bodies.agent_progress import AgentProgress, Instructions, KnownCalls
 from worker.models.registry import Models
 from worker.run.body import Body, Outcome
 from worker.run.observation import RunObservation
@@ -76,6 +75,46 @@ class Equipment:
         if not self._are_secrets_open and any(runners.of(tool).traits.sees_secrets for tool in now.tools):
             self.secrets = keys.open_all(self.agent.id, self.agent.tool_environment)
             self._are_secrets_open = True
+
+
+# How far an agent's loop is, beyond what every run has: what the model has seen and called.
+
+
+class Instructions(NamedTuple):
+    """The instructions of a model call, and what they were made of."""
+
+    agent: Agent
+    blocks: Sequence[Block]
+    text: str
+
+
+class KnownCalls(NamedTuple):
+    """The calls that may come next, and what they were worked out of."""
+
+    agent: Agent
+    tools: Mapping[str, Tool]
+    turn: TurnSoFar
+    may_call: NextCalls
+
+
+@dataclass(kw_only=True)
+class AgentProgress:
+    """The progress of an agent's loop."""
+
+    blocks: Sequence[Block] = ()
+    """The agent's memory, as the next step shows it to the model."""
+    seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
+    """Versions of the blocks that the model was shown when it gave the answer in hand."""
+    instructions: Instructions | None = None
+    """As they were made last."""
+    next_calls: KnownCalls | None = None
+    """As they were worked out last."""
+    turn: TurnSoFar = NOTHING_YET
+    """What the tool rules look at."""
+    decided_call_ids: frozenset[str] | None = None
+    """Ids of calls that were decided in the run's thread. None: they were not looked for yet."""
+    has_run_folder: bool = False
+    """A call of this owner has used the folder that calls of the run share (`scratch: run`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

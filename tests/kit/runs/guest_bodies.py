@@ -166,7 +166,7 @@ class _Looks:
         return found(call.id)
 
 
-class _NoFolders:
+class NoFolders:
     """Stands where the sandbox is."""
 
     def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
@@ -180,7 +180,7 @@ async def agent_loop(stores: Stores, stage: Stage) -> Body:
         await AgentEditor(stores.database).attach_tool(PROJECT, AGENT.id, stored.id, NOW)
     services = AgentServices(
         models=cast("Any", _WordsModel(stage)),
-        sandbox=cast("Any", _NoFolders()),
+        sandbox=cast("Any", NoFolders()),
         runners=ToolRunners(RunnerRow(_Looks(stage))),
         agents=stores.agents,
         secret_keys=NO_KEYS,
