@@ -6,12 +6,11 @@ it. What waits here holds nothing but its body. It is refused only when too many
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope
 
-from api.errors import domain_error_answer
 from shared.concurrency import background
 from shared.domain.errors import Unavailable
 
@@ -107,32 +106,6 @@ async def _until_left(receive: Receive) -> None:
     raise ClientLeft
 
 
-class SubmissionTurns:
-    """Lets a submission wait for its turn, behind the reading of its body. Everything else goes past."""
-
-    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
-        self._app = app
-        self._admission = admission
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        is_submission = scope["type"] == "http" and scope["method"] == "POST"
-        if not is_submission or _SUBMITS.fullmatch(scope["path"]) is None:
-            return self._app(scope, receive, send)
-        return self._in_turn(scope, receive, send)
-
-    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # `RequestBodies` has read all of it. What comes behind the body is that the client has left.
-        body: list[Message] = [await receive()]
-
-        async def replayed() -> Message:
-            return body.pop() if body else await receive()
-
-        try:
-            turn = await self._admission.enter(receive)
-        except ClientLeft:
-            return
-        except Unavailable as error:
-            await domain_error_answer(f"POST {scope['path']}", error)(scope, receive, send)
-            return
-        with turn:
-            await self._app(scope, replayed, send)
+def is_submission(scope: Scope) -> bool:
+    """Whether the request makes a run."""
+    return scope["method"] == "POST" and _SUBMITS.fullmatch(scope["path"]) is not None

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 from urllib.parse import parse_qsl
@@ -15,38 +15,14 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
-from api.errors import SHOULD_RETRY
 from api.letta.messages import wire_time
 from api.letta.unused_input import models_in, unused_fields
 from api.openai.chat_request import ChatRequest, left_out
-from shared.concurrency import others_turn
 from shared.domain.runs import Run
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
-"""Statuses that the same request would meet again. 408 is a body that was lost on its way."""
-
-
-class FinalAnswers:
-    """Tells Letta's SDKs not to send a request again whose answer cannot change, unless the answer says otherwise.
-
-    They would send it three times, and their users would wait for more than a second for the same answer.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in NEVER_CHANGES:
-                MutableHeaders(scope=message).setdefault(SHOULD_RETRY, "false")
-            await send(message)
-
-        return self._app(scope, receive, marked)
-
 
 ASKS_FOR_NOTHING = {"order_by": "created_at"}
 """Query parameters with the value that every list goes by anyway."""
@@ -68,32 +44,14 @@ class UnusedInputWarnings:
     What belongs to no agent is logged once for each path.
     """
 
-    def __init__(self, app: ASGIApp, *, installs_packages: bool) -> None:
+    def __init__(self, *, installs_packages: bool) -> None:
         """`installs_packages`: this server acts on the `pip_requirements` of tools."""
-        self._app = app
         self._acted_on = PIP_REQUIREMENTS if installs_packages else ()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._parameters: dict[str, frozenset[str]] = {}
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        body = bytearray()
-
-        async def noted() -> Message:
-            message = await receive()
-            body.extend(message.get("body", b""))
-            return message
-
-        async def warned(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if message["status"] < 400:
-                    await others_turn(body)
-                    self._warn(scope, bytes(body), message)
-                body.clear()  # a stream goes on for as long as its run
-            await send(message)
-
-        return self._app(scope, noted, warned)
-
-    def _warn(self, scope: Scope, body: bytes, message: Message) -> None:
+    def warn(self, scope: Scope, body: bytes, message: Message) -> None:
+        """Adds the header to the head of an answer."""
         # Routing has put the route there. Paths without one are not ours to judge.
         route = scope.get("route")
         if isinstance(route, APIRoute) and (names := self._first_unused(route, scope, body)):

@@ -5,30 +5,20 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from api.access.agent_reach import AgentBodies
 from api.access.authentication import Authentication
-from api.access.whose_rows import CallersRows
-from api.admission import Admission, SubmissionTurns
-from api.answer_headers import FinalAnswers, UnusedInputWarnings
-from api.caller_quotas import RequestLimits
+from api.admission import Admission
+from api.answer_headers import UnusedInputWarnings
 from api.console import static_files
 from api.errors import SHOULD_RETRY, add_error_answers
-from api.event_stream import WayOut
+from api.every_answer import ClientSide, EveryAnswer
+from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
-from api.middleware import (
-    BrowserGuard,
-    HeadRequests,
-    LettaPaths,
-    RequestBodies,
-    SecurityHeaders,
-    ShutdownAnswers,
-    UnsentBodies,
-)
 from api.openai.errors import openai_error
 from api.openapi_document import describe_truly
 from api.refusals import Dialects
+from api.request_input import BodyReader, RequestInput
 from api.request_log import HEADER as REQUEST_ID
-from api.request_log import IncomingTraces, RequestLog, RequestMetrics, RouteNames
+from api.request_log import RequestRecord
 from api.route_index import RouteIndex
 from api.routes import (
     absent_lists,
@@ -106,24 +96,25 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     add_error_answers(app, ERROR_SHAPES)
     describe_truly(app, keys_are_required=has_keys)
     origins = listed(settings.cors_origins)
+    installs_packages = services.packages.are_built
     # The last one that is added is the first one that a request meets.
-    app.add_middleware(RouteNames)
-    app.add_middleware(UnusedInputWarnings, installs_packages=services.packages.are_built)
     app.add_middleware(
-        StrictRequests,
-        routes=app.router.routes,
-        by_default=settings.strict_requests,
-        installs_packages=services.packages.are_built,
+        RequestInput,
+        bodies=BodyReader(max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout),
+        admission=admission,
+        reach=access.reach,
+        strict=StrictRequests(
+            routes=app.router.routes, by_default=settings.strict_requests, installs_packages=installs_packages
+        ),
+        warnings=UnusedInputWarnings(installs_packages=installs_packages),
     )
-    app.add_middleware(CallersRows)
-    app.add_middleware(AgentBodies, reach=access.reach)
-    app.add_middleware(SubmissionTurns, admission=admission)
-    app.add_middleware(RequestBodies, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout)
-    app.add_middleware(RequestLimits, quotas=services.quotas)
-    app.add_middleware(Authentication, access=access, routes=app.router.routes)
-    app.add_middleware(LettaPaths, lists=absent_lists.router.routes)
-    app.add_middleware(BrowserGuard, keys=access.keys, names=listed(settings.allowed_hosts), origins=origins)
-    app.add_middleware(FinalAnswers)
+    app.add_middleware(
+        Gate,
+        guard=BrowserGuard(keys=access.keys, names=listed(settings.allowed_hosts), origins=origins),
+        paths=LettaPaths(lists=absent_lists.router.routes),
+        authentication=Authentication(access=access, routes=app.router.routes),
+        quotas=services.quotas,
+    )
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -132,18 +123,14 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
             allow_headers=["*"],
             expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY],
         )
-    app.add_middleware(ShutdownAnswers)
-    app.add_middleware(SecurityHeaders)
-    app.add_middleware(RequestMetrics, metrics=services.operations.deployment_figures.metrics.api, clock=services.clock)
-    app.add_middleware(IncomingTraces)
+    app.add_middleware(EveryAnswer)
     app.add_middleware(
-        RequestLog,
+        RequestRecord,
         clock=services.clock,
+        metrics=services.operations.deployment_figures.metrics.api,
         proxies=access.proxies,
         routes=app.router.routes,
         is_on=settings.access_log,
     )
-    app.add_middleware(UnsentBodies)
-    app.add_middleware(WayOut)
-    app.add_middleware(HeadRequests)
+    app.add_middleware(ClientSide)
     return app

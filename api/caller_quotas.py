@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from api.access.callers import Caller
 from api.errors import domain_error_answer
@@ -158,24 +159,18 @@ class CallerQuotas:
         return answer
 
 
-class RequestLimits:
-    """Counts the requests of every caller, behind `Authentication` and before a body is read."""
-
-    def __init__(self, app: ASGIApp, *, quotas: CallerQuotas) -> None:
-        self._app = app
-        self._quotas = quotas
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller: Caller | None = scope.get("state", {}).get("caller") if scope["type"] == "http" else None
-        if caller is not None:
-            path: str = scope["path"]
-            stops = scope["method"] == "POST" and _STOPS_OR_DECIDES.fullmatch(path.rstrip("/")) is not None
-            try:
-                await self._quotas.take_request(caller, "stop" if stops else "any")
-            except LimitReached as error:
-                await domain_error_answer(f"{scope['method']} {path}", error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | None:
+    """Counts a request of its caller's, before its body is read. The 429 for one too many; None for all others."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is None:
+        return None
+    method, path = scope["method"], scope["path"]
+    stops = method == "POST" and _STOPS_OR_DECIDES.fullmatch(path.rstrip("/")) is not None
+    try:
+        await quotas.take_request(caller, "stop" if stops else "any")
+    except LimitReached as error:
+        return domain_error_answer(f"{method} {path}", error)
+    return None
 
 
 @dataclass(slots=True)

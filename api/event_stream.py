@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.request_log import StreamFigures
 
@@ -28,24 +28,11 @@ KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_BYTES = "keep_alive_bytes"
 """The key in the state of a request of what may be sent between any two pieces of its answer, and means nothing."""
 
-_WAY_OUT = "way_out"
-"""The key in the state of a request of the server's own `send`."""
+WAY_OUT = "way_out"
+"""The key in the state of a request of the server's own `send`.
 
-
-class WayOut:
-    """Notes how the server itself sends. To be met before anything that stands between a response and the server.
-
-    What stands between a response and the server has to do with its head. A stream that went through all of it would
-    wake ten functions for each token.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope.setdefault("state", {})[_WAY_OUT] = send
-        await self._app(scope, receive, send)
+What stands between a response and the server has to do with its head. A stream that went through all of it would
+wake ten functions for each token."""
 
 
 class EventStream(Response):
@@ -77,7 +64,7 @@ class EventStream(Response):
         state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
         async with self._entrance(scope):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._show(receive, state.get(_WAY_OUT, send), figures)
+            await self._show(receive, state.get(WAY_OUT, send), figures)
 
     async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> None:
         async with asyncio.TaskGroup() as group:

@@ -5,7 +5,7 @@ declared, never the path or the query as they were sent: those may hold what use
 """
 
 import re
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -63,15 +63,26 @@ def asked_method(scope: Scope) -> str:
     return str(scope.get("state", {}).get(ASKED_METHOD, scope["method"]))
 
 
-class RequestLog:
-    """Gives each request its id, and logs it. `is_on`: whether there is an access log. `proxies` are believed what they
-    say about addresses."""
+class RequestRecord:
+    """Gives each request its id and its trace, counts it when its answer begins, and logs it when that has ended.
+
+    `is_on`: whether there is an access log. `proxies` are believed what they say about addresses. It stands outside of
+    whatever may refuse a request, so that refusals count too.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, clock: Clock, proxies: Sequence[Network], routes: Sequence[BaseRoute], is_on: bool
+        self,
+        app: ASGIApp,
+        *,
+        clock: Clock,
+        metrics: ApiMetrics,
+        proxies: Sequence[Network],
+        routes: Sequence[BaseRoute],
+        is_on: bool,
     ) -> None:
         self._app = app
         self._clock = clock
+        self._metrics = metrics
         self._proxies = proxies
         self._nouns = frozenset(_noun(getattr(route, "path", "")) for route in routes)
         self._is_on = is_on
@@ -81,26 +92,40 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         asked_at = self._clock.monotonic()
-        said, status = _id_of(scope), 500
+        said, status = _id_of(scope), 0
         # The rest of the product finds one id, whoever made it.
         scope["headers"] = [*((name, value) for name, value in scope["headers"] if name != _HEADER), (_HEADER, said)]
         # Never taken back: what fails is logged outside of here, too, and each request is a task of its own.
         clear_contextvars()
         bind_contextvars(request_id=said.decode())
+        trace = _given(scope)
+        _INCOMING.set(trace)
+        bind_trace(trace)
         method, path = asked_method(scope), scope["path"]
 
-        async def named(message: Message) -> None:
+        def begins(with_status: int) -> None:
+            """Counts it now: a stream goes on for as long as its run."""
             nonlocal status
+            status = with_status
+            template = getattr(scope.get("route"), "path", NO_ROUTE)
+            self._metrics.request_answered(method, template, status, self._clock.monotonic() - asked_at)
+
+        async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status = message["status"]
+                begins(message["status"])
                 MutableHeaders(scope=message)[HEADER] = said.decode()
             await send(message)
 
         try:
             await self._app(scope, receive, named)
+        except Exception:
+            # The answer to an error that nobody foresaw is made outside of here, where no middleware sees it.
+            if not status:
+                begins(500)
+            raise
         finally:
             if self._is_on:
-                self._log(scope, method, path, status, self._clock.monotonic() - asked_at)
+                self._log(scope, method, path, status or 500, self._clock.monotonic() - asked_at)
 
     def _log(self, scope: Scope, method: str, path: str, status: int, seconds: float) -> None:
         log_as = log.debug if path in PROBES and status < 400 else log.info
@@ -168,104 +193,11 @@ def bind_trace(traceparent: str | None) -> None:
         bind_contextvars(trace_id=trace_id)
 
 
-class IncomingTraces:
-    """Reads the trace context of each request. `RequestLog` comes before it: it begins the request's lines anew."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        given = _given(scope)
-        return self._app(scope, receive, send) if given is None else self._traced(given, scope, receive, send)
-
-    async def _traced(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:
-        before = _INCOMING.set(given)
-        try:
-            # Never taken back: the access log has the last line, outside of here. Each request is a task of its own.
-            bind_trace(given)
-            await self._app(scope, receive, send)
-        finally:
-            _INCOMING.reset(before)
-
-
 def _given(scope: Scope) -> str | None:
-    if scope["type"] != "http":
-        return None
     values = [value for name, value in scope["headers"] if name == b"traceparent"]
     text = values[0].decode("latin-1").strip() if len(values) == 1 else None
     return text if trace_id_of(text) else None
 
 
-# Counts requests, for Prometheus: by the route that answered them, never by their path.
-
-
 NO_ROUTE = "none"
-"""Of a request that no route has seen: it was refused before, or there is no such path."""
-
-_ROUTE = "route_template"
-
-
-class RequestMetrics:
-    """Counts each request when its answer begins, and how long that took: a stream goes on for as long as its run. The
-    first that a request meets, so that refusals count too."""
-
-    def __init__(self, app: ASGIApp, *, metrics: ApiMetrics, clock: Clock) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._clock = clock
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = self._clock.monotonic()
-        state = scope.setdefault("state", {})
-        has_begun = False
-
-        def count(status: int) -> None:
-            seconds = self._clock.monotonic() - began
-            self._metrics.request_answered(asked_method(scope), state.get(_ROUTE, NO_ROUTE), status, seconds)
-
-        async def counted(message: Message) -> None:
-            nonlocal has_begun
-            if message["type"] == "http.response.start":
-                has_begun = True
-                count(message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counted)
-        except Exception:
-            # The answer to an error that nobody foresaw is made outside of here, where no middleware sees it.
-            if not has_begun:
-                count(500)
-            raise
-
-
-class RouteNames:
-    """Notes for `RequestMetrics` which route answers. The last that a request meets before its route: only there is
-    known which it is."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = scope.setdefault("state", {})
-
-        def note() -> None:
-            if "route" in scope:
-                state[_ROUTE] = getattr(scope["route"], "path", NO_ROUTE)
-
-        async def noted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                note()
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except Exception:
-            note()
-            raise
+"""In the metrics, of a request that no route has seen: it was refused before, or there is no such path."""

@@ -5,7 +5,7 @@ every request. The refusal comes before the route has done anything.
 """
 
 import json
-from collections.abc import Awaitable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl
 
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from api.answer_headers import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, body_model_of, parameters_of
 from api.errors import input_refusal
@@ -37,43 +38,24 @@ Flaw = dict[str, Any]
 
 
 class StrictRequests:
-    """Refuses what is not acted on, where the request or the operator wants that. Stands behind `RequestBodies`, which
-    has put the body into one message."""
+    """Refuses what is not acted on, where the request or the operator wants that."""
 
-    def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute], by_default: bool, installs_packages: bool) -> None:
-        self._app = app
+    def __init__(self, *, routes: Sequence[BaseRoute], by_default: bool, installs_packages: bool) -> None:
         self._routes = routes
         self._by_default = by_default
         self._acted_on = PIP_REQUIREMENTS if installs_packages else ()
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        said = next((value for name, value in scope.get("headers", ()) if name == STRICT), None)
-        if scope["type"] != "http" or (said is None and not self._by_default):
-            return self._app(scope, receive, send)
+    def refusal(self, scope: Scope, body: bytes) -> Response | None:
+        """The 422 that names what is not acted on; None where nothing is, or nobody asked."""
+        said = next((value for name, value in scope["headers"] if name == STRICT), None)
         wanted = self._by_default if said is None else _SAID.get(said.decode("latin-1").lower())
         if wanted is None:
-            flaw = _flaw(("header", "X-Holdfast-Strict"), "it must be true or false")
-            return input_refusal([flaw])(scope, receive, send)
-        return self._strictly(scope, receive, send) if wanted else self._app(scope, receive, send)
-
-    async def _strictly(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._index.matches(scope)[1].get("route")
-        first: list[Message] = []
-        found: list[Flaw] = []
-        if isinstance(route, APIRoute):
-            body = b""
-            if scope["method"] not in ("GET", "HEAD"):
-                first.append(await receive())
-                body = first[0].get("body", b"")
-            found = list(islice(self._flaws(route, scope, body), MOST_FLAWS))
-        if found:
-            await input_refusal(found, ErrorCode.UNKNOWN_FIELD)(scope, receive, send)
-            return
-
-        async def replayed() -> Message:
-            return first.pop() if first else await receive()
-
-        await self._app(scope, replayed, send)
+            return input_refusal([_flaw(("header", "X-Holdfast-Strict"), "it must be true or false")])
+        route = self._index.matches(scope)[1].get("route") if wanted else None
+        if not isinstance(route, APIRoute):
+            return None
+        found = list(islice(self._flaws(route, scope, body), MOST_FLAWS))
+        return input_refusal(found, ErrorCode.UNKNOWN_FIELD) if found else None
 
     def _flaws(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[Flaw]:
         for name, _ in scope["headers"]:

@@ -6,13 +6,14 @@ as one of a project that has nothing, and its route answers as it answers for an
 
 import json
 import re
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from api.access.callers import Caller
 from api.access.route_rules import CHAT, Reach
@@ -125,35 +126,16 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
     return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
 
 
-class AgentBodies:
-    """Looks at what the bodies of requests name and change, when their key sees single agents only. The body has been
-    read and checked before."""
-
-    def __init__(self, app: ASGIApp, *, reach: AgentReach) -> None:
-        self._app = app
-        self._reach = reach
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        caller: Caller | None = scope.get("state", {}).get("caller") if scope["type"] == "http" else None
-        if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
-            return self._app(scope, receive, send)
-        return self._within_reach(caller, scope, receive, send)
-
-    async def _within_reach(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        message = await receive()
-        fields, method, path = _fields(message.get("body", b"")), scope["method"], scope["path"]
-        found = refused_field(fields, method, path, is_chat=path in CHAT)
-        if found is not None:
-            said = f"FORBIDDEN: {found} is for keys of the project; this key is for talking with the agent as it is"
-            field = found.partition(" ")[0]
-            await refused(403, ErrorCode.FORBIDDEN, said, field=field)(scope, receive, send)
-            return
-        scope["state"]["caller"] = await self._reach.through_body(caller, path, fields)
-        del fields
-        first: list[Message] = [message]
-        del message  # whoever reads it lets go of it
-
-        async def replayed() -> Message:
-            return first.pop() if first else await receive()
-
-        await self._app(scope, replayed, send)
+async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> Response | None:
+    """Looks at what the body of a request names and changes, when its key sees single agents only. Puts the caller as
+    whom the request goes on into its state. The 403 for a field that such a key may not send; None for all others."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
+        return None
+    fields, method, path = _fields(body), scope["method"], scope["path"]
+    found = refused_field(fields, method, path, is_chat=path in CHAT)
+    if found is not None:
+        said = f"FORBIDDEN: {found} is for keys of the project; this key is for talking with the agent as it is"
+        return refused(403, ErrorCode.FORBIDDEN, said, field=found.partition(" ")[0])
+    scope["state"]["caller"] = await reach.through_body(caller, path, fields)
+    return None

@@ -2,14 +2,14 @@
 do. All of it before anything else of the request is read. What comes behind finds the caller in the request's state."""
 
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import structlog
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens
@@ -17,7 +17,7 @@ from api.access.agent_reach import AgentReach
 from api.access.callers import EVERYBODY, Caller
 from api.access.client_address import Network, client_address
 from api.access.route_rules import OF_ADMINS, RULES, Reach
-from api.errors import SHOULD_RETRY, Refused, answer_domain_error
+from api.errors import SHOULD_RETRY, Refused
 from api.route_index import RouteIndex
 from shared.concurrency import Clock
 from shared.domain.api_keys import Level
@@ -52,29 +52,20 @@ class Access:
 class Authentication:
     """Asks every request to a path under `/v1` who sends it, and whether its key may do that."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, routes: Sequence[BaseRoute]) -> None:
-        self._app = app
+    def __init__(self, *, access: Access, routes: Sequence[BaseRoute]) -> None:
         self._access = access
         self._routes = RouteIndex(routes)
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http" or not needs_key(scope["path"]):
-            return self._app(scope, receive, send)
-        return self._for_caller(scope, receive, send)
-
-    async def _for_caller(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def let_in(self, scope: Scope) -> Asker:
+        """Puts the caller into the request's state. Gives what the audit log says of it. Raises `NotLetIn` and
+        `NotNow`."""
         request, address = Request(scope), client_address(scope, self._access.proxies)
-        try:
-            caller = await self._identified(request, address)
-            bind_contextvars(project=caller.project_id, key=caller.key_id)
-            with asked_by(self._asker(request, caller, address)):
-                scope.setdefault("state", {})["caller"] = await self._admitted(request, caller)
-                del request  # a stream goes on for as long as its run
-                await self._app(scope, receive, send)
-        except _NotLetIn as not_let_in:
-            await not_let_in.refused.answer()(scope, receive, send)
-        except _NotNow as error:
-            await (await answer_domain_error(Request(scope), error.cause))(scope, receive, send)
+        caller = await self._identified(request, address)
+        bind_contextvars(project=caller.project_id, key=caller.key_id)
+        asker = self._asker(request, caller, address)
+        with asked_by(asker):
+            scope.setdefault("state", {})["caller"] = await self._admitted(request, caller)
+        return asker
 
     async def _identified(self, request: Request, address: str) -> Caller:
         """Who sends the request."""
@@ -86,9 +77,9 @@ class Authentication:
                 return EVERYBODY
             return await self._of_key(request, address)
         except Refused as refused:
-            raise _NotLetIn(refused) from refused
+            raise NotLetIn(refused) from refused
         except HoldfastError as error:
-            raise _NotNow(error) from error
+            raise NotNow(error) from error
 
     async def _of_key(self, request: Request, address: str) -> Caller:
         """Whose key the request has. Raises a 401, or a 429 where too many wrong keys came from."""
@@ -128,7 +119,7 @@ class Authentication:
                 caller, rule.reach, found["path_params"], scope["query_string"]
             )
         except HoldfastError as error:
-            raise _NotNow(error) from error
+            raise NotNow(error) from error
         if seen_as is None:
             raise _forbidden(request, caller, "needs agent_id in its query, for a key of single agents")
         return seen_as
@@ -160,7 +151,7 @@ METRICS = "/metrics"
 """What a scraper asks for. It is no part of the API, and as little for everybody as a list of keys."""
 
 
-class _NotLetIn(Exception):
+class NotLetIn(Exception):
     """The request is not let in. What a route refuses passes through here as well, and is none of this."""
 
     def __init__(self, refused: Refused) -> None:
@@ -168,7 +159,7 @@ class _NotLetIn(Exception):
         self.refused = refused
 
 
-class _NotNow(Exception):
+class NotNow(Exception):
     """Whether the request is let in cannot be found out now."""
 
     def __init__(self, cause: HoldfastError) -> None:
@@ -213,10 +204,10 @@ def _too_many(wait_s: int) -> Refused:
     return Refused(429, ErrorCode.RATE_LIMITED, said, headers=headers)
 
 
-def _forbidden(request: Request, caller: Caller, needed: str) -> _NotLetIn:
+def _forbidden(request: Request, caller: Caller, needed: str) -> NotLetIn:
     has = ", ".join(caller.scopes.texts())
     said = f"FORBIDDEN: {request.method} {request.url.path} {needed}; this key has {has}"
-    return _NotLetIn(Refused(403, ErrorCode.FORBIDDEN, said))
+    return NotLetIn(Refused(403, ErrorCode.FORBIDDEN, said))
 
 
 def _kept(text: str) -> str:

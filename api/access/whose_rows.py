@@ -5,9 +5,9 @@ here, at each use, for whom the request acts, as its key has said, whatever the 
 request's has no project, and is refused: what the API does for all projects together, it does on a database of its own.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
-
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.domain.ids import ProjectId
 
@@ -30,19 +30,11 @@ def act_for(project_id: ProjectId | None) -> Token[ProjectId | None]:
     return _PROJECT.set(project_id)
 
 
-class CallersRows:
-    """Lets each request act for the project of its caller, whom `Authentication` has found, or for none."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        caller = scope.get("state", {}).get("caller")
-        before = act_for(None if caller is None else caller.project_id)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            _PROJECT.reset(before)
+@contextmanager
+def acting_for(project_id: ProjectId | None) -> Generator[None]:
+    """`act_for` for the length of the block."""
+    before = act_for(project_id)
+    try:
+        yield
+    finally:
+        _PROJECT.reset(before)

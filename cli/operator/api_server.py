@@ -9,9 +9,9 @@ from fastapi import FastAPI
 from api.access.callers import ConfiguredKeys
 from api.application import openapi_document
 from api.connection_rules import ConnectionRules
+from api.gate import LOOPBACK_NAMES
 from api.http_server import serve
 from api.main import serving
-from api.middleware import LOOPBACK_NAMES
 from cli.operator.processes import production_process
 from cli.operator.start import announce
 from shared.domain.errors import InvalidRequest

@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.admission import Admission, SubmissionTurns, end_turn
+from api.admission import Admission, end_turn
+from api.answer_headers import UnusedInputWarnings
+from api.request_input import BodyReader, RequestInput
+from api.strict_requests import StrictRequests
 from tests.kit.product.refusing import in_an_application
 from tests.kit.wait_until import wait_until
 
@@ -36,13 +40,25 @@ class Storing:
         await send({"type": "http.response.body", "body": body})
 
 
+def taking_turns(storing: Storing, admission: Admission) -> RequestInput:
+    """What stands before the routes, for requests without keys of single agents."""
+    return RequestInput(
+        storing,
+        bodies=BodyReader(max_bytes=1000, timeout_s=60),
+        admission=admission,
+        reach=cast("Any", None),
+        strict=StrictRequests(routes=[], by_default=False, installs_packages=False),
+        warnings=UnusedInputWarnings(installs_packages=False),
+    )
+
+
 @asynccontextmanager
 async def queueing(
     *, at_once: int = 1, most_waiting: int = 10, wait_s: float = 60.0
 ) -> AsyncGenerator[tuple[Storing, Admission, httpx.AsyncClient]]:
     storing, refused = Storing(), list[str]()
     admission = Admission(at_once=at_once, most_waiting=most_waiting, wait_s=wait_s, on_refused=refused.append)
-    turns = SubmissionTurns(storing, admission=admission)
+    turns = taking_turns(storing, admission)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(in_an_application(turns)), base_url="http://test"
     ) as http:
@@ -136,9 +152,8 @@ async def test_a_client_that_leaves_while_it_waits_has_submitted_nothing() -> No
         async def send(message: Message) -> None:
             raise AssertionError(f"{message} is sent to nobody")
 
-        await SubmissionTurns(storing, admission=admission)(
-            {"type": "http", "method": "POST", "path": SUBMIT}, receive, send
-        )
+        scope: Scope = {"type": "http", "method": "POST", "path": SUBMIT, "headers": []}
+        await taking_turns(storing, admission)(scope, receive, send)
         assert admission.waiting == 0
         storing.stored.release()
         storing.stored.release()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.middleware import ShutdownAnswers
+from api.every_answer import EveryAnswer
 from tests.kit.product.refusing import refusing_app
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "app": refusing_app()}
@@ -26,7 +26,7 @@ async def cancelled(app: Any) -> list[Message]:
 
     async def request() -> None:
         working.set()
-        await ShutdownAnswers(app)(SCOPE, never, send)
+        await EveryAnswer(app)(SCOPE, never, send)
 
     task = asyncio.ensure_future(request())
     await working.wait()

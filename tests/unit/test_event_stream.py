@@ -6,7 +6,8 @@ from contextlib import nullcontext
 
 from starlette.types import Message, Receive, Scope, Send
 
-from api.event_stream import EventStream, WayOut
+from api.event_stream import EventStream
+from api.every_answer import ClientSide
 
 
 async def frames() -> AsyncGenerator[bytes]:
@@ -43,7 +44,7 @@ async def test_each_token_went_through_ten_functions_on_its_way_out() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await WayOut(between)({"type": "http"}, never, send)
+    await ClientSide(between)({"type": "http", "method": "GET", "headers": []}, never, send)
     assert between.passed == ["http.response.start"]
     assert sent[0]["type"] == "http.response.start"
     assert b"".join(message["body"] for message in sent[1:]) == b"data: 1\n\ndata: 2\n\n"

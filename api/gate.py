@@ -1,0 +1,218 @@
+"""What decides about a request before anything of its body is read: a page's origin, the path, the key, its limits.
+
+Nobody without a key makes this process read, parse or keep anything.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.access.accepted_keys import AcceptedKeys
+from api.access.authentication import Authentication, NotLetIn, NotNow, needs_key
+from api.caller_quotas import CallerQuotas, over_request_limit
+from api.errors import SHOULD_RETRY, answer_domain_error, refused
+from shared.domain.errors import ErrorCode, Unavailable
+from shared.sql.access.audit import asked_by
+
+NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
+"""Statuses that the same request would meet again. 408 is a body that was lost on its way."""
+
+
+class Gate:
+    """Lets a request in, or answers it.
+
+    Letta's SDKs are told not to send a request again whose answer cannot change, unless the answer says otherwise. They
+    would send it three times, and their users would wait for more than a second for the same answer.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guard: "BrowserGuard",
+        paths: "LettaPaths",
+        authentication: Authentication,
+        quotas: CallerQuotas,
+    ) -> None:
+        self._app = app
+        self._guard = guard
+        self._paths = paths
+        self._authentication = authentication
+        self._quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asker, answer = None, await self._guard.refusal(scope) or self._paths.refusal(scope)
+        if answer is None and needs_key(scope["path"]):
+            try:
+                asker = await self._authentication.let_in(scope)
+            except NotLetIn as not_let_in:
+                answer = not_let_in.refused.answer()
+            except NotNow as error:
+                answer = await answer_domain_error(Request(scope), error.cause)
+        with nullcontext() if asker is None else asked_by(asker):
+            answer = answer or await over_request_limit(self._quotas, scope) or self._app
+            await answer(scope, receive, _final(send))
+
+
+def _final(send: Send) -> Send:
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in NEVER_CHANGES:
+            MutableHeaders(scope=message).setdefault(SHOULD_RETRY, "false")
+        await send(message)
+
+    return marked
+
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class BrowserGuard:
+    """Refuses what a web page of somebody else could send to a server that asks for no key.
+
+    Such a server trusts whoever reaches it, and the browser of whoever runs it does: a page can have its own name lead
+    to 127.0.0.1 (DNS rebinding), or send a form there. Both are seen by a name in `Host` or `Origin` that is not ours.
+    A page of another server on this machine has one of our names, and a browser sends its forms without asking first.
+    So what changes something comes from the pages of this very server, by its port.
+
+    `names` are those that are allowed beside loopback's, `origins` the pages that may ask from elsewhere.
+    """
+
+    def __init__(self, *, keys: AcceptedKeys, names: Collection[str], origins: Collection[str]) -> None:
+        self._keys = keys
+        self._origins = frozenset(origins)
+        self._allowed = frozenset(name.lower() for name in names)
+
+    async def refusal(self, scope: Scope) -> Response | None:
+        """The 403 for what may be a foreign page's; None for what may pass."""
+        found = self._suspicion(scope["method"], scope["headers"])
+        if found is None or await self._is_closed():
+            return None
+        field, sentence = found
+        return refused(403, ErrorCode.FORBIDDEN_ORIGIN, sentence, field=field)
+
+    async def _is_closed(self) -> bool:
+        try:
+            return await self._keys.are_required()
+        except Unavailable:
+            return False
+
+    def _suspicion(self, method: str, headers: list[tuple[bytes, bytes]]) -> tuple[str, str] | None:
+        """The header that says that the request may be a foreign page's, and a sentence; None when it is not. A program
+        sends no `Origin`."""
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        for said in hosts:
+            if not self._is_ours(_name_of(f"//{said}")):
+                return "header.Host", _not_ours("Host", said)
+        for said in origins:
+            if said in self._origins:
+                continue
+            name = _name_of(said)
+            if not self._is_ours(name):
+                return "header.Origin", _not_ours("Origin", said)
+            if method not in _READS and name not in self._allowed and not _is_same_server(said, hosts):
+                return "header.Origin", _not_our_page(said)
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        # Browsers take every name under `localhost` for this machine, and nobody can rebind one.
+        return name in LOOPBACK_NAMES or name in self._allowed or name.endswith(".localhost")
+
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""What changes nothing, and what a browser asks before it sends something else; it shows an answer to its own pages
+alone."""
+
+
+def _name_of(address: str) -> str:
+    """The host of an address, without its port; "" for what is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_same_server(origin: str, hosts: Sequence[str]) -> bool:
+    """Whether a page's origin is the server that is asked, by its port as well. A browser leaves the usual port out of
+    both."""
+    return urlsplit(origin).netloc.lower() in {host.lower() for host in hosts}
+
+
+def _not_our_page(said: str) -> str:
+    return (
+        f"FORBIDDEN: Origin is {said[:200]!r}, and without API keys this server lets its own pages alone change "
+        "something. Name the page's origin in HOLDFAST_CORS_ORIGINS, or set HOLDFAST_API_KEYS"
+    )
+
+
+def _not_ours(header: str, said: str) -> str:
+    return (
+        f"FORBIDDEN: {header} is {said[:200]!r}, and without API keys this server answers requests to this machine's "
+        "own names only. Allow the name in HOLDFAST_ALLOWED_HOSTS, or set HOLDFAST_API_KEYS"
+    )
+
+
+_AGENT = r"agents/[^/]+/"
+_NOT_OURS = re.compile(
+    "/v1/(?:"
+    # whole nouns
+    r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
+    r"|mcp-servers|metadata|providers|ready|repositories|sandbox-config|shared-agents|sources|telemetry|templates"
+    r"|voice-beta)(?:/.*)?"
+    # Letta's own administration, and what its own pages and coding tools ask
+    r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
+    # parts of nouns that are ours
+    rf"|{_AGENT}(?:files|folders|groups|identities|mcp-servers|repositories|schedule|sources|variables)(?:/.*)?"
+    rf"|{_AGENT}core-memory/variables|{_AGENT}system-prompt/recompile"
+    rf"|{_AGENT}messages/preview-raw-payload|{_AGENT}messages/message-[^/]+"
+    rf"|{_AGENT}sandboxes|sandboxes(?:/.*)?|git(?:/.*)?|admin/(?:orgs|users)(?:/.*)?|auth"
+    r"|agents/(?:messages/)?search"
+    r"|conversations/(?:ephemeral|search)|conversations/[^/]+/summarize"
+    r"|blocks/[^/]+/identities(?:/.*)?"
+    r"|conversations/[^/]+/messages/preview-raw-payload"
+    r"|messages/batches(?:/.*)?"
+    r"|models/catalog"
+    r"|steps/[^/]+/transaction/.*"
+    r"|tools/(?:composio.*|generate-schema|generate-tool|mcp.*|run|search)"
+    r")"
+)
+
+
+_LETTAS_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+
+
+class LettaPaths:
+    """Lets `/v1/agents/` and `/v1/agents` be one path, without a redirect: that would lose a POST's body.
+
+    A path of Letta that Holdfast does not have gets a 501 that says so, instead of a 404 that looks like a wrong id.
+    `lists` are the routes there that are answered all the same.
+    """
+
+    def __init__(self, *, lists: Sequence[BaseRoute]) -> None:
+        self._lists = lists
+
+    def refusal(self, scope: Scope) -> Response | None:
+        """Writes the path as the routes have it. The 501 for one that Holdfast does not have; None for all others."""
+        path = scope["path"].rstrip("/") or "/"
+        scope["path"] = path  # in place: who stands outside reads the route that was found in this scope
+        is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
+        if not is_letta or any(route.matches(scope)[0] is Match.FULL for route in self._lists):
+            return None
+        return refused(501, ErrorCode.NOT_IMPLEMENTED, _refusal(scope["method"], path))
+
+
+def _refusal(method: str, path: str) -> str:
+    return (
+        f"NOT_IMPLEMENTED: {method} {path} is part of Letta's API that Holdfast does not have. "
+        "Holdfast runs agents; docs/api.md lists what it serves."
+    )

@@ -1,0 +1,190 @@
+"""What a request brings, read once: its body, its turn among submissions, what its key may send, names that nobody acts
+on. What is left to the routes is a body that can be parsed, stored and shown again.
+
+Nobody makes this process keep more than the limit, however the body is sent.
+"""
+
+import asyncio
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.access.agent_reach import AgentReach, caller_within_reach
+from api.access.whose_rows import acting_for
+from api.admission import Admission, ClientLeft, is_submission
+from api.answer_headers import UnusedInputWarnings
+from api.errors import domain_error_answer, input_refusal, refused
+from api.strict_requests import StrictRequests
+from shared.concurrency import others_turn
+from shared.domain.errors import ErrorCode, Unavailable
+from shared.json_limits import flaw_of_document
+
+
+class RequestInput:
+    """Has the route answer a request whose input may be believed, or answers it instead."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        bodies: "BodyReader",
+        admission: Admission,
+        reach: AgentReach,
+        strict: StrictRequests,
+        warnings: UnusedInputWarnings,
+    ) -> None:
+        self._app = app
+        self._bodies = bodies
+        self._admission = admission
+        self._reach = reach
+        self._strict = strict
+        self._warnings = warnings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body: bytes | Response | None = self._bodies.declared_too_long(scope)
+        if body is None and self._bodies.is_read(scope):
+            body = await self._bodies.read(receive)
+            if body is None:
+                return  # the client has gone away
+        if isinstance(body, Response):
+            await body(scope, receive, send)
+            return
+        given = _Given(body, receive)
+        del body
+        if is_submission(scope):
+            await self._in_turn(scope, given, send)
+        else:
+            await self._judged(scope, given, send)
+
+    async def _in_turn(self, scope: Scope, given: "_Given", send: Send) -> None:
+        """Lets a submission wait for its turn, behind the reading of its body."""
+        try:
+            turn = await self._admission.enter(given.receive)
+        except ClientLeft:
+            return
+        except Unavailable as error:
+            await domain_error_answer(f"POST {scope['path']}", error)(scope, given.receive, send)
+            return
+        with turn:
+            await self._judged(scope, given, send)
+
+    async def _judged(self, scope: Scope, given: "_Given", send: Send) -> None:
+        refusal = await caller_within_reach(self._reach, scope, given.body)
+        caller = scope.get("state", {}).get("caller")
+        with acting_for(None if caller is None else caller.project_id):
+            refusal = refusal or self._strict.refusal(scope, given.body)
+            if refusal is not None:
+                await refusal(scope, given.receive, send)
+                return
+
+            async def warned(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    if message["status"] < 400:
+                        await others_turn(given.body)
+                        self._warnings.warn(scope, given.body, message)
+                    given.forget()
+                await send(message)
+
+            await self._app(scope, given.replayed, warned)
+
+
+class _Given:
+    """A body that was read, and what comes behind it. None: nothing here reads one."""
+
+    def __init__(self, body: bytes | None, receive: Receive) -> None:
+        self.receive = receive
+        self.body = body or b""
+        self._is_replayed = body is None
+
+    async def replayed(self) -> Message:
+        """The body as the route receives it, in one message; then what else there is."""
+        if self._is_replayed:
+            return await self.receive()
+        self._is_replayed = True
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    def forget(self) -> None:
+        """The answer begins, and a stream goes on for as long as its run: nobody needs the body any more."""
+        self.body = b""
+
+
+TIMES_SLOWER = 10
+"""A whole body may take so many times as long as the silence that is allowed inside it."""
+
+
+class BodyReader:
+    """Reads the body of a request to a path under `/v1` once, and checks it: its counted bytes, then its JSON.
+
+    `max_bytes` is the longest body; `timeout_s` is how long a client may be silent inside one.
+    """
+
+    def __init__(self, *, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    def is_read(self, scope: Scope) -> bool:
+        """Whether the request has a body that something here reads."""
+        return _is_judged(scope["path"]) and scope["method"] not in ("GET", "HEAD")
+
+    def declared_too_long(self, scope: Scope) -> Response | None:
+        """The 413 for a body whose head says that it is too long; None for all others."""
+        if not _is_judged(scope["path"]):
+            return None
+        declared: bytes = dict(scope["headers"]).get(b"content-length", b"0")
+        return self._too_long() if declared.isdigit() and self._is_over(declared) else None
+
+    async def read(self, receive: Receive) -> bytes | Response | None:
+        """The body, or the answer that refuses it. None: the client has gone away."""
+        try:
+            body = await self._received(receive)
+        except TimeoutError:
+            said = f"The request's body did not arrive within {self._timeout_s:g} seconds (HOLDFAST_REQUEST_TIMEOUT)"
+            return refused(408, ErrorCode.BODY_TIMEOUT, said, headers={"Connection": "close"})
+        if body is None:
+            return None
+        await others_turn(body)
+        refusal = self._too_long() if len(body) > self._max_bytes else _refused_content(body)
+        await others_turn(body)
+        return body if refusal is None else refusal
+
+    def _is_over(self, declared: bytes) -> bool:
+        digits = declared.lstrip(b"0")
+        # Python does not convert a number of thousands of digits.
+        return len(digits) > len(str(self._max_bytes)) or int(digits or b"0") > self._max_bytes
+
+    async def _received(self, receive: Receive) -> bytes | None:
+        """The body, or as much of it as shows that it is too long. None: the client has gone away.
+
+        Raises `TimeoutError` for one that does not arrive.
+        """
+        body = bytearray()
+        async with asyncio.timeout(self._timeout_s * TIMES_SLOWER):
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    message: Any = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if not message.get("more_body") or len(body) > self._max_bytes:
+                    return bytes(body)
+
+    def _too_long(self) -> Response:
+        said = (
+            f"The request's body is longer than {self._max_bytes} bytes, which is what HOLDFAST_MAX_BODY_BYTES allows"
+        )
+        return refused(413, ErrorCode.BODY_TOO_LARGE, said)
+
+
+def _is_judged(path: str) -> bool:
+    return path.startswith("/v1/") and path != "/v1/health"
+
+
+def _refused_content(body: bytes) -> Response | None:
+    flaw = flaw_of_document(body)
+    if flaw is None:
+        return None
+    return input_refusal([{"type": "value_error", "loc": ("body", *flaw.place), "msg": flaw.text}])
