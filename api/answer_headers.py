@@ -9,16 +9,14 @@ from typing import Any, cast
 from urllib.parse import parse_qsl
 
 import structlog
-from fastapi.dependencies.models import Dependant
-from fastapi.params import Form
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message, Scope
 
+from api.declarations import declaration_of
 from api.letta.messages import wire_time
-from api.letta.unused_input import models_in, unused_fields
+from api.letta.unused_input import unused_fields
 from api.openai.chat_request import ChatRequest, left_out
 from shared.domain.runs import Run
 
@@ -65,12 +63,12 @@ class UnusedInputWarnings:
     def _unused(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[str]:
         known = self._parameters.get(route.unique_id)
         if known is None:
-            known = frozenset(parameters_of(route.dependant))
+            known = frozenset(one.alias for one in declaration_of(route).all_of("query"))
             self._parameters[route.unique_id] = known
         for name, value in dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).items():
             if name not in known and ASKS_FOR_NOTHING.get(name) != value:
                 yield f"query.{name}"
-        model = body_model_of(route)
+        model = declaration_of(route).body_model()
         if model is None or not body:
             return
         given: object = json.loads(body)
@@ -91,21 +89,6 @@ class UnusedInputWarnings:
             self._logged.move_to_end((place, name))
         while len(self._logged) > MAX_LOGGED:
             self._logged.popitem(last=False)
-
-
-def parameters_of(dependant: Dependant) -> Iterator[str]:
-    """The query parameters that a route acts on."""
-    yield from (field.alias for field in dependant.query_params)
-    for inner in dependant.dependencies:
-        yield from parameters_of(inner)
-
-
-def body_model_of(route: APIRoute) -> type[BaseModel] | None:
-    """The model of the route's whole body. A form's fields are its route's to judge."""
-    fields = route.dependant.body_params
-    if len(fields) != 1 or isinstance(fields[0].field_info, Form):
-        return None
-    return next(models_in(fields[0].field_info.annotation), None)
 
 
 def _warning(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from api.access.authentication import Authentication
 from api.admission import Admission
 from api.answer_headers import UnusedInputWarnings
 from api.console import static_files
+from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, add_error_answers
 from api.every_answer import ClientSide, EveryAnswer
 from api.gate import BrowserGuard, Gate, LettaPaths
@@ -19,7 +20,6 @@ from api.refusals import Dialects
 from api.request_input import BodyReader, RequestInput
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestRecord
-from api.route_index import RouteIndex
 from api.routes import (
     absent_lists,
     admin,

@@ -17,9 +17,7 @@ from fastapi import FastAPI
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
 from api.access.agent_reach import AgentReach
 from api.access.authentication import Access
-from api.access.callers import ConfiguredKeys
-from api.access.client_address import networks_of
-from api.access.whose_rows import project_of_request
+from api.access.callers import ConfiguredKeys, networks_of, project_of_request
 from api.admission import Admission
 from api.application import create_app
 from api.approvals import ApprovalDecisions

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.agent_reach import AgentReach, caller_within_reach
-from api.access.whose_rows import acting_for
+from api.access.callers import acting_for
 from api.admission import Admission, ClientLeft, is_submission
 from api.answer_headers import UnusedInputWarnings
 from api.errors import domain_error_answer, input_refusal, refused

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars, clear_contextvars, get_contextvars
 
-from api.access.client_address import Network, client_address
+from api.access.callers import Network, client_address
 from shared.concurrency import Clock
 from shared.telemetry.api_metrics import ApiMetrics
 from shared.telemetry.tracer import trace_id_of

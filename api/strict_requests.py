@@ -12,17 +12,17 @@ from itertools import islice
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
-from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
-from api.answer_headers import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, body_model_of, parameters_of
+from api.answer_headers import ASKS_FOR_NOTHING, PIP_REQUIREMENTS
+from api.declarations import declaration_of
+from api.direct_route import RouteIndex
 from api.errors import input_refusal
 from api.letta.unused_input import Unacted, unacted
 from api.refusals import MOST_FLAWS
-from api.route_index import RouteIndex
 from shared.domain.errors import ErrorCode
 
 STRICT = b"x-holdfast-strict"
@@ -62,11 +62,12 @@ class StrictRequests:
             header = name.decode("latin-1")
             if header.startswith(OURS) and header not in self._headers:
                 yield _flaw(("header", header), _unknown("header", header, self._headers))
-        parameters = frozenset(parameters_of(route.dependant))
+        declared = declaration_of(route)
+        parameters = frozenset(one.alias for one in declared.all_of("query"))
         for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
             if name not in parameters and ASKS_FOR_NOTHING.get(name) != value:
                 yield _flaw(("query", name), _unknown("parameter", name, parameters))
-        model, given = body_model_of(route), _document(body)
+        model, given = declared.body_model(), _document(body)
         if model is not None and isinstance(given, dict):
             for one in unacted(model, cast("dict[str, Any]", given), strict=True):
                 if str(one) not in self._acted_on:
@@ -80,14 +81,8 @@ class StrictRequests:
     def _headers(self) -> frozenset[str]:
         """The headers of ours that a route reads. A client may send them with every request."""
         routes = [route for route in self._routes if isinstance(route, APIRoute)]
-        read = (name.lower() for route in routes for name in _headers_of(route.dependant))
+        read = (one.alias.lower() for route in routes for one in declaration_of(route).all_of("header"))
         return frozenset(name for name in read if name.startswith(OURS)) | {STRICT.decode()}
-
-
-def _headers_of(dependant: Dependant) -> Iterator[str]:
-    yield from (field.alias for field in dependant.header_params)
-    for inner in dependant.dependencies:
-        yield from _headers_of(inner)
 
 
 def _document(body: bytes) -> object:

@@ -14,11 +14,10 @@ from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens
 from api.access.agent_reach import AgentReach
-from api.access.callers import EVERYBODY, Caller
-from api.access.client_address import Network, client_address
+from api.access.callers import EVERYBODY, Caller, Network, client_address
 from api.access.route_rules import OF_ADMINS, RULES, Reach
+from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Refused
-from api.route_index import RouteIndex
 from shared.concurrency import Clock
 from shared.domain.api_keys import Level
 from shared.domain.errors import ErrorCode, HoldfastError

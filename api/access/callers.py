@@ -6,9 +6,14 @@ Here are the keys that the operator configures, in the environment or in a file.
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
+
+from starlette.types import Scope
 
 from shared.domain.api_keys import EVERYTHING, Level, Scopes
 from shared.domain.errors import InvalidRequest
@@ -153,3 +158,90 @@ def _id_of(secret: bytes) -> str:
     who may not know the key. Finding a short key by its id costs as much for each try as making the id."""
     made = hashlib.scrypt(secret, salt=_SALT_OF_IDS, n=_COST, r=8, p=1, dklen=8)
     return f"configured-{made.hex()}"
+
+
+# Where a request comes from: the connection's address, or what a proxy that the operator trusts says of it.
+
+
+Network = IPv4Network | IPv6Network
+
+
+def networks_of(text: str) -> list[Network]:
+    """Reads a comma list of addresses and CIDRs. Raises `ValueError`."""
+    return [ip_network(part, strict=False) for part in text.replace(",", " ").split()]
+
+
+def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
+    """The address of whoever sends the request.
+
+    `X-Forwarded-For` is read from its end, where the nearest proxy wrote: the first address that is no trusted proxy's
+    is the client's. What stands before it, anybody may have written.
+    """
+    client = scope.get("client")
+    address: str = client[0] if client else ""
+    if not trusted or not _is_among(address, trusted):
+        return address
+    said = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    for part in reversed(",".join(said).split(",")):
+        forwarded = part.strip()
+        if not _is_address(forwarded):
+            return address
+        address = forwarded
+        if not _is_among(address, trusted):
+            return address
+    return address
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_among(text: str, networks: Sequence[Network]) -> bool:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks if network.version == address.version)
+
+
+# Whose rows a request may see, below everything that its route asks for.
+#
+# Routes and services name the project in what they ask of the stores. This is the wall behind: the stores' database
+# asks here, at each use, for whom the request acts, as its key has said, whatever the route has asked for. Work that is
+# no request's has no project, and is refused: what the API does for all projects together, it does on a database of its
+# own.
+
+
+NOBODYS = "\x1f"
+"""For a request of which its key may see nothing. No project has this name; an empty one would mean everybody's."""
+
+_PROJECT: ContextVar[ProjectId | None] = ContextVar("project of the request", default=None)
+
+
+def project_of_request() -> str:
+    """The project for which the present task acts. Raises `LookupError` when it acts for none."""
+    project_id = _PROJECT.get()
+    if project_id is None:
+        raise LookupError("no caller's project is known here: this is outside of a request, or before its key was read")
+    return project_id or NOBODYS
+
+
+def act_for(project_id: ProjectId | None) -> Token[ProjectId | None]:
+    """Lets what follows in this task act for a project, or for none. With the token, `ContextVar.reset` undoes it."""
+    return _PROJECT.set(project_id)
+
+
+@contextmanager
+def acting_for(project_id: ProjectId | None) -> Generator[None]:
+    """`act_for` for the length of the block."""
+    before = act_for(project_id)
+    try:
+        yield
+    finally:
+        _PROJECT.reset(before)

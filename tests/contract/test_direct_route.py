@@ -1,6 +1,7 @@
 """A route that answers plain requests itself answers every request as FastAPI does, to the byte."""
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, cast
 
 import httpx
 import pytest
@@ -9,6 +10,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
+from api.application import ROUTES
+from api.declarations import declaration_of
 from api.direct_route import DirectRoute, Plan
 from api.routes import agents, messages, runs
 from tests.kit.product.in_process import asgi_client
@@ -116,6 +119,25 @@ async def test_a_request_is_answered_as_by_fastapi(asked: dict[str, Any]) -> Non
 
 def test_the_document_of_a_direct_route_is_fastapis() -> None:
     assert app_of(DirectRoute).openapi() == app_of(APIRoute).openapi()
+
+
+def _read_by_fastapi(dependant: Any, of: str) -> Iterator[str]:
+    yield from (field.alias.lower() for field in getattr(dependant, of))
+    for inner in dependant.dependencies:
+        yield from _read_by_fastapi(inner, of)
+
+
+@pytest.mark.parametrize("routes", ROUTES, ids=lambda routes: routes.__name__)
+def test_what_a_route_declares_is_read_as_fastapi_reads_it(routes: Any) -> None:
+    """Names that nobody acts on are found by it: a name that is left out would be refused, or warned about."""
+    for route in routes.router.routes:
+        if isinstance(route, APIRoute):
+            declared = declaration_of(route)
+            for kind, of in (("query", "query_params"), ("header", "header_params")):
+                ours = {one.alias.lower() for one in declared.all_of(cast("Any", kind))}
+                assert ours == set(_read_by_fastapi(route.dependant, of)), f"{route.path}: {kind}"
+            [*bodies] = [field.name for field in route.dependant.body_params]
+            assert [one.name for one in declared.of("body", "form")] == bodies, f"{route.path}: body"
 
 
 async def _later() -> Any:

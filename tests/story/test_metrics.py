@@ -3,8 +3,7 @@
 import asyncio
 from typing import Any
 
-from api.access.callers import DEFAULT_PROJECT
-from api.access.whose_rows import act_for
+from api.access.callers import DEFAULT_PROJECT, act_for
 from shared.domain.ids import StepId
 from shared.telemetry.worker_metrics import CUT_OFF
 from tests.kit.exposition import Figures, scraped

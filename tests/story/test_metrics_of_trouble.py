@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from arq.connections import ArqRedis
 
-from api.access.callers import DEFAULT_PROJECT
-from api.access.whose_rows import act_for
+from api.access.callers import DEFAULT_PROJECT, act_for
 from shared.concurrency import SystemClock
 from shared.domain.ids import AgentId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus

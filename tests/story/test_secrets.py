@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from arq.connections import ArqRedis
 
-from api.access.callers import DEFAULT_PROJECT, EVERYBODY, Caller, ConfiguredKeys, may_see_secrets
-from api.access.whose_rows import act_for
+from api.access.callers import DEFAULT_PROJECT, EVERYBODY, Caller, ConfiguredKeys, act_for, may_see_secrets
 from api.agent_answers import agent_answer
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.ids import AgentId

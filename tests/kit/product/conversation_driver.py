@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from api.access.whose_rows import act_for
+from api.access.callers import act_for
 from api.letta.answer_service import SendOptions
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.messages import wire_messages
