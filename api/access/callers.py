@@ -6,14 +6,13 @@ Here are the keys that the operator configures, in the environment or in a file.
 
 import hashlib
 import hmac
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-
-from starlette.types import Scope
+from typing import Any
 
 from shared.domain.api_keys import EVERYTHING, Level, Scopes
 from shared.domain.errors import InvalidRequest
@@ -171,7 +170,7 @@ def networks_of(text: str) -> list[Network]:
     return [ip_network(part, strict=False) for part in text.replace(",", " ").split()]
 
 
-def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
+def client_address(scope: Mapping[str, Any], trusted: Sequence[Network]) -> str:
     """The address of whoever sends the request.
 
     `X-Forwarded-For` is read from its end, where the nearest proxy wrote: the first address that is no trusted proxy's
