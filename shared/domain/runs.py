@@ -231,6 +231,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     stream_tokens: bool = False
     status_events: bool = False
     """The log says when the status changes. Off by default, so that every number of the log is a frame of the wire."""
+    item_events: bool = False
+    """The log says when an answer is whole, when each tool starts and ends, and what was decided (`events.ItemEvent`).
+    For dialects whose streams open and close items; off for the others, for the same reason."""
     background: bool = False
     max_steps: int = 50
     run_type: str = "send_message"

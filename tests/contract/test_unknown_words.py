@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from shared.domain.errors import CancelMode, CancelRequested
-from shared.domain.events import Ended, ShownStep, TextChunk, Unknown, decode, encode
+from shared.domain.events import Ended, TextChunk, Unknown, decode, encode
 from shared.domain.ids import MessageId, RunId, Seq, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, unbroken
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Step
+from shared.domain.settling import ShownStep
 from shared.sql.run_tables import approvals, injected_messages, run_inputs, runs, steps
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT

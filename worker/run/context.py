@@ -19,14 +19,14 @@ from shared.domain.errors import (
     ModelErrorType,
     ShutdownRequested,
 )
-from shared.domain.events import BegunAnswer, Event, lost_usage
+from shared.domain.events import Event
 from shared.domain.ids import BlockId, IdMaker
 from shared.domain.limits import UNCHOSEN_ANSWER, Amount, Budgets, amount_of
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall
 from shared.domain.models import continues_answers
 from shared.domain.runs import Compaction, Run, Step, Usage
-from shared.domain.settling import RunEnd
+from shared.domain.settling import BegunAnswer, RunEnd, lost_usage
 from shared.domain.tool_catalog import SPEAKS, is_base_tool
 from shared.domain.tools import NextCalls, Tool, missing_calls, next_calls, turn_so_far
 from shared.redis.event_log import EventLog

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.events import TextChunk, ToolCalls
+from shared.domain.events import Answered, TextChunk, ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import ANSWER_TOOL, Generation, asked_call
@@ -70,8 +70,11 @@ async def generate(context: RunContext, generation: Generation) -> Outcome:
     text = answer.text
     if generation.response_schema is not None:
         text = await _fitting(answer, generation.response_schema)
+    message_id = context.services.ids.message()
     if text:
-        context.emit(TextChunk(context.at, step.id, context.services.ids.message(), text))
+        context.emit(TextChunk(context.at, step.id, message_id, text))
+    if context.run.options.item_events:
+        context.emit(Answered(context.at, step.id, message_id, answer.reason))
     return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=STOP_REASONS[answer.reason]))
 
 

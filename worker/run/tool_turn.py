@@ -1,17 +1,17 @@
 """Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. A
 result is stored when it is there: a worker that dies takes those alone of the tools that it was running."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from shared.concurrency import task_group
 from shared.domain.approvals import Approval, hash_of
 from shared.domain.errors import NotFound
-from shared.domain.events import ToolsReturned
-from shared.domain.ids import StepId
+from shared.domain.events import CallDecided, ToolsReturned, ToolStarted, tool_ended
+from shared.domain.ids import RunId, StepId
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
@@ -31,22 +31,34 @@ EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again:
 it is a new one behind an approval, which another run follows, and where another worker goes on with the run."""
 
 
-async def call_tool(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
-    """The result of a call whose intent is stored. `arguments` is JSON, and stands for what the call itself says.
+async def call_tool(
+    context: RunContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
+) -> ToolReturn:
+    """The result of a call whose intent is stored, with `beginning` before it. `arguments` is JSON, and stands for what
+    the call itself says.
 
     A tool is not started with arguments that do not fit its schema: the result says what is wrong.
     """
-    with context.observation.tool_call(call, context.progress.step_id) as observed:
-        result = await _result_of(context, call, tool, arguments)
-        observed.returns(result)
-        return result
-
-
-async def _result_of(context: RunContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
     runner = context.services.runners.of(tool)
-    checked = await check_arguments(arguments, runner.arguments(tool))
-    if isinstance(checked, RefusedArguments):
-        return error_return(call, checked.text)
+    with context.observation.tool_call(call, context.progress.step_id) as observed:
+        checked = await check_arguments(arguments, runner.arguments(tool))
+        if isinstance(checked, RefusedArguments):
+            result = error_return(call, checked.text)
+            observed.returns(result)
+            return replace(result, text=beginning + result.text)
+        shows = context.run.options.item_events and call.speech is None
+        if shows:
+            context.emit(ToolStarted(context.at, context.progress.step_id, call.id, call.name))
+        result = await _result_of(context, call, tool, checked)
+        observed.returns(result)
+    result = replace(result, text=beginning + result.text)
+    if shows:
+        context.emit(tool_ended(result, context.progress.step_id, context.at))
+    return result
+
+
+async def _result_of(context: RunContext, call: ToolCall, tool: Tool, checked: dict[str, Any]) -> ToolReturn:
+    runner = context.services.runners.of(tool)
     lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
     came_to = await runner.call(context, call, tool, checked)
     if isinstance(came_to, ToolReturn):
@@ -170,6 +182,8 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
+    if context.run.options.item_events and context.run.continues is not None:
+        await _show_decisions(context, context.run.continues, open_, decisions)
     checkpoints = context.services.checkpoints
     started = await context.retry_while_unavailable(lambda: checkpoints.intents(context.run.id))
     context.progress.seen_memory, context.progress.open_step_id = dict(open_.seen_memory), open_.step_id
@@ -198,6 +212,35 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     if context.run.continues is not None:
         late_input = await context.retry_while_unavailable(lambda: context.services.runs.input_of(context.run.id))
     await _store_returns(context, open_.step_id, returns, late_input)
+
+
+async def _show_decisions(
+    context: RunContext, parked: RunId, open_: OpenCalls, decisions: Mapping[str, Decision]
+) -> None:
+    """Shows what was decided about the calls of the run that this one continues; not again what an earlier owner of
+    this run has shown."""
+    approvals, shown = context.services.approvals, context.publisher.shown.decided_calls
+    asked = await context.retry_while_unavailable(lambda: approvals.of_run(parked))
+    by_call = {approval.tool_call_id: approval for approval in asked}
+    for call in open_.calls:
+        decision, approval = decisions.get(call.id), by_call.get(call.id)
+        if decision is None or decision.kind != "approval" or call.id in shown:
+            continue
+        edited = decision.edited_arguments if decision.approve else None
+        context.emit(
+            CallDecided(
+                at=context.at,
+                step_id=open_.step_id,
+                call_id=call.id,
+                name=call.name,
+                approved=decision.approve,
+                arguments="" if not decision.approve else call.arguments if edited is None else edited,
+                is_edited=edited is not None,
+                approval_id=None if approval is None else approval.id,
+                decided_by=None if approval is None else approval.decided_by,
+                reason=decision.reason,
+            )
+        )
 
 
 async def _store_returns(
@@ -272,10 +315,8 @@ async def _run(context: RunContext, call: ToolCall, decision: Decision | None) -
     if not call.needs_approval:
         # A person saw the arguments with what rules fill in: `answer_draft.py`.
         arguments = filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
-    result = await call_tool(context, call, tool, arguments)
-    if edited is None:
-        return result
-    return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
+    beginning = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
+    return await call_tool(context, call, tool, arguments, beginning=beginning)
 
 
 def _refusal(context: RunContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:
