@@ -180,7 +180,7 @@ async def retrieve_run_metrics(
     returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
     called = {one.tool_name for some in returns for one in some}
     called |= {run.options.tool_name} if run.options.tool_name else set()
-    steps, approvals = await services.steps.of_run(run), await services.approvals.of_run(run.id)
+    steps, approvals = await services.steps.of_run(run), await services.approvals.of_run(run)
     show = partial(wire_run_metrics, run, sorted(called), steps, approvals)
     return await beside(show, CHARACTERS_OF_A_STEP * len(steps))
 

@@ -171,11 +171,10 @@ class CallDecided(msgspec.Struct, frozen=True, tag="decided", omit_defaults=True
     step_id: StepId | None
     call_id: str
     name: str
-    approved: bool
+    verdict: Literal["approved", "edited", "denied"]
+    """Edited: approved with other arguments than those that were asked about."""
     arguments: str = ""
     """With which the call is made, as the person has left them. Empty when it was denied."""
-    is_edited: bool = False
-    """They are not those that were asked about."""
     approval_id: ApprovalId | None = None
     decided_by: str | None = None
     """The actor, as the approval has it."""

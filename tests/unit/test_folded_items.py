@@ -1,6 +1,8 @@
 """What a fold may rely on in a log, as a table: logs that keep the promises of `shared/domain/events.py`, and what each
 of them comes to; and logs that break one, which is found out."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -41,7 +43,7 @@ WHOLE = Answered(3, STEP, FIRST, "stop")
 CALLED = Answered(3, STEP, FIRST, "tool_calls", [AnsweredCall("call-1", "look")])
 STARTED, TOOL_ENDED = ToolStarted(4, STEP, "call-1", "look"), tool_ended(FOUND, STEP, 5)
 RESTARTED = StepRestarted(at=6, attempt=2, follows=Seq(2), void_message_ids=[FIRST])
-DECIDED = CallDecided(1, STEP, "call-1", "look", approved=True, arguments="{}", approval_id=ApprovalId("approval-1"))
+DECIDED = CallDecided(1, STEP, "call-1", "look", "approved", arguments="{}", approval_id=ApprovalId("approval-1"))
 
 TEXT_KEY, CALL_KEY = ("text", FIRST, "0"), ("call", STEP, "call-1")
 
@@ -155,6 +157,7 @@ def test_decisions_that_were_shown_are_known_to_the_next_owner() -> None:
 def test_an_older_release_passes_over_the_events_of_items() -> None:
     """They are types of their own, and it knows only their time."""
     for event in (WHOLE, STARTED, TOOL_ENDED, DECIDED):
-        fields = msgspec.json.decode(events.encode(event), type=dict)
-        assert fields["type"] in {"answered", "tool_started", "tool_ended", "decided"}
-        assert msgspec.json.decode(events.encode(event), type=events.Unknown) == events.Unknown(event.at)
+        entry = events.encode(event)
+        named = msgspec.json.decode(entry, type=dict[str, Any])["type"]
+        assert named in {"answered", "tool_started", "tool_ended", "decided"}
+        assert msgspec.json.decode(entry, type=events.Unknown) == events.Unknown(event.at)

@@ -364,7 +364,9 @@ class AnswerDraft:
             if calls:
                 part = self._part("approvals" if needs_approval else "calls")
                 message_id = self._id_for(needs_approval)
-                answerers = {call.id: self._answered_by(call) for call in calls} if needs_approval else {}
+                answerers: dict[str, AnsweredBy] = {}
+                if needs_approval:
+                    answerers = {call.id: self._answered_by(call) for call in calls}
                 self._written.update({call.id: [call.arguments] for call in calls})
                 self._context.emit(
                     ToolCalls(self._context.at, self._step_id, message_id, calls, part, needs_approval, answerers)

@@ -11,7 +11,7 @@ from shared.concurrency import task_group
 from shared.domain.approvals import Approval, hash_of
 from shared.domain.errors import NotFound
 from shared.domain.events import CallDecided, ToolsReturned, ToolStarted, tool_ended
-from shared.domain.ids import RunId, StepId
+from shared.domain.ids import StepId
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
@@ -183,7 +183,7 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
     if context.run.options.item_events and context.run.continues is not None:
-        await _show_decisions(context, context.run.continues, open_, decisions)
+        await _show_decisions(context, open_, decisions)
     checkpoints = context.services.checkpoints
     started = await context.retry_while_unavailable(lambda: checkpoints.intents(context.run.id))
     context.progress.seen_memory, context.progress.open_step_id = dict(open_.seen_memory), open_.step_id
@@ -214,13 +214,11 @@ async def finish_open_calls(context: RunContext, open_: OpenCalls) -> None:
     await _store_returns(context, open_.step_id, returns, late_input)
 
 
-async def _show_decisions(
-    context: RunContext, parked: RunId, open_: OpenCalls, decisions: Mapping[str, Decision]
-) -> None:
+async def _show_decisions(context: RunContext, open_: OpenCalls, decisions: Mapping[str, Decision]) -> None:
     """Shows what was decided about the calls of the run that this one continues; not again what an earlier owner of
     this run has shown."""
     approvals, shown = context.services.approvals, context.publisher.shown.decided_calls
-    asked = await context.retry_while_unavailable(lambda: approvals.of_run(parked))
+    asked = await context.retry_while_unavailable(lambda: approvals.followed_by(context.run))
     by_call = {approval.tool_call_id: approval for approval in asked}
     for call in open_.calls:
         decision, approval = decisions.get(call.id), by_call.get(call.id)
@@ -233,9 +231,8 @@ async def _show_decisions(
                 step_id=open_.step_id,
                 call_id=call.id,
                 name=call.name,
-                approved=decision.approve,
+                verdict="denied" if not decision.approve else "approved" if edited is None else "edited",
                 arguments="" if not decision.approve else call.arguments if edited is None else edited,
-                is_edited=edited is not None,
                 approval_id=None if approval is None else approval.id,
                 decided_by=None if approval is None else approval.decided_by,
                 reason=decision.reason,

@@ -94,10 +94,15 @@ class ApprovalStore:
             raise NotFound(f"Approval {approval_id} not found")
         return approval_of(row)
 
-    async def of_run(self, run_id: RunId) -> list[Approval]:
+    async def of_run(self, run: Run) -> list[Approval]:
         """The run's requests, decided or not, in the order of their calls."""
         async with self._database.read() as connection:
-            return await requests_of(connection, run_id)
+            return await requests_of(connection, run.id)
+
+    async def followed_by(self, run: Run) -> list[Approval]:
+        """The requests whose decisions this run follows: those of the run that it continues."""
+        async with self._database.read() as connection:
+            return [] if run.continues is None else await requests_of(connection, run.continues)
 
     async def decided_call_ids(self, run: Run) -> frozenset[str]:
         """Ids of the calls that were decided last in the run's thread, `MOST_CALL_IDS` at most."""
