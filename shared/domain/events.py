@@ -253,7 +253,7 @@ class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stop", omit_defaults=True):
-    """Why the run stopped, in the wire's words (`end_turn`, `cancelled`, `max_steps` …)."""
+    """Why the run stopped, as `StopReason` has it."""
 
     at: int
     reason: str

@@ -195,8 +195,8 @@ def end_events(
     """The last events of a run's log: why it stopped, what it used, what went wrong, and the end itself, once. `at` is
     Unix time in milliseconds, `status` is the run's status from now on.
 
-    The stream of a cancelled run says what it used before it says that it was cancelled: on Letta's wire `stop_reason`
-    is the last message of such a stream, and programs look for it there.
+    The stream of a cancelled run says what it used before it says that it was cancelled: programs look for that in the
+    last message of such a stream.
     """
     stopped = Stopped(at=at, reason=end.stop_reason)
     used = UsageReported(

@@ -136,7 +136,7 @@ class AnswerDraft:
     """An answer in the making.
 
     The parts of an answer share one message id. When some calls wait for a person and others do not, the kind that
-    comes second gets an id of its own, because the wire shows it as a message of its own.
+    comes second gets an id of its own, because clients are shown it as a message of its own.
     """
 
     def __init__(

@@ -116,12 +116,12 @@ def stats_of(
 
 
 def _shown_as(message: Message) -> int:
-    """As how many messages the wire counts a stored one."""
+    """As how many messages clients are shown a stored one."""
     return 2 if getattr(message.body, "sibling_id", None) else 1
 
 
 TRIGGER = 0.9
-"""The share of the window at which a history is compacted; the wire's own."""
+"""The share of the window at which a history is compacted; what programs expect of other servers."""
 
 LEAST_ROOM = 0.1
 """The share of the window that a history gets, however long instructions and tools are."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from shared.domain.agents import NEWEST_KIND
 from shared.domain.events import InputDelivered
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
@@ -107,8 +108,8 @@ def _ends_turn(context: RunContext, called: Sequence[str]) -> bool:
 
 def _has_spoken(context: RunContext, called: Sequence[str]) -> bool:
     """Whether an agent of an older kind has said what it had to say, where no rule says what comes after that: some
-    models get no base rules, and on the wire they go on only when they ask for it."""
-    if context.agent.agent_type == "letta_v1_agent" or SPEAKS not in called:
+    models get no base rules. Programs expect that such an agent goes on only when it asks for it."""
+    if context.agent.agent_type == NEWEST_KIND or SPEAKS not in called:
         return False
     return all(rule["tool_name"] != SPEAKS for rule in context.agent.tool_rules)
 
@@ -138,9 +139,8 @@ async def _tell_to_call(context: RunContext, answer: Answer, text: str) -> None:
 
 
 def _by_rule(context: RunContext) -> str:
-    """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say, as on the
-    wire."""
-    return "tool_rule" if context.agent.agent_type == "letta_v1_agent" else "end_turn"
+    """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say."""
+    return "tool_rule" if context.agent.agent_type == NEWEST_KIND else "end_turn"
 
 
 def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is_answer: bool = False) -> Outcome:
