@@ -16,6 +16,7 @@ from api.letta.messages import (
     summary_fields,
     tool_call_fields,
     tool_return_fields,
+    wire_stop_reason,
 )
 from api.letta.refusals import PENDING_APPROVAL
 from api.waiting_calls import wire_waiting
@@ -153,7 +154,7 @@ class Frames:
         place = {"run_id": self._run_id, "seq_id": seq}
         match event:
             case events.Stopped():
-                return {"message_type": "stop_reason", "stop_reason": event.reason, **place}
+                return {"message_type": "stop_reason", "stop_reason": wire_stop_reason(event.reason), **place}
             case events.UsageReported():
                 return {**usage_fields(event), "run_ids": None, **place}
             case events.Failed():

@@ -25,6 +25,7 @@ What a fold may rely on, wherever the log begins again, is cut, or ends:
   parked, of the run that continues it. That begins with a `CallDecided` for each call that a person has decided.
 """
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -252,8 +253,24 @@ class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):
     first_missing: Seq
 
 
+class StopReason(StrEnum):
+    """Why a run stopped. The values are what rows and logs have, the words of the dialect that was here first: others
+    would cost a migration of every row and log, and buy nothing. Each dialect has its own words for its clients."""
+
+    ANSWERED = "end_turn"
+    ENDED_BY_RULE = "tool_rule"
+    STEPS_USED_UP = "max_steps"
+    TOKENS_USED_UP = "max_tokens_exceeded"
+    """Those of the answer, or of a budget."""
+    PARKED = "requires_approval"
+    CANCELLED = "cancelled"
+    FAILED = "error"
+    MODEL_FAILED = "llm_api_error"
+    INSTRUCTIONS_TOO_LONG = "context_window_overflow_in_system_prompt"
+
+
 class Stopped(msgspec.Struct, frozen=True, tag="stop", omit_defaults=True):
-    """Why the run stopped, as `StopReason` has it."""
+    """Why the run stopped: a `StopReason`, or one of a newer release."""
 
     at: int
     reason: str
@@ -319,11 +336,6 @@ Event = (
     | Failed
     | Ended
 )
-
-StopReason = Literal[
-    "end_turn", "error", "llm_api_error", "invalid_llm_response", "max_steps", "max_tokens_exceeded", "tool_rule",
-    "cancelled", "requires_approval", "context_window_overflow_in_system_prompt",
-]  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

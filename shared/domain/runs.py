@@ -24,6 +24,9 @@ from shared.domain.tools import ClientTool
 # Its input is the question. The answer is in the run's log, and nowhere else.
 
 
+MESSAGES: Final = "send_message"
+"""The type of runs that answer messages, as it is stored: every row without a type means it."""
+
 GENERATE: Final = "generate"
 """Their type, as it is stored (`RunOptions.run_type`)."""
 
@@ -236,7 +239,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     For dialects whose streams open and close items; off for the others, for the same reason."""
     background: bool = False
     max_steps: int = 50
-    run_type: str = "send_message"
+    run_type: str = MESSAGES
+    """What clients are shown as the type of the run: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
@@ -263,9 +267,10 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What lists of runs show of the input, as `messages.first_words` gives it."""
     traceparent: str | None = None
     """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
-    include_return_message_types: list[str] | None = None
-    request_config: dict[str, Any] = {}
-    """What clients are shown again as `request_config`."""
+    shown_types: list[str] | None = msgspec.field(default=None, name="include_return_message_types")
+    """The types of messages that the client wants to be shown, as its dialect names them. None: all."""
+    echoed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="request_config")
+    """What the client is shown again of its request."""
 
 
 PRIORITIES = range(-10, 11)

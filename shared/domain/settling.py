@@ -25,6 +25,7 @@ from shared.domain.events import (
     StatusChanged,
     StepRestarted,
     Stopped,
+    StopReason,
     TextChunk,
     ToolCallChunk,
     ToolCalls,
@@ -186,7 +187,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         return "cancel" if self.trigger is RunTrigger.CANCEL else "error"
 
 
-PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason="requires_approval")
+PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason=StopReason.PARKED)
 
 
 def end_events(
@@ -211,7 +212,7 @@ def end_events(
         estimated=usage.estimated,
     )
     last: list[Event] = [StatusChanged(at=at, status=status, cause=end.cause)] if status_events else []
-    last.extend([used, stopped] if end.stop_reason == "cancelled" else [stopped, used])
+    last.extend([used, stopped] if end.stop_reason == StopReason.CANCELLED else [stopped, used])
     if end.error is not None:
         error = end.error
         last.append(Failed(at, error.error_type, error.message, error.detail, error.waiting))

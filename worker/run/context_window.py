@@ -16,7 +16,7 @@ import structlog
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType, NotFound
-from shared.domain.events import Compacted, CompactionBegan
+from shared.domain.events import Compacted, CompactionBegan, StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import (
     CHARACTERS_PER_TOKEN,
@@ -61,7 +61,7 @@ from worker.run.summary import (
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn")
+COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED)
 
 
 async def compact_thread(context: RunContext, options: CompactionOptions) -> Outcome:

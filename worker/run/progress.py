@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from shared.domain.agents import Agent, Block
+from shared.domain.events import StopReason
 from shared.domain.ids import BlockId, StepId
 from shared.domain.messages import ToolReturn
 from shared.domain.runs import Step, Usage
@@ -26,7 +27,7 @@ class StepInHand:
 
     def finish(self, usage: Usage) -> None:
         """The model has answered. The last step of a run gets the run's own stop reason instead."""
-        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason="end_turn")
+        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason=StopReason.ANSWERED)
 
     def wait(self) -> None:
         """Its tool calls wait for a person or for the client."""

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.events import Answered, TextChunk, ToolCalls
+from shared.domain.events import Answered, StopReason, TextChunk, ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import ANSWER_TOOL, Generation, asked_call
@@ -32,7 +32,7 @@ async def run_tool(context: RunContext) -> Outcome:
         await context.checkpoint([], starting=[call])
     result = started.get(call.id) or await _result(context, call, was_started=was_started)
     context.progress.returns[call.id] = result
-    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn"))
+    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED))
 
 
 async def _result(context: RunContext, call: ToolCall, *, was_started: bool) -> ToolReturn:

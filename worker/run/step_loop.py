@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from shared.domain.agents import NEWEST_KIND
-from shared.domain.events import InputDelivered
+from shared.domain.events import InputDelivered, StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage, text_of
 from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, returns_event
@@ -18,10 +18,10 @@ from worker.run.tool_runner import error_return
 from worker.run.tool_turn import ask_for_approval, finish_open_calls, run_tools
 
 STOP_REASONS = {
-    "stop": "end_turn",
-    "tool_calls": "end_turn",
-    "length": "max_tokens_exceeded",
-    "content_filter": "error",
+    "stop": StopReason.ANSWERED,
+    "tool_calls": StopReason.ANSWERED,
+    "length": StopReason.TOKENS_USED_UP,
+    "content_filter": StopReason.FAILED,
 }
 
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
@@ -62,7 +62,7 @@ async def run_steps(context: RunContext) -> Outcome | Parked:
         if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed(_by_rule(context))
         context.check_budget()
-    return _completed("max_steps")
+    return _completed(StopReason.STEPS_USED_UP)
 
 
 async def _step(
@@ -138,12 +138,14 @@ async def _tell_to_call(context: RunContext, answer: Answer, text: str) -> None:
     context.progress.turn = context.progress.turn.and_then(answer.message.body)
 
 
-def _by_rule(context: RunContext) -> str:
+def _by_rule(context: RunContext) -> StopReason:
     """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say."""
-    return "tool_rule" if context.agent.agent_type == NEWEST_KIND else "end_turn"
+    return StopReason.ENDED_BY_RULE if context.agent.agent_type == NEWEST_KIND else StopReason.ANSWERED
 
 
-def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is_answer: bool = False) -> Outcome:
+def _completed(
+    stop_reason: StopReason, messages: list[NewMessage] | None = None, *, is_answer: bool = False
+) -> Outcome:
     end = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=stop_reason)
     return Outcome(end=end, messages=messages or [], is_answer=is_answer)
 
@@ -155,7 +157,7 @@ def _end_in(context: RunContext, history: Sequence[Message], *, has_input: bool)
         return None
     match last.body:
         case AssistantMessage() if not has_input:
-            return _completed("end_turn", is_answer=True)
+            return _completed(StopReason.ANSWERED, is_answer=True)
         case ToolReturns(returns=returns) if _ends_turn(context, [result.tool_name for result in returns]):
             return _completed(_by_rule(context))
         case _:
