@@ -11,14 +11,13 @@ from typing import Any
 from api.openai.errors import interrupted, model_error
 from shared.domain import events
 from shared.domain.errors import ErrorCode
-from shared.domain.events import StopReason
 from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.messages import ToolCall
 from shared.domain.runs import Run
 
 BETWEEN_TEXTS = "\n\n"
 
-_CUT_SHORT = frozenset({StopReason.TOKENS_USED_UP, StopReason.STEPS_USED_UP, StopReason.CANCELLED})
+_CUT_SHORT = frozenset({events.StopReason.TOKENS_USED_UP, events.StopReason.STEPS_USED_UP, events.StopReason.CANCELLED})
 """Stop reasons of answers that are not whole. OpenAI has one word for them all; `native_finish_reason` has ours."""
 
 
@@ -39,7 +38,7 @@ class ChatOutcome:
         self._run = run
         self._tools_of_client = {tool.name for tool in run.options.client_tools}
         self._asked: list[tuple[Seq, events.ToolCallChunk | events.ToolCalls]] = []
-        self._stop_reason: str = StopReason.ANSWERED
+        self._stop_reason: str = events.StopReason.ANSWERED
         self._usage = events.UsageReported(at=0)
         self._has_gap = False
         self.is_over = False
@@ -116,7 +115,7 @@ class ChatOutcome:
     def _waiting(self) -> dict[str, ToolCall]:
         """The calls that wait, by id. A call that comes in pieces has its name in the first. An answer that was cut off
         after it was shown, or cancelled, has none."""
-        if self._stop_reason != StopReason.PARKED:
+        if self._stop_reason != events.StopReason.PARKED:
             return {}
         waiting: dict[str, ToolCall] = {}
         for _, event in self._asked:
