@@ -22,7 +22,8 @@ What a fold may rely on, wherever the log begins again, is cut, or ends:
 * A tool that was started has ended with `ToolEnded`; where its worker was lost, or the run was stopped, with the result
   in `ToolsReturned`, with `StepRestarted`, behind which it may be started once more, or with `Ended`.
 * Each call of an answer, started or not, has its result in one `ToolsReturned`: of this run, or, where the run was
-  parked, of the run that continues it. That begins with a `CallDecided` for each call that a person has decided.
+  parked, of the run that continues it. That begins with a `CallDecided` for each call that a person has decided. A
+  parked run that is cancelled has none: its log had ended.
 """
 
 from enum import StrEnum
