@@ -57,7 +57,7 @@ async def run_message_answers(services: Services, run: Run, page: Page, caller: 
     """The wire's messages of a page of what the run has added, of the types that its submission asked for, oldest
     first. A run that waits for its turn has added nothing: what it will begin with stands for that, with the same
     ids. A run that asks a model one question never adds anything, and what it asks stands for that."""
-    types = types_for(caller, run.options.include_return_message_types)
+    types = types_for(caller, run.options.shown_types)
     if run.turn is not None and run.options.generation is None:
         return await message_answers(services, MessageFilter(run.project_id, run_id=run.id), page, types)
     waiting = await services.runs.waiting_input(run)

@@ -23,7 +23,7 @@ from api.letta.blocks import BlockCreate, filled_in, wire_block
 from api.letta.context import SETTINGS as COMPACTION
 from api.letta.context import CompactionSettings, changed_settings, when_full, wire_settings
 from api.letta.message_input import MessageIn, user_messages
-from api.letta.messages import wire_time
+from api.letta.messages import wire_stop_reason, wire_time
 from api.letta.model_settings import (
     KEPT_SETTINGS,
     EmbeddingConfigFields,
@@ -410,7 +410,7 @@ def wire_agent(
         "tool_exec_environment_variables": variables,
         "secrets": variables,
         "pending_approval": pending_approval,
-        "last_stop_reason": agent.last_stop_reason,
+        "last_stop_reason": wire_stop_reason(agent.last_stop_reason),
         "last_run_completion": wire_time(last.completed_at if last else None),
         "last_run_duration_ms": round((last.completed_at - last.submitted_at) / _MILLISECOND) if last else None,
         "timezone": agent.timezone,

@@ -77,7 +77,7 @@ class AnswerService:
         self, run: Run, request: StreamRequest, last_event_id: str | None, *, status_events: bool
     ) -> EventStream:
         """The response to a request to resume. Raises `InvalidRequest` when `Last-Event-ID` is no number."""
-        wanted = run.options.include_return_message_types
+        wanted = run.options.shown_types
         options = FrameOptions(
             pings=request.include_pings,
             status_events=status_events or request.include_status_events,
@@ -159,8 +159,8 @@ def _run_options(
         compaction_messages=request.include_compaction_messages,
         model_options=thread.model_options,
         submitted_by=headers.key_id,
-        include_return_message_types=request.include_return_message_types,
-        request_config={
+        shown_types=request.include_return_message_types,
+        echoed={
             "use_assistant_message": request.use_assistant_message,
             "assistant_message_tool_name": request.assistant_message_tool_name,
             "assistant_message_tool_kwarg": request.assistant_message_tool_kwarg,

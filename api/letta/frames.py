@@ -16,6 +16,7 @@ from api.letta.messages import (
     summary_fields,
     tool_call_fields,
     tool_return_fields,
+    wire_stop_reason,
 )
 from api.letta.refusals import PENDING_APPROVAL
 from api.waiting_calls import wire_waiting
@@ -104,8 +105,11 @@ class Frames:
                 return self._status(seq, event)
             case events.StepRestarted() | events.LogContinued() | events.Gap():
                 return self._note(seq, event)
-            case events.Unknown():
-                # Written by a newer release. Its number must not be missing for those who count.
+            case (
+                events.Unknown() | events.Answered() | events.ToolStarted() | events.ToolEnded() | events.CallDecided()
+            ):
+                # Written by a newer release, or for another dialect's readers: the frame is the same, so a reader sees
+                # the same bytes from every release. Its number must not be missing for those who count.
                 return self._ping(seq, event.at)
             case events.Ended():
                 return None
@@ -150,7 +154,7 @@ class Frames:
         place = {"run_id": self._run_id, "seq_id": seq}
         match event:
             case events.Stopped():
-                return {"message_type": "stop_reason", "stop_reason": event.reason, **place}
+                return {"message_type": "stop_reason", "stop_reason": wire_stop_reason(event.reason), **place}
             case events.UsageReported():
                 return {**usage_fields(event), "run_ids": None, **place}
             case events.Failed():

@@ -1,7 +1,7 @@
 """Stored messages as Letta's wire shows them: one stored answer becomes up to four of the wire's messages."""
 
 import json
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any, Literal, assert_never, overload
@@ -11,6 +11,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.letta.message_input import wire_content
+from shared.domain.events import StopReason
 from shared.domain.ids import UUID4_PATTERN, AgentId, ConversationId, MessageId
 from shared.domain.messages import (
     ApprovalResponse,
@@ -27,6 +28,34 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.searches import LONGEST_QUERY
+
+WireStopReason = Literal[
+    "end_turn", "error", "llm_api_error", "invalid_llm_response", "max_steps", "max_tokens_exceeded", "tool_rule",
+    "cancelled", "requires_approval", "context_window_overflow_in_system_prompt",
+]  # fmt: skip
+
+STOP_REASONS: Mapping[str, WireStopReason] = {
+    StopReason.ANSWERED: "end_turn",
+    StopReason.ENDED_BY_RULE: "tool_rule",
+    StopReason.STEPS_USED_UP: "max_steps",
+    StopReason.TOKENS_USED_UP: "max_tokens_exceeded",
+    StopReason.PARKED: "requires_approval",
+    StopReason.CANCELLED: "cancelled",
+    StopReason.FAILED: "error",
+    StopReason.MODEL_FAILED: "llm_api_error",
+    StopReason.INSTRUCTIONS_TOO_LONG: "context_window_overflow_in_system_prompt",
+}
+"""Why a run stopped, in Letta's words. It has one more, for answers that nobody can read: these are retried here, and
+then the model has failed."""
+
+STORED_REASONS: Mapping[str, str] = {shown: reason for reason, shown in STOP_REASONS.items()}
+"""The other way round, for who looks for runs."""
+
+
+def wire_stop_reason(reason: str | None) -> str | None:
+    """Letta's word for why a run stopped. What a newer release has stored is shown as it is."""
+    return None if reason is None else STOP_REASONS.get(reason, reason)
+
 
 # The fields that every message of the wire has, in the wire's order, and its part ids.
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from api.bounded_fields import Names
 from api.letta.frames import error_fields, usage_fields
 from api.letta.message_input import wire_content
-from api.letta.messages import NOT_ANSWERS, wire_messages, wire_time
+from api.letta.messages import NOT_ANSWERS, wire_messages, wire_stop_reason, wire_time
 from api.letta.traces import duration_ns, ns_between
 from api.waiting_calls import wire_waiting
 from shared.domain.approvals import Approval, WaitingCalls
@@ -40,8 +40,8 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
         "use_assistant_message": True,
         "assistant_message_tool_name": "send_message",
         "assistant_message_tool_kwarg": "message",
-        "include_return_message_types": run.options.include_return_message_types,
-        **run.options.request_config,
+        "include_return_message_types": run.options.shown_types,
+        **run.options.echoed,
     }
     return {
         "id": run.id,
@@ -54,7 +54,7 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
         "background": run.options.background,
         "metadata": _metadata(run, waiting),
         "request_config": request_config,
-        "stop_reason": run.stop_reason,
+        "stop_reason": wire_stop_reason(run.stop_reason),
         "callback_url": run.callback_url,
         "callback_sent_at": wire_time(run.callback_sent_at),
         "callback_status_code": run.callback_status_code,
@@ -66,14 +66,14 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
 
 def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = False) -> dict[str, Any]:
     """What a run has brought: its messages, why it stopped, what it used."""
-    wanted = run.options.include_return_message_types
+    wanted = run.options.shown_types
     left_out = NOT_ANSWERS - {"summary_message"} if run.options.compaction_messages else NOT_ANSWERS
     shown = [
         message for message in wire_messages(messages, wanted) if with_input or message["message_type"] not in left_out
     ]
     return {
         "messages": shown,
-        "stop_reason": {"message_type": "stop_reason", "stop_reason": run.stop_reason},
+        "stop_reason": {"message_type": "stop_reason", "stop_reason": wire_stop_reason(run.stop_reason)},
         "usage": {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": None},
         "logprobs": None,
         "turns": None,
@@ -149,7 +149,7 @@ def wire_step(step: Step) -> dict[str, Any]:
             "cache_read_tokens": usage.cached_input_tokens,
             "cache_creation_tokens": usage.cache_write_tokens,
         },
-        "stop_reason": step.stop_reason,
+        "stop_reason": wire_stop_reason(step.stop_reason),
         "tags": step.tags,
         "tid": None,
         "trace_id": None,

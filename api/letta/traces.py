@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any
 
-from api.letta.messages import wire_time
+from api.letta.messages import wire_stop_reason, wire_time
 from shared.concurrency import unix_ms
 from shared.domain.approvals import Approval
 from shared.domain.lifecycle import TERMINAL, RunStatus
@@ -188,7 +188,7 @@ def _root(run: Run) -> _Span:
             "run.id": run.id,
             "agent.id": run.agent_id,
             "run.status": run.status.value,
-            "run.stop_reason": run.stop_reason or "",
+            "run.stop_reason": wire_stop_reason(run.stop_reason) or "",
             "run.step_count": str(run.step_count),
             "run.queue_wait_ns": str(ns_between(run.created_at, run.started_at) or 0),
         },

@@ -17,7 +17,7 @@ from shared.domain.runs import Run
 
 BETWEEN_TEXTS = "\n\n"
 
-_CUT_SHORT = frozenset({"max_tokens_exceeded", "max_steps", "cancelled"})
+_CUT_SHORT = frozenset({events.StopReason.TOKENS_USED_UP, events.StopReason.STEPS_USED_UP, events.StopReason.CANCELLED})
 """Stop reasons of answers that are not whole. OpenAI has one word for them all; `native_finish_reason` has ours."""
 
 
@@ -38,7 +38,7 @@ class ChatOutcome:
         self._run = run
         self._tools_of_client = {tool.name for tool in run.options.client_tools}
         self._asked: list[tuple[Seq, events.ToolCallChunk | events.ToolCalls]] = []
-        self._stop_reason = "end_turn"
+        self._stop_reason: str = events.StopReason.ANSWERED
         self._usage = events.UsageReported(at=0)
         self._has_gap = False
         self.is_over = False
@@ -115,7 +115,7 @@ class ChatOutcome:
     def _waiting(self) -> dict[str, ToolCall]:
         """The calls that wait, by id. A call that comes in pieces has its name in the first. An answer that was cut off
         after it was shown, or cancelled, has none."""
-        if self._stop_reason != "requires_approval":
+        if self._stop_reason != events.StopReason.PARKED:
             return {}
         waiting: dict[str, ToolCall] = {}
         for _, event in self._asked:

@@ -24,7 +24,7 @@ from api.dependencies import (
 )
 from api.direct_route import DirectRoute
 from api.letta.message_input import InjectRequest, parts_in, user_messages
-from api.letta.messages import wire_time
+from api.letta.messages import STORED_REASONS, WireStopReason, wire_time
 from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
 from api.letta.runs import WIRE_STATUSES, wire_receipt, wire_run, wire_step, wire_usage
 from api.letta.traces import wire_run_metrics, wire_trace
@@ -34,7 +34,6 @@ from api.runs.threads import DEFAULT
 from api.services import Services
 from shared.concurrency import beside
 from shared.domain.errors import Conflict, InvalidRequest
-from shared.domain.events import StopReason
 from shared.domain.ids import AgentId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
@@ -56,7 +55,7 @@ async def _run_filter(
     agent_ids: Texts = None,
     statuses: Annotated[list[WireStatus] | None, Query()] = None,
     background: bool | None = None,
-    stop_reason: StopReason | None = None,
+    stop_reason: WireStopReason | None = None,
     conversation_id: str | None = None,
     created_after: Moment | None = None,
     created_before: Moment | None = None,
@@ -77,7 +76,7 @@ async def _run_filter(
         agent_ids=[AgentId(one) for one in wanted] if wanted else None,
         statuses=inside or None,
         background=background,
-        stop_reason=stop_reason,
+        stop_reason=stop_reason if stop_reason is None else STORED_REASONS.get(stop_reason, stop_reason),
         thread_id=None if named is None else ThreadId(named),
         created_after=created_after,
         created_before=created_before,

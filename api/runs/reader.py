@@ -14,7 +14,7 @@ from api.errors import RETRY_AFTER_S, SHOULD_RETRY, refused
 from api.event_stream import finishes
 from shared.concurrency import repeating, unix_ms
 from shared.domain.errors import ErrorCode, NotFound, Unavailable
-from shared.domain.events import FIRST_SEQ, Event, Gap, RunCreated, Unknown, decode, encode, is_end
+from shared.domain.events import FIRST_SEQ, Event, Gap, RunCreated, StopReason, Unknown, decode, encode, is_end
 from shared.domain.ids import RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, of_bytes, unbroken
@@ -286,7 +286,10 @@ class RunReader:
 def _end_of(run: Run) -> Entries:
     """The end of a log, made from the run."""
     end = RunEnd(
-        trigger=RunTrigger.COMPLETE, stop_reason=run.stop_reason or "end_turn", cause=run.cause, error=run.error
+        trigger=RunTrigger.COMPLETE,
+        stop_reason=run.stop_reason or StopReason.ANSWERED,
+        cause=run.cause,
+        error=run.error,
     )
     events = end_events(
         end,

@@ -17,6 +17,7 @@ from api.runs.command import Command
 from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_ms
 from shared.domain.agents import Agent
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
+from shared.domain.events import StopReason
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached, ProjectLimits
@@ -208,7 +209,7 @@ class SubmissionService:
             return await self.submit(command)
         except PendingApproval as error:
             now = self.clock.now()
-            end = RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", error=failure(error))
+            end = RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, error=failure(error))
             given = self._stored(command.messages)
             refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused
             with self.traces.submitting(self._run(command)) as (run, span):

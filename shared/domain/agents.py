@@ -14,6 +14,9 @@ from shared.domain.ids import AgentId, BlockId, ConversationId, ProjectId, ToolI
 from shared.domain.searches import zone_of
 from shared.domain.tools import Tool
 
+NEWEST_KIND = "letta_v1_agent"
+"""The newest type of an agent, as it is stored and shown. Those of the older types speak by calls of a tool."""
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A labelled piece of memory that the model always sees."""
@@ -59,12 +62,12 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """Handle `provider/model`, split at the first slash."""
     system: str
     embedding: str | None = None
-    agent_type: str = "letta_v1_agent"
+    agent_type: str = NEWEST_KIND
     description: str | None = None
     options: ModelOptions = ModelOptions()
     tool_ids: list[ToolId] = []
     tool_rules: list[dict[str, Any]] = []
-    """The wire's tool rules, e.g. `{"type": "requires_approval", "tool_name": …}`."""
+    """As clients write them, e.g. `{"type": "requires_approval", "tool_name": …}`."""
     block_ids: list[BlockId] = []
     tags: list[str] = []
     metadata: dict[str, Any] | None = None
@@ -74,7 +77,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
     extra: dict[str, Any] = {}
-    """Fields of the wire that Holdfast stores and shows again, and does not act on."""
+    """Fields of requests that Holdfast stores and shows again, and does not act on."""
     last_stop_reason: str | None = None
     created_at: datetime
     updated_at: datetime

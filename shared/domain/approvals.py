@@ -27,7 +27,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: ThreadId
     run_id: RunId
     message_id: MessageId
-    """The assistant's message that asks, as the wire shows it."""
+    """The assistant's message that asks, as clients are shown it."""
     tool_call_id: str
     tool_name: str
     arguments: str

@@ -67,10 +67,10 @@ MOST_TAGS = 100
 MOST_FOUND = 100
 """So many passages one search may ask for."""
 DEFAULT_FOUND = 5
-"""How many an agent's search finds that does not say it, as on the wire."""
+"""How many an agent's search finds that does not say it."""
 
 AUTOMATIC_DESCRIPTION = "Default archive created automatically"
-"""What the wire says of an archive that was made with an agent's first passage."""
+"""What is said of an archive that was made with an agent's first passage."""
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):

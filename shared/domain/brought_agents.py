@@ -143,7 +143,7 @@ class BroughtHistory:
             self._asking, self._asked_at = body, created_at
 
     def _first_half_of(self, body: AssistantMessage) -> AssistantMessage | None:
-        """The part of this answer that came before. An answer of which some calls wait is two messages on the wire."""
+        """The part of this answer that came before. An answer of which some calls wait is shown as two messages."""
         asking = self._asking
         if asking is None or self._placed[-1].message.body is not asking or body.text or body.reasoning is not None:
             return None

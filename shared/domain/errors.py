@@ -27,7 +27,7 @@ HoldfastError
 │   ├── RunTimeout
 │   ├── BudgetExceeded
 │   └── ShutdownRequested
-├── ModelError                  a model call that failed; carries the error type of the wire
+├── ModelError                  a model call that failed; says in which way
 ├── UnreadableSecret            an agent's secret is encrypted, and its key is not here
 └── Unavailable                 a service that we need does not answer
     └── Unusable                it is there, and does not serve us as it is set up: waiting does not help
@@ -40,7 +40,7 @@ from typing import Any, Self
 
 from shared.domain.approvals import WaitingCalls
 
-# The codes of errors: every error that a client is shown has one, whatever the wire calls it beside that.
+# The codes of errors: every error that a client is shown has one, whatever its dialect calls it beside that.
 #
 # A code is stable: a program may decide by it. Sentences may change. docs/errors.md shows the table, and a test
 # compares the two.
@@ -121,7 +121,7 @@ class ErrorCode(StrEnum):
 
 
 def error_fields(code: ErrorCode, message: str, *, field: str | None = None, hint: str = "") -> dict[str, Any]:
-    """What every error says, on every port, beside what the wire has."""
+    """What every error says, on every port, beside what its dialect says."""
     return {"code": code, "message": message, "field": field, "hint": hint or code.hint}
 
 
@@ -199,7 +199,7 @@ class UnknownTools(InvalidRequest):
     field = "tools"
 
     def __init__(self, names: Sequence[str], hints: Sequence[str] = ()) -> None:
-        # The wire's words: programs look for them, and go on without these tools.
+        # Programs look for these words, and go on without these tools.
         listed = ", ".join(map(repr, names))
         what_to_do = " ".join([*hints, "GET /v1/tools lists what there is; PUT makes a tool."])
         super().__init__(f"Tools not found by name: {{{listed}}}. {what_to_do}")
@@ -346,7 +346,8 @@ class ShutdownRequested(RunInterrupted):
 
 
 class ModelErrorType(StrEnum):
-    """The error types of the wire, for a model call that failed."""
+    """How a model call may fail. Each is the code that clients are shown, and is stored with the run that failed; a
+    dialect may have other words for it."""
 
     RATE_LIMIT = ErrorCode.LLM_RATE_LIMIT
     AUTHENTICATION = ErrorCode.LLM_AUTHENTICATION
@@ -368,7 +369,7 @@ MODEL_ERROR_MESSAGES: Mapping[str, str] = {
     ModelErrorType.INSTRUCTIONS: "The agent's instructions alone are longer than the model's context window.",
     ModelErrorType.ERROR: "An error occurred with the LLM request.",
 }
-"""The wire's sentence for each type. What the provider said goes beside it."""
+"""The sentence for each type, stored with the run that failed. What the provider said goes beside it."""
 
 
 class ModelError(HoldfastError):

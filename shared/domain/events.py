@@ -7,30 +7,43 @@ bytes. The first event of every run is `RunCreated`; it is derived from the run 
 Two releases write and read logs side by side during an upgrade. A field may be added when it has a default: readers
 ignore fields that they do not know. An event whose meaning changes gets a new type: readers decode a type that they do
 not know as `Unknown`, and pass its bytes on unchanged.
+
+The events of items (`Answered`, `ToolStarted`, `ToolEnded`, `CallDecided`) are written for runs whose dialect asks for
+them (`RunOptions.item_events`). Every entry has a number, and there are readers who count numbers: so the log of any
+other run has the entries that it would have without these events, and the same numbers.
+
+What a fold may rely on, wherever the log begins again, is cut, or ends:
+
+* A piece opens its item: text and reasoning by message and part, a call by its id. `Answered` closes every open item of
+  the answer, and names the calls that no piece has shown. It comes before anything else of the same step.
+* Where `Answered` is missing, the answer was cut off: its items end with `StepRestarted`, which voids them, or with
+  `Ended`. A `LogContinued` with an attempt goes on with an open text; no answer goes on behind its `Answered`. A `Gap`
+  may have swallowed any event: what was open before it stays so until one of these.
+* A tool that was started has ended with `ToolEnded`; where its worker was lost, or the run was stopped, with the result
+  in `ToolsReturned`, with `StepRestarted`, behind which it may be started once more, or with `Ended`.
+* Each call of an answer, started or not, has its result in one `ToolsReturned`: of this run, or, where the run was
+  parked, of the run that continues it. That begins with a `CallDecided` for each call that a person has decided. A
+  parked run that is cancelled has none: its log had ended.
 """
 
-from collections.abc import Iterable
-from datetime import datetime
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from shared.domain.approvals import WaitingCalls
-from shared.domain.ids import MessageId, Seq, StepId
-from shared.domain.messages import (
-    AssistantMessage,
-    CompactionStats,
-    CompactionTrigger,
-    NewMessage,
-    Reasoning,
-    ToolCall,
-    ToolReturn,
-    estimate_tokens,
-)
-from shared.domain.runs import Usage
+from shared.domain.ids import ApprovalId, MessageId, Seq, StepId
+from shared.domain.messages import CompactionStats, CompactionTrigger, ToolCall, ToolReturn
 
 FIRST_SEQ = Seq(1)
 """The number of `RunCreated`, which is made from the run when it is read."""
+
+
+AnsweredBy = Literal["worker", "client", "person"]
+"""Who gives a call its result: a worker, which runs its tool; the client; or a worker once a person has approved it."""
+
+AnswerReason = Literal["stop", "tool_calls", "length", "content_filter"]
+"""Why an answer of the model ends. The last two: it had more to say."""
 
 
 class RunCreated(msgspec.Struct, frozen=True, tag="created", omit_defaults=True):
@@ -79,6 +92,9 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults
     arguments: str | None = None
     part: int = 0
     needs_approval: bool = False
+    answered_by: AnsweredBy | None = None
+    """With the call's name, where it is not the worker. None also in older logs, where `needs_approval` and the run's
+    `client_tools` say it."""
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
@@ -91,6 +107,80 @@ class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
     calls: list[ToolCall]
     part: int = 0
     needs_approval: bool = False
+    answered_by: dict[str, AnsweredBy] = {}
+    """By the ids of the calls, where it is not the worker; as in `ToolCallChunk`."""
+
+
+class AnsweredCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call of an answer that is whole."""
+
+    call_id: str
+    name: str
+    arguments: str | None = None
+    """JSON, the model's last word on them. None: what was shown of them, joined, says the same."""
+    answered_by: AnsweredBy = "worker"
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
+    """An answer of the model is whole: the end of each of its items. Its text and its reasoning are what was shown of
+    them, joined: they are not said twice."""
+
+    at: int
+    step_id: StepId
+    message_id: MessageId
+    reason: AnswerReason
+    calls: list[AnsweredCall] = []
+    """All of them that are no speech, in the model's order. None of them is made when the answer was cut off."""
+    sibling_id: MessageId | None = None
+    """The answer's second message, as in `AssistantMessage`."""
+    signature: str | None = None
+    """Of the reasoning. It goes back to the provider unchanged."""
+
+
+class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults=True):
+    """The tool of a call starts now, with arguments that fit its schema. A call that is refused has no such event."""
+
+    at: int
+    step_id: StepId | None
+    call_id: str
+    name: str
+
+
+SHORT_RESULT = 1_000
+"""Characters of a result that `ToolEnded` repeats. No more than a result keeps when an answer's results have too much
+text together, so that both events say the same."""
+
+
+class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=True):
+    """The tool of a call has ended. Its result stands in `ToolsReturned`, which comes when all calls of the answer have
+    theirs, and here as well when it is short: a long one is not stored twice."""
+
+    at: int
+    step_id: StepId | None
+    call_id: str
+    status: Literal["success", "error"]
+    characters: int = 0
+    """Of the result."""
+    text: str | None = None
+    """The result. None: it has more than `SHORT_RESULT` characters, or parts beside its text."""
+
+
+class CallDecided(msgspec.Struct, frozen=True, tag="decided", omit_defaults=True):
+    """What a person, or the clock, has decided about a call of the run that this run continues. The first events of the
+    continuation; a result that a client brings has none, because `ToolsReturned` is its echo."""
+
+    at: int
+    step_id: StepId | None
+    call_id: str
+    name: str
+    verdict: Literal["approved", "edited", "denied"]
+    """Edited: approved with other arguments than those that were asked about."""
+    arguments: str = ""
+    """With which the call is made, as the person has left them. Empty when it was denied."""
+    approval_id: ApprovalId | None = None
+    decided_by: str | None = None
+    """The actor, as the approval has it."""
+    reason: str | None = None
 
 
 class ToolsReturned(msgspec.Struct, frozen=True, tag="returns", omit_defaults=True):
@@ -164,8 +254,24 @@ class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):
     first_missing: Seq
 
 
+class StopReason(StrEnum):
+    """Why a run stopped. The values are what rows and logs have, the words of the dialect that was here first: others
+    would cost a migration of every row and log, and buy nothing. Each dialect has its own words for its clients."""
+
+    ANSWERED = "end_turn"
+    ENDED_BY_RULE = "tool_rule"
+    STEPS_USED_UP = "max_steps"
+    TOKENS_USED_UP = "max_tokens_exceeded"
+    """Those of the answer, or of a budget."""
+    PARKED = "requires_approval"
+    CANCELLED = "cancelled"
+    FAILED = "error"
+    MODEL_FAILED = "llm_api_error"
+    INSTRUCTIONS_TOO_LONG = "context_window_overflow_in_system_prompt"
+
+
 class Stopped(msgspec.Struct, frozen=True, tag="stop", omit_defaults=True):
-    """Why the run stopped, in the wire's words (`end_turn`, `cancelled`, `max_steps` …)."""
+    """Why the run stopped: a `StopReason`, or one of a newer release."""
 
     at: int
     reason: str
@@ -208,6 +314,9 @@ class Unknown(msgspec.Struct, frozen=True):
     at: int = 0
 
 
+ItemEvent = Answered | ToolStarted | ToolEnded | CallDecided
+"""What only the logs of runs with `item_events` have."""
+
 Event = (
     RunCreated
     | StatusChanged
@@ -216,6 +325,7 @@ Event = (
     | ToolCallChunk
     | ToolCalls
     | ToolsReturned
+    | ItemEvent
     | InputDelivered
     | CompactionBegan
     | Compacted
@@ -227,11 +337,6 @@ Event = (
     | Failed
     | Ended
 )
-
-StopReason = Literal[
-    "end_turn", "error", "llm_api_error", "invalid_llm_response", "max_steps", "max_tokens_exceeded", "tool_rule",
-    "cancelled", "requires_approval", "context_window_overflow_in_system_prompt",
-]  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -271,153 +376,8 @@ def follows_of(event: Event | Unknown) -> Seq | None:
             return None
 
 
-# What readers have been shown of the step in hand, folded from the events of its log. Pure.
-
-
-class BegunAnswer(msgspec.Struct, frozen=True):
-    """An answer that readers have seen the beginning of, and that a model may go on with."""
-
-    message_id: MessageId
-    step_id: StepId
-    text: str
-
-
-class ShownStep:
-    """What readers have been shown of the step in hand, folded from its events.
-
-    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. The next worker goes on
-    with it where the model can, and says which messages are void where it begins the step again.
-    """
-
-    def __init__(self, events: Iterable[Event | Unknown] = ()) -> None:
-        self.message_ids: dict[MessageId, None] = {}
-        """Messages of which something was shown, in order, those of lost workers included."""
-        self.input_ids: set[MessageId] = set()
-        """Injected messages that were shown."""
-        self.lost_calls = 0
-        """Model calls whose workers died."""
-        self.lost_text = ""
-        """What those calls had shown."""
-        self.first_piece_at = 0
-        """When the first piece of an answer was shown, be it void since; Unix milliseconds, 0: none was."""
-        self._begin()
-        for event in events:
-            self.take(event)
-
-    def take(self, event: Event | Unknown) -> None:
-        """Adds the next event of the log."""
-        match event:
-            case TextChunk():
-                self._text.append(event.text)
-                self._note(event)
-            case ReasoningChunk():
-                self._thought.append(event.text)
-                self._note(event)
-            case ToolCallChunk():
-                name, pieces = self._calls.setdefault(event.call_id, (event.name or "", []))
-                self._calls[event.call_id] = (event.name or name, pieces)
-                pieces.append(event.arguments or "")
-                self._note_call(event)
-            case ToolCalls():
-                self._calls.update({call.id: (call.name, [call.arguments]) for call in event.calls})
-                self._note_call(event)
-            case InputDelivered():
-                self.input_ids.add(event.message_id)
-                self._is_interrupted = self.message_id is not None
-            case Compacted():
-                self.message_ids[event.message_id] = None
-            case StepRestarted():
-                self._count_lost(event)
-                self._begin()
-            case LogContinued() if event.attempt:
-                self._count_lost(event)
-                self._earlier = len(self._text)
-            case _:
-                return
-
-    def forget_lost(self) -> None:
-        """The caller has counted what lost workers had shown."""
-        self.lost_calls, self.lost_text = 0, ""
-
-    @property
-    def text(self) -> str:
-        """Everything that the present owner of the run has shown of the answer, reasoning and calls included; its
-        tokens are counted by it."""
-        calls = [name + "".join(pieces) for name, pieces in self._calls.values()]
-        return "".join([*self._thought, *self._text[self._earlier :], *calls])
-
-    @property
-    def beginning(self) -> BegunAnswer | None:
-        """What was shown of the answer, if a model can be given that as its beginning: text alone, with nothing in the
-        conversation since."""
-        if self.message_id is None or self._step_id is None or self._is_interrupted:
-            return None
-        text = "".join(self._text)
-        is_text_alone = text.strip() and not self._thought and not self._calls
-        return BegunAnswer(self.message_id, self._step_id, text) if is_text_alone else None
-
-    def partial_answer(self, *, cut_by: Literal["cancel", "error"], model: str, now: datetime) -> NewMessage | None:
-        """The answer that was being streamed when the run was cut off.
-
-        None when no text was shown: no provider takes reasoning back that was cut off, and calls that the model was
-        still writing never ran. The run's log has them.
-        """
-        if self.message_id is None or not self._text:
-            return None
-        return NewMessage(
-            id=self.message_id,
-            created_at=now,
-            step_id=self._step_id,
-            body=AssistantMessage(
-                text="".join(self._text),
-                reasoning=Reasoning("".join(self._thought)) if self._thought else None,
-                partial=True,
-                cut_by=cut_by,
-                model=model,
-            ),
-        )
-
-    def _count_lost(self, event: StepRestarted | LogContinued) -> None:
-        """The worker that has shown this is gone, and its call of the model with it. One that has shown nothing has
-        asked all the same: only moments lie between a claim, or a checkpoint, and the model call behind it."""
-        text = self.text
-        self.lost_calls += event.lost_call or bool(text)
-        self.lost_text += text
-
-    def _begin(self) -> None:
-        self._text: list[str] = []
-        self._earlier = 0
-        self._is_interrupted = False
-        self._thought: list[str] = []
-        self._calls: dict[str, tuple[str, list[str]]] = {}
-        self.message_id: MessageId | None = None
-        """Of the answer, when something of it was shown that is not void."""
-        self._step_id: StepId | None = None
-
-    def _note(self, event: TextChunk | ReasoningChunk) -> None:
-        """Text and reasoning have the answer's own id; a call may have that of its second part."""
-        self.message_id, self._step_id = event.message_id, event.step_id
-        self.message_ids[event.message_id] = None
-        self.first_piece_at = self.first_piece_at or event.at
-
-    def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
-        if event.step_id is not None:  # else no model asked for it
-            self.first_piece_at = self.first_piece_at or event.at
-        if self.message_id is None:
-            self.message_id, self._step_id = event.message_id, event.step_id
-        self.message_ids[event.message_id] = None
-
-
-def lost_usage(calls: int, asked: str, shown: str) -> Usage:
-    """About what calls have used whose worker died. They were paid for too: each had about the prompt `asked`, which is
-    that of the next call, or would be."""
-    if not calls:
-        return Usage()
-    prompt = estimate_tokens(asked)
-    completion = estimate_tokens(shown)
-    return Usage(
-        prompt_tokens=calls * prompt,
-        completion_tokens=completion,
-        context_tokens=prompt + completion,
-        estimated=True,
-    )
+def tool_ended(result: ToolReturn, step_id: StepId | None, at: int) -> ToolEnded:
+    """The event that a tool has ended with this result."""
+    is_short = len(result.text) <= SHORT_RESULT and result.parts is None
+    text = result.text if is_short else None
+    return ToolEnded(at, step_id, result.tool_call_id, result.status, len(result.text), text)

@@ -1,4 +1,4 @@
-"""Identifiers. An id is a prefix that names its noun, a dash and a UUID4, as on the Letta wire."""
+"""Identifiers. An id is a prefix that names its noun, a dash and a UUID4."""
 
 import re
 from collections.abc import Callable

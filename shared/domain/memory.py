@@ -83,7 +83,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def written(block: Block, value: str) -> EditedMemory:
-    """The block with its new text, which is also the result for the model, as on the wire. Raises `RefusedEdit`."""
+    """The block with its new text, which is also the result for the model. Raises `RefusedEdit`."""
     refuse_too_long(block, value)
     return EditedMemory(value, changed=[replace(block, value=value)])
 

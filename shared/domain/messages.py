@@ -1,5 +1,5 @@
 """The messages of a conversation. They belong to no provider: `worker/models` turns them into a provider's request, and
-`api/letta` into the wire's messages.
+a dialect into a client's messages.
 
 One answer of the model is one `AssistantMessage`, whatever it holds: reasoning, text, calls that may start and calls
 that wait for a person.
@@ -125,7 +125,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     seen_memory: dict[BlockId, int] = {}
     """Versions of the memory blocks that the model was shown, of an answer that writes one anew."""
     sibling_id: MessageId | None = None
-    """A second id for the part that the wire shows as a message of its own, when only some of the calls wait."""
+    """A second id for the part that clients are shown as a message of its own, when only some of the calls wait."""
     sibling_holds: Literal["calls", "approvals"] | None = None
 
 
@@ -142,7 +142,7 @@ class ToolReturns(msgspec.Struct, frozen=True, tag="tool_returns"):
 
 
 CompactionTrigger = Literal["request", "post_step_context_check", "context_window_exceeded"]
-"""Why a history is compacted, in the wire's words: a client asked; the next request would be too long; the provider
+"""Why a history is compacted, as it is stored: a client asked; the next request would be too long; the provider
 said that one was."""
 
 

@@ -52,7 +52,7 @@ class Provider(NamedTuple):
 
     name: str
     wire_type: str
-    """What Letta's wire calls this kind of provider."""
+    """What clients are told of the kind of provider."""
     wire: Wire
     addresses: tuple[Address, ...] = ()
     """The first address whose URL is set counts, else the first of all with the default URL. URL and key belong

@@ -24,11 +24,14 @@ from shared.domain.tools import ClientTool
 # Its input is the question. The answer is in the run's log, and nowhere else.
 
 
+MESSAGES: Final = "send_message"
+"""The type of runs that answer messages, as it is stored: every row without a type means it."""
+
 GENERATE: Final = "generate"
-"""What the wire calls them (`run_type`)."""
+"""Their type, as it is stored (`RunOptions.run_type`)."""
 
 DEFAULT_SYSTEM: Final = "You are a helpful assistant."
-"""The instructions for a question that comes without any, as on the wire."""
+"""The instructions for a question that comes without any."""
 
 ANSWER_TOOL: Final = "structured_output"
 """The tool that a model has to call when its answer is to fit a schema. It exists for the model alone."""
@@ -77,8 +80,8 @@ class Compaction(msgspec.Struct, frozen=True):
 # By what a submission is recognised when it is sent again.
 #
 # A client can name its submissions: by the otids of their messages, or by an Idempotency-Key. A name stands for one
-# content for ever. A client that does not may mark what it sends a second time, as Letta's SDKs do; then the same body
-# within the time in which it can have been sent before is the same submission.
+# content for ever. A client that does not may mark what it sends a second time, as generated SDKs do; then the same
+# body within the time in which it can have been sent before is the same submission.
 
 
 IDEMPOTENCY_KEY = "idempotency-key:"
@@ -150,7 +153,7 @@ NO_KEYS = SubmissionKeys()
 
 
 TOOL_RUN: Final = "tool_run"
-"""What the wire calls them (`run_type`)."""
+"""Their type, as it is stored (`RunOptions.run_type`)."""
 
 
 class AskedCall(NamedTuple):
@@ -201,7 +204,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunError(msgspec.Struct, frozen=True):
-    """Why a run failed, in the wire's terms."""
+    """Why a run failed."""
 
     error_type: str
     message: str
@@ -230,10 +233,14 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to the submission was a stream."""
     stream_tokens: bool = False
     status_events: bool = False
-    """The log says when the status changes. Off by default, so that every number of the log is a frame of the wire."""
+    """The log says when the status changes. Off by default, so that readers who know nothing of them miss no number."""
+    item_events: bool = False
+    """The log says when an answer is whole, when each tool starts and ends, and what was decided (`events.ItemEvent`).
+    For dialects whose streams open and close items; off for the others, for the same reason."""
     background: bool = False
     max_steps: int = 50
-    run_type: str = "send_message"
+    run_type: str = MESSAGES
+    """What clients are shown as the type of the run: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
@@ -253,16 +260,17 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
     compaction_messages: bool = False
-    """The client knows the wire's own messages of a compaction. Others are shown the summary as a user's message."""
+    """The client knows messages of a compaction. Others are shown the summary as a user's message."""
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
     first_words: str | None = None
     """What lists of runs show of the input, as `messages.first_words` gives it."""
     traceparent: str | None = None
     """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
-    include_return_message_types: list[str] | None = None
-    request_config: dict[str, Any] = {}
-    """What the wire shows again as `request_config`."""
+    shown_types: list[str] | None = msgspec.field(default=None, name="include_return_message_types")
+    """The types of messages that the client wants to be shown, as its dialect names them. None: all."""
+    echoed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="request_config")
+    """What the client is shown again of its request."""
 
 
 PRIORITIES = range(-10, 11)

@@ -5,7 +5,7 @@ Pure. The store calls it inside the transaction that settles the run, with the m
 what is repaired here is what the next turn reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -13,15 +13,27 @@ import msgspec
 
 from shared.domain.approvals import DENIAL
 from shared.domain.events import (
+    Answered,
+    CallDecided,
+    Compacted,
     Ended,
     Event,
     Failed,
+    InputDelivered,
+    LogContinued,
+    ReasoningChunk,
     StatusChanged,
+    StepRestarted,
     Stopped,
+    StopReason,
+    TextChunk,
+    ToolCallChunk,
+    ToolCalls,
     ToolsReturned,
+    Unknown,
     UsageReported,
 )
-from shared.domain.ids import BlockId, IdMaker, StepId
+from shared.domain.ids import BlockId, IdMaker, MessageId, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import (
     ApprovalResponse,
@@ -29,9 +41,11 @@ from shared.domain.messages import (
     Decision,
     Message,
     NewMessage,
+    Reasoning,
     ToolCall,
     ToolReturn,
     ToolReturns,
+    estimate_tokens,
 )
 from shared.domain.runs import Cause, RunError, Usage
 
@@ -173,7 +187,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         return "cancel" if self.trigger is RunTrigger.CANCEL else "error"
 
 
-PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason="requires_approval")
+PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason=StopReason.PARKED)
 
 
 def end_events(
@@ -182,8 +196,8 @@ def end_events(
     """The last events of a run's log: why it stopped, what it used, what went wrong, and the end itself, once. `at` is
     Unix time in milliseconds, `status` is the run's status from now on.
 
-    The stream of a cancelled run says what it used before it says that it was cancelled: on Letta's wire `stop_reason`
-    is the last message of such a stream, and programs look for it there.
+    The stream of a cancelled run says what it used before it says that it was cancelled: programs look for that in the
+    last message of such a stream.
     """
     stopped = Stopped(at=at, reason=end.stop_reason)
     used = UsageReported(
@@ -198,9 +212,173 @@ def end_events(
         estimated=usage.estimated,
     )
     last: list[Event] = [StatusChanged(at=at, status=status, cause=end.cause)] if status_events else []
-    last.extend([used, stopped] if end.stop_reason == "cancelled" else [stopped, used])
+    last.extend([used, stopped] if end.stop_reason == StopReason.CANCELLED else [stopped, used])
     if end.error is not None:
         error = end.error
         last.append(Failed(at, error.error_type, error.message, error.detail, error.waiting))
     last.append(Ended(at=at))
     return last
+
+
+# What readers have been shown of the step in hand, folded from the events of its log. Pure.
+
+
+class BegunAnswer(msgspec.Struct, frozen=True):
+    """An answer that readers have seen the beginning of, and that a model may go on with."""
+
+    message_id: MessageId
+    step_id: StepId
+    text: str
+
+
+class ShownStep:
+    """What readers have been shown of the step in hand, folded from its events.
+
+    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. The next worker goes on
+    with it where the model can, and says which messages are void where it begins the step again.
+    """
+
+    def __init__(self, events: Iterable[Event | Unknown] = ()) -> None:
+        self.message_ids: dict[MessageId, None] = {}
+        """Messages of which something was shown, in order, those of lost workers included."""
+        self.input_ids: set[MessageId] = set()
+        """Injected messages that were shown."""
+        self.decided_calls: set[str] = set()
+        """Calls whose decisions were shown."""
+        self.lost_calls = 0
+        """Model calls whose workers died."""
+        self.lost_text = ""
+        """What those calls had shown."""
+        self.first_piece_at = 0
+        """When the first piece of an answer was shown, be it void since; Unix milliseconds, 0: none was."""
+        self._begin()
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event | Unknown) -> None:
+        """Adds the next event of the log."""
+        match event:
+            case TextChunk():
+                self._text.append(event.text)
+                self._note(event)
+            case ReasoningChunk():
+                self._thought.append(event.text)
+                self._note(event)
+            case ToolCallChunk():
+                name, pieces = self._calls.setdefault(event.call_id, (event.name or "", []))
+                self._calls[event.call_id] = (event.name or name, pieces)
+                pieces.append(event.arguments or "")
+                self._note_call(event)
+            case ToolCalls():
+                self._calls.update({call.id: (call.name, [call.arguments]) for call in event.calls})
+                self._note_call(event)
+            case InputDelivered():
+                self.input_ids.add(event.message_id)
+                self._is_interrupted = self.message_id is not None
+            case Compacted():
+                self.message_ids[event.message_id] = None
+            case StepRestarted():
+                self._count_lost(event)
+                self._begin()
+            case LogContinued() if event.attempt:
+                self._count_lost(event)
+                self._earlier = len(self._text)
+            case _:
+                self._take_item(event)
+
+    def _take_item(self, event: Event | Unknown) -> None:
+        match event:
+            case Answered():
+                # Readers know that nothing more comes: a model must not go on with it.
+                self._is_interrupted = True
+            case CallDecided():
+                self.decided_calls.add(event.call_id)
+            case _:
+                return
+
+    def forget_lost(self) -> None:
+        """The caller has counted what lost workers had shown."""
+        self.lost_calls, self.lost_text = 0, ""
+
+    @property
+    def text(self) -> str:
+        """Everything that the present owner of the run has shown of the answer, reasoning and calls included; its
+        tokens are counted by it."""
+        calls = [name + "".join(pieces) for name, pieces in self._calls.values()]
+        return "".join([*self._thought, *self._text[self._earlier :], *calls])
+
+    @property
+    def beginning(self) -> BegunAnswer | None:
+        """What was shown of the answer, if a model can be given that as its beginning: text alone, with nothing in the
+        conversation since."""
+        if self.message_id is None or self._step_id is None or self._is_interrupted:
+            return None
+        text = "".join(self._text)
+        is_text_alone = text.strip() and not self._thought and not self._calls
+        return BegunAnswer(self.message_id, self._step_id, text) if is_text_alone else None
+
+    def partial_answer(self, *, cut_by: Literal["cancel", "error"], model: str, now: datetime) -> NewMessage | None:
+        """The answer that was being streamed when the run was cut off.
+
+        None when no text was shown: no provider takes reasoning back that was cut off, and calls that the model was
+        still writing never ran. The run's log has them.
+        """
+        if self.message_id is None or not self._text:
+            return None
+        return NewMessage(
+            id=self.message_id,
+            created_at=now,
+            step_id=self._step_id,
+            body=AssistantMessage(
+                text="".join(self._text),
+                reasoning=Reasoning("".join(self._thought)) if self._thought else None,
+                partial=True,
+                cut_by=cut_by,
+                model=model,
+            ),
+        )
+
+    def _count_lost(self, event: StepRestarted | LogContinued) -> None:
+        """The worker that has shown this is gone, and its call of the model with it. One that has shown nothing has
+        asked all the same: only moments lie between a claim, or a checkpoint, and the model call behind it."""
+        text = self.text
+        self.lost_calls += event.lost_call or bool(text)
+        self.lost_text += text
+
+    def _begin(self) -> None:
+        self._text: list[str] = []
+        self._earlier = 0
+        self._is_interrupted = False
+        self._thought: list[str] = []
+        self._calls: dict[str, tuple[str, list[str]]] = {}
+        self.message_id: MessageId | None = None
+        """Of the answer, when something of it was shown that is not void."""
+        self._step_id: StepId | None = None
+
+    def _note(self, event: TextChunk | ReasoningChunk) -> None:
+        """Text and reasoning have the answer's own id; a call may have that of its second part."""
+        self.message_id, self._step_id = event.message_id, event.step_id
+        self.message_ids[event.message_id] = None
+        self.first_piece_at = self.first_piece_at or event.at
+
+    def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
+        if event.step_id is not None:  # else no model asked for it
+            self.first_piece_at = self.first_piece_at or event.at
+        if self.message_id is None:
+            self.message_id, self._step_id = event.message_id, event.step_id
+        self.message_ids[event.message_id] = None
+
+
+def lost_usage(calls: int, asked: str, shown: str) -> Usage:
+    """About what calls have used whose worker died. They were paid for too: each had about the prompt `asked`, which is
+    that of the next call, or would be."""
+    if not calls:
+        return Usage()
+    prompt = estimate_tokens(asked)
+    completion = estimate_tokens(shown)
+    return Usage(
+        prompt_tokens=calls * prompt,
+        completion_tokens=completion,
+        context_tokens=prompt + completion,
+        estimated=True,
+    )

@@ -1,17 +1,15 @@
 """The tools that come with every project, as a model sees them.
 
-Their names and parameters are Letta's, because agents, prompts and programs name them.
+Their names and parameters are those that agents, prompts and programs name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from shared.domain.tools import BASE_TYPES, Tool
-
-Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin"]
-"""The wire's tool types for them; a tool that a client made is `custom`."""
+from shared.domain.agents import NEWEST_KIND
+from shared.domain.tools import BASE_TYPES, BUILTIN, CORE, MEMORY, SLEEPTIME, Kind, Tool
 
 JsonObject = dict[str, Any]
 
@@ -67,14 +65,14 @@ _SINCE = "ISO 8601, e.g. 2024-01-15 or 2024-01-15T14:30; a date alone is"
 BASE_TOOLS: Final = (
     BaseTool(
         "send_message",
-        "letta_core",
+        CORE,
         "Sends a message to the user.",
         {"message": _text("What the user is to read.")},
         ["message"],
     ),
     BaseTool(
         "conversation_search",
-        "letta_core",
+        CORE,
         "Searches everything that was said between you and the user, also what has left your context. A message is "
         "found when it has every word of the query. Without a query, it lists the newest messages that the other "
         "filters allow.",
@@ -89,7 +87,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "archival_memory_insert",
-        "letta_core",
+        CORE,
         "Stores a text in your archival memory, for good. Write it so that it can be understood by itself, and give it "
         "tags by which it is found.",
         {"content": _text("The text."), "tags": _texts("What it is about, e.g. meetings.")},
@@ -97,7 +95,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "archival_memory_search",
-        "letta_core",
+        CORE,
         "Searches your archival memory. The best fitting texts come first.",
         {
             "query": _text("What you look for."),
@@ -116,14 +114,14 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "core_memory_append",
-        "letta_memory_core",
+        MEMORY,
         "Adds a line to the end of a memory block.",
         {"label": _LABEL, "content": _text("What is added.")},
         ["label", "content"],
     ),
     BaseTool(
         "core_memory_replace",
-        "letta_memory_core",
+        MEMORY,
         "Replaces a text in a memory block, wherever it occurs. To remove it, replace it with an empty text.",
         {
             "label": _LABEL,
@@ -134,7 +132,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "memory_insert",
-        "letta_sleeptime_core",
+        SLEEPTIME,
         "Inserts text into a memory block after a line; at the end unless a line is given.",
         {
             "label": _LABEL,
@@ -145,7 +143,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "memory_replace",
-        "letta_sleeptime_core",
+        SLEEPTIME,
         "Replaces one passage of a memory block. The passage must occur exactly once. This is for precise edits, not "
         "for whole blocks.",
         {
@@ -157,7 +155,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "memory_apply_patch",
-        "letta_memory_core",
+        MEMORY,
         "Edits memory blocks by a patch in the form of a unified diff without line numbers. Its lines begin with ' ' "
         "(stays as it is), '-' (is removed) or '+' (is added); '@@' stands before the next place. Give enough lines "
         "that stay for the place to be found. Without headers it is for the block of the label. With headers it is for "
@@ -172,7 +170,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "memory_rethink",
-        "letta_sleeptime_core",
+        SLEEPTIME,
         "Writes a memory block anew. This is for large changes, as when a block is condensed or reorganised, not for "
         "precise edits.",
         {"label": _LABEL, "new_memory": _text("The whole new text of the block.")},
@@ -180,13 +178,13 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "memory_finish_edits",
-        "letta_sleeptime_core",
+        SLEEPTIME,
         "Says that you have finished editing your memory.",
         {},
     ),
     BaseTool(
         "memory",
-        "letta_memory_core",
+        MEMORY,
         "Manages your memory blocks. Commands: create (path, description, file_text), str_replace (path, old_string, "
         "new_string), insert (path, insert_text, insert_line), delete (path), rename (old_path and new_path, or path "
         "and a new description). A path is /memories/ and the block's label.",
@@ -210,7 +208,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "web_search",
-        "letta_builtin",
+        BUILTIN,
         "Searches the web.",
         {"query": _text("What to look for."), "num_results": _number("The most results.")},
         ["query"],
@@ -218,7 +216,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "fetch_webpage",
-        "letta_builtin",
+        BUILTIN,
         "Fetches a web page and gives its text.",
         {"url": _text("The page's address.")},
         ["url"],
@@ -226,7 +224,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "run_code",
-        "letta_builtin",
+        BUILTIN,
         "Runs code in a sandbox and gives what it prints.",
         {
             "code": _text("The code."),
@@ -242,7 +240,7 @@ BASE_TOOLS: Final = (
     ),
     BaseTool(
         "run_code_with_tools",
-        "letta_builtin",
+        BUILTIN,
         "Runs Python code in a sandbox, which can call your tools, and gives what it prints.",
         {"code": _text("The Python code.")},
         ["code"],
@@ -266,8 +264,8 @@ NOT_THERE: Mapping[str, str] = {
     "finish_rethinking_memory": _OF_VOICE,
     "search_memory": _OF_VOICE,
 }
-"""Tools that Letta's server has beside these, and what to do without them. An agent whose work depends on one is better
-refused than made without it."""
+"""Tools that agents of other servers have beside these, and what to do without them. An agent whose work depends on one
+is better refused than made without it."""
 
 
 # The tools that come with every project: an agent edits its memory and looks into its past with them.
@@ -313,7 +311,7 @@ def is_base_tool(tool: Tool) -> bool:
 
 
 def default_base_tools(agent_type: str, *, enable_sleeptime: bool) -> tuple[str, ...]:
-    """The names of the tools that an agent of this type gets unless its creator says no, as on the wire."""
+    """The names of the tools that an agent of this type gets unless its creator says no."""
     if agent_type in _WITHOUT_BASE_TOOLS:
         return ()
     if agent_type == "sleeptime_agent":
@@ -321,7 +319,7 @@ def default_base_tools(agent_type: str, *, enable_sleeptime: bool) -> tuple[str,
     if enable_sleeptime:
         # Another agent edits the memory of this one.
         return _CHAT
-    if agent_type == "letta_v1_agent":
+    if agent_type == NEWEST_KIND:
         return ("conversation_search", *_PRECISE)
     if agent_type == "memgpt_v2_agent":
         return (*_CHAT, *_PRECISE)
@@ -331,7 +329,7 @@ def default_base_tools(agent_type: str, *, enable_sleeptime: bool) -> tuple[str,
 def needs_base_rules(agent_type: str, handle: str) -> bool:
     """Whether an agent with this model gets the rules of its base tools unless its creator says otherwise.
 
-    The wire goes by words in the model's name, and so do we.
+    Words in the model's name decide, as programs expect it.
     """
     model = handle.partition("/")[2]
     does_without = "mini" not in model and any(word in model for word in _MODELS_WITHOUT_RULES)
@@ -339,8 +337,8 @@ def needs_base_rules(agent_type: str, handle: str) -> bool:
 
 
 def base_tool_rules(names: Iterable[str]) -> list[JsonObject]:
-    """The wire's rules for base tools of these names: which calls end a run, and which do not."""
-    known = {tool.name for tool in BASE_TOOLS if tool.kind != "letta_builtin"}
+    """The rules for base tools of these names: which calls end a run, and which do not."""
+    known = {tool.name for tool in BASE_TOOLS if tool.kind != BUILTIN}
     return [
         {"tool_name": name, "type": "exit_loop" if name in ENDS_TURN else "continue_loop", "prompt_template": None}
         for name in names
@@ -349,7 +347,7 @@ def base_tool_rules(names: Iterable[str]) -> list[JsonObject]:
 
 
 def why_missing(names: Iterable[str]) -> list[str]:
-    """What to do without those of these tools that programs know from Letta's server, each reason once."""
+    """What to do without those of these tools that programs know from other servers, each reason once."""
     reasons: dict[str, list[str]] = {}
     for name in names:
         if name in NOT_THERE:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
@@ -64,7 +64,7 @@ class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def requirement_lines(given: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The wire's `pip_requirements`, `[{"name": "requests", "version": "2.31.0"}]`, as sorted lines of PEP 508.
+    """A tool's `pip_requirements`, `[{"name": "requests", "version": "2.31.0"}]`, as sorted lines of PEP 508.
 
     A version may also be a range, as ">=2,<3". Nothing of the input gets into a line as it is, so no line can be an
     option, a path or a URL. Raises `InvalidRequest`, which names the entry.
@@ -125,8 +125,8 @@ def _version(given: object, place: str) -> str:
 
 # The rules for an agent's tools: which calls may come next, which must, and whether a run may end.
 #
-# The rules are the wire's (`{"type": "run_first", "tool_name": …}`). They look at the calls of one turn: what a run has
-# called, and what the run had called that it continues.
+# The rules are as clients write them (`{"type": "run_first", "tool_name": …}`). They look at the calls of one turn:
+# what a run has called, and what the run had called that it continues.
 
 
 Rule = dict[str, Any]
@@ -314,10 +314,17 @@ CUSTOM = "custom"
 """The type of a tool that a client made."""
 
 PYTHON, TYPESCRIPT = LANGUAGES = ("python", "typescript")
-"""What tools are written in: the wire's source types for them."""
+"""What tools are written in, as it is stored."""
 
+Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin"]
+"""The types of the product's own tools, as they are stored and shown: programs go by them."""
+
+CORE: Final = "letta_core"
+MEMORY: Final = "letta_memory_core"
+SLEEPTIME: Final = "letta_sleeptime_core"
+BUILTIN: Final = "letta_builtin"
 BASE_TYPES = "letta_"
-"""How the types of the product's own tools begin."""
+"""How these begin."""
 
 
 _SAYS_OF_OTHERS = (

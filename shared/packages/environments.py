@@ -202,7 +202,7 @@ class PackageEnvironments:
         return bool(self._rules.index)
 
     async def chosen(self, asked: Sequence[Mapping[str, Any]] | None, before: Tool | None) -> ToolPackages | None:
-        """The packages of a tool that asks for `asked`, the wire's `pip_requirements`; None when it asks for none, or
+        """The packages of a tool that asks for `asked`, its `pip_requirements`; None when it asks for none, or
         this server installs none.
 
         A tool that asks for what it has asked for `before` keeps its versions. Else they are chosen now, and installed,

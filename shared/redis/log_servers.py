@@ -46,7 +46,7 @@ others waiting behind all of it."""
 
 
 class _Append(NamedTuple):
-    """A command as it goes over the wire, and who waits for its answer."""
+    """A command as it is sent, and who waits for its answer."""
 
     command: bytes
     answer: "asyncio.Future[Any]"

@@ -15,13 +15,13 @@ import structlog
 from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_ms
 from shared.domain.approvals import DENIED_BY_EXPIRY, EXPIRY, Approval
 from shared.domain.errors import CancelMode, Conflict, LeaseLost, LifecycleError, NotFound, StaleFence, Unavailable
-from shared.domain.events import LogContinued, ShownStep, decode, encode, lost_usage
+from shared.domain.events import LogContinued, StopReason, decode, encode
 from shared.domain.ids import Fence, IdMaker, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
 from shared.domain.messages import Decision, NewMessage, text_to_count
 from shared.domain.runs import Cause, Run, SubmissionKeys, Usage
-from shared.domain.settling import RunEnd, open_calls
+from shared.domain.settling import RunEnd, ShownStep, lost_usage, open_calls
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.log_adoption import adopt_log
@@ -73,7 +73,7 @@ class UnownedRuns:
         now = self.clock.now()
         partial = shown.partial_answer(cut_by="cancel", model="", now=now)
         settlement = Settlement(
-            end=RunEnd(trigger=RunTrigger.CANCEL, stop_reason="cancelled", cause=cause),
+            end=RunEnd(trigger=RunTrigger.CANCEL, stop_reason=StopReason.CANCELLED, cause=cause),
             now=now,
             usage=msgspec.structs.replace(run.usage, estimated=run.usage.estimated or partial is not None),
             lost=await self._lost_with_workers(run, shown),

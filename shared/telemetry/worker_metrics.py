@@ -2,7 +2,6 @@
 instrument."""
 
 from collections.abc import Collection
-from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,7 +13,7 @@ from shared.domain.runs import Usage
 OTHER = "other"
 """Stands for every value of a label that is not in its list."""
 
-STOP_REASONS: tuple[str, ...] = get_args(StopReason)
+STOP_REASONS = tuple(StopReason)
 
 INTERRUPTS = ("cancelled", "timed_out", "budget", "handed_over", "lost", "put_off", "interrupted")
 """How something ends that was not let come to its end: see `worker.run.observation.Observed`."""

@@ -4,6 +4,7 @@ A folder imports itself and what its line names. Where two rooms do not meet, wh
 the other. Rooms are few: a small module that one other imports belongs into that one.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from tests.kit.project.source_tree import (
@@ -153,6 +154,20 @@ SMALL_WITH_A_REASON = {
     "cli/operator/worker_server.py": "it is imported late, for all that a worker is made of",
 }
 
+A_CLIENTS_WIRE = re.compile(r"letta|\bthe wire\b", re.IGNORECASE)
+MODELS_WIRES = ("worker/models/",)
+"""There a wire is what a server of models speaks."""
+
+MAY_NAME_A_WIRE = {
+    "agents.py": "the stored type of agents, `agent_type`",
+    "errors.py": "a hint for clients of Letta's API, whose bytes stay",
+    "models.py": "handles of Letta's cloud, which agents have and which cannot be asked here",
+    "runs.py": "the stored name of the first dialect",
+    "sandbox_tools.py": "the environment variables of tools",
+    "tools.py": "the stored types of the product's own tools",
+}
+"""Files, by their names, and the stored words and variables that they have. May shrink."""
+
 
 def walls_broken(source: Source) -> Iterator[str]:
     """Imports that no corridor leads to."""
@@ -197,6 +212,15 @@ def lonely_modules(sources: Iterable[Source], reasons: Mapping[str, str]) -> Ite
             yield f"{source.path}:1: {lines} lines, for {', '.join(importers[name]) or 'nobody'} alone: move it there"
 
 
+def wire_names(source: Source) -> Iterator[str]:
+    """Lines of the worker and of what both sides share that name a client's wire."""
+    if not source.path.startswith(("worker/", "shared/")) or source.is_in(MODELS_WIRES):
+        return
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if A_CLIENTS_WIRE.search(line):
+            yield f"{source.path}:{number}: the kernel names no client's wire: say it in the domain's words"
+
+
 def test_rooms_are_left_by_their_corridors() -> None:
     """Every import between two folders is drawn in `CORRIDORS`."""
     expect_none(finding for source in product_sources() for finding in walls_broken(source))
@@ -232,3 +256,12 @@ def test_every_reason_has_its_module() -> None:
         for place in SMALL_WITH_A_REASON
         if not any(finding.startswith(place) for finding in found)
     )
+
+
+def test_the_kernel_names_no_clients_wire() -> None:
+    """Neither the worker nor what both sides share speaks of a dialect, but for what is listed."""
+    found = [(source.path.rpartition("/")[2], list(wire_names(source))) for source in product_sources()]
+    named = {name: findings for name, findings in found if findings}
+    expect_none(finding for name, findings in named.items() if name not in MAY_NAME_A_WIRE for finding in findings)
+    assert set(named) == set(MAY_NAME_A_WIRE), "take out of the list what names none any more"
+    assert len(MAY_NAME_A_WIRE) <= 6

@@ -9,7 +9,7 @@ from tests.architecture.test_broad_excepts import broad_excepts
 from tests.architecture.test_comments import notes, silenced_types, unexplained_lints
 from tests.architecture.test_commits import own_transactions
 from tests.architecture.test_constructors import environment_at_import, module_instances, settings_elsewhere
-from tests.architecture.test_corridors import lonely_modules, walls_broken
+from tests.architecture.test_corridors import lonely_modules, walls_broken, wire_names
 from tests.architecture.test_glossary import retired_names, retired_texts
 from tests.architecture.test_imports import cycles, late_imports, strangers, wrong_directions
 from tests.architecture.test_keys import keys_in_lua, spelled_keys
@@ -57,6 +57,8 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (strangers, "worker/tools/x.py", "import pickle"),
     (strangers, "shared/redis/event_log.py", "from arq.connections import ArqRedis"),
     (strangers, "worker/queue/queue_worker.py", "from arq.worker import Worker"),
+    (wire_names, "shared/domain/x.py", '"""Why, in the wire\'s words."""'),
+    (wire_names, "worker/run/x.py", 'KIND = "letta_core"'),
     (walls_broken, "shared/sql/history/x.py", "from shared.sql.runs.run_store import RunStore"),
     (walls_broken, "shared/sql/runs/x.py", "from shared.sql.definitions import agents"),
     (walls_broken, "shared/sql/x.py", "from shared.redis.keys import QUEUE"),
@@ -143,6 +145,8 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (strangers, "shared/sql/runs/run_store.py", "import sqlalchemy as sa"),
     (walls_broken, "shared/sql/runs/x.py", "from shared.sql.history import messages"),
     (walls_broken, "shared/sql/history/x.py", "from shared.sql import paging"),
+    (wire_names, "worker/models/x.py", '"""The same on the wire."""'),
+    (wire_names, "api/letta/x.py", '"""Letta\'s words."""'),
     (walls_broken, "api/application.py", "from api.routes import runs"),
     (walls_broken, "worker/main.py", "from worker.queue import leases"),
     (walls_broken, "worker/run/x.py", "import asyncio"),

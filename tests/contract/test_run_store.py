@@ -56,7 +56,7 @@ def quiet(run: Run) -> QuietRun:
 
 async def test_what_is_submitted_is_what_is_read(stores: Stores) -> None:
     run = some_run(
-        options=RunOptions(background=True, max_steps=3, request_config={"deep": [1]}),
+        options=RunOptions(background=True, max_steps=3, echoed={"deep": [1]}),
         callback_url="http://127.0.0.1/called",
     )
     given = [said("one"), said("two")]

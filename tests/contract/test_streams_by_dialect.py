@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from api.letta.frames import FrameOptions, FrameStream
+from api.letta.messages import STOP_REASONS, STORED_REASONS, wire_stop_reason
 from api.openai.chat_chunks import ChunkStream
 from api.runs.streaming import Projection
 from shared.domain import events
@@ -178,6 +179,17 @@ def test_a_head_and_its_tail_are_the_whole(dialect: Dialect, run: Run, name: str
     for cut in range(1, len(log)):
         head, _ = dialect.projection(run).of(log[:cut])
         assert head + shown(dialect.projection(run), log[cut:], at_once=1) == whole
+
+
+@pytest.mark.parametrize("reason", [*events.StopReason, "of_tomorrow"])
+def test_every_reason_has_lettas_word(reason: str) -> None:
+    """What a newer release has stored is shown as it is."""
+    assert (reason in STOP_REASONS) is (reason in set(events.StopReason))
+    stored = events.decode(events.encode(events.Stopped(AT, reason)))
+    assert isinstance(stored, events.Stopped)
+    shown = wire_stop_reason(stored.reason)
+    assert shown is not None
+    assert STORED_REASONS.get(shown, shown) == reason
 
 
 def test_a_step_that_began_again_voids_what_it_had_shown(dialect: Dialect, run: Run) -> None:

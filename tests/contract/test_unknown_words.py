@@ -5,16 +5,18 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from shared.domain.errors import CancelMode, CancelRequested
-from shared.domain.events import Ended, ShownStep, TextChunk, Unknown, decode, encode
+from shared.domain.events import Ended, Stopped, StopReason, TextChunk, Unknown, decode, encode
 from shared.domain.ids import MessageId, RunId, Seq, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, unbroken
 from shared.domain.messages import NewMessage
-from shared.domain.runs import Step
+from shared.domain.runs import RunOptions, Step
+from shared.domain.settling import ShownStep
 from shared.sql.run_tables import approvals, injected_messages, run_inputs, runs, steps
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
@@ -130,3 +132,13 @@ async def test_fields_of_a_newer_release_are_passed_over(stores: Stores) -> None
     assert await stores.steps.get(PROJECT, step.id) == step
     assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["one", "psst", "so", "may I?"]
     assert [one.decision for one in await stores.asked(run)] == [approve("a")]
+
+
+def test_rows_and_logs_have_the_words_that_they_had() -> None:
+    """The names in the code are the domain's; a database of an earlier version is read, and written, as before."""
+    options = RunOptions(shown_types=["text"], echoed={"max_steps": 3}, item_events=True)
+    stored = {"include_return_message_types": ["text"], "request_config": {"max_steps": 3}, "item_events": True}
+    assert msgspec.json.decode(msgspec.json.encode(options)) == stored
+    assert msgspec.json.decode(b"{}", type=RunOptions) == RunOptions()
+    assert RunOptions().run_type == "send_message"
+    assert encode(Stopped(1, StopReason.ANSWERED)) == b'{"type":"stop","at":1,"reason":"end_turn"}'

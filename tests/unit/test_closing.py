@@ -6,14 +6,12 @@ import pytest
 
 from shared.domain.approvals import DENIAL
 from shared.domain.events import (
-    BegunAnswer,
     Ended,
     Event,
     Failed,
     InputDelivered,
     LogContinued,
     ReasoningChunk,
-    ShownStep,
     StatusChanged,
     StepRestarted,
     Stopped,
@@ -44,8 +42,10 @@ from shared.domain.settling import (
     NEVER_STARTED,
     OUTCOME_UNKNOWN,
     RUN_FAILED,
+    BegunAnswer,
     OpenCalls,
     RunEnd,
+    ShownStep,
     close_calls,
     end_events,
     open_calls,

@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from typing import get_args
 
 import pytest
 
@@ -90,7 +89,7 @@ def test_what_was_done_is_shown(metrics: Metrics) -> None:
     assert figures.of("tool_call_seconds_sum", outcome="success") == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("stop_reason", get_args(StopReason))
+@pytest.mark.parametrize("stop_reason", StopReason)
 def test_a_run_that_a_tool_rule_ended_was_counted_under_another_reason(metrics: Metrics, stop_reason: str) -> None:
     """Its reason was missing from a list of metrics' own."""
     metrics.worker.run_ended("cancelled", stop_reason)

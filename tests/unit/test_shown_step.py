@@ -7,7 +7,6 @@ from shared.domain.events import (
     InputDelivered,
     LogContinued,
     ReasoningChunk,
-    ShownStep,
     StepRestarted,
     TextChunk,
     ToolCallChunk,
@@ -15,6 +14,7 @@ from shared.domain.events import (
     ToolsReturned,
 )
 from shared.domain.ids import MessageId, Seq, StepId
+from shared.domain.settling import ShownStep
 
 STEP, MESSAGE = StepId("step-1"), MessageId("message-1")
 TEXT = TextChunk(7, STEP, MESSAGE, "one")

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from shared.concurrency import beside
 from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
-from shared.domain.events import BegunAnswer, Event
+from shared.domain.events import Event
 from shared.domain.ids import BlockId
 from shared.domain.messages import text_to_count, weight
 from shared.domain.models import continues_answers
 from shared.domain.runs import Run, Step
-from shared.domain.settling import open_calls
+from shared.domain.settling import BegunAnswer, open_calls
 from shared.domain.tool_catalog import SPEAKS, is_base_tool
 from shared.domain.tools import NOTHING_YET, NextCalls, Tool, TurnSoFar, missing_calls, next_calls, turn_so_far
 from shared.secret_keys import SecretKeys

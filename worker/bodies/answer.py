@@ -10,9 +10,9 @@ import structlog
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.events import BegunAnswer
 from shared.domain.messages import Message, MessageBody, estimate_tokens, text_to_count, weight
 from shared.domain.runs import Step, Usage
+from shared.domain.settling import BegunAnswer
 from shared.domain.tools import NextCalls
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer, AnswerDraft, ContinuedText

@@ -2,16 +2,26 @@
 
 import asyncio
 from collections import defaultdict
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 from pydantic_core import from_json
 
-from shared.domain.events import BegunAnswer, ReasoningChunk, TextChunk, ToolCallChunk, ToolCalls
+from shared.domain.events import (
+    Answered,
+    AnsweredBy,
+    AnsweredCall,
+    AnswerReason,
+    ReasoningChunk,
+    TextChunk,
+    ToolCallChunk,
+    ToolCalls,
+)
 from shared.domain.ids import MessageId
 from shared.domain.messages import AssistantMessage, NewMessage, Reasoning, ToolCall
+from shared.domain.settling import BegunAnswer
 from shared.domain.tool_catalog import REWRITING
 from shared.domain.tools import filled_arguments, filled_in
 from worker.bodies.agent_context import AgentContext
@@ -119,14 +129,14 @@ class Answer(msgspec.Struct, frozen=True):
 
     message: NewMessage
     calls: list[ToolCall]
-    reason: Literal["stop", "tool_calls", "length", "content_filter"]
+    reason: AnswerReason
 
 
 class AnswerDraft:
     """An answer in the making.
 
     The parts of an answer share one message id. When some calls wait for a person and others do not, the kind that
-    comes second gets an id of its own, because the wire shows it as a message of its own.
+    comes second gets an id of its own, because clients are shown it as a message of its own.
     """
 
     def __init__(
@@ -153,6 +163,8 @@ class AnswerDraft:
         self._open: dict[int, tuple[str, str]] = {}
         self._finished_calls: dict[int, ToolCall] = {}
         self._withheld: set[str] = set()
+        self._written: defaultdict[str, list[str]] = defaultdict(list)
+        """The arguments of each call, as far as readers have seen them."""
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
         self._taken = 0
@@ -272,6 +284,8 @@ class AnswerDraft:
             self._show_rest(late)
         else:
             self._show_whole()
+        if self._context.run.options.item_events:
+            self._show_end(finished.reason)
         context, calls = self._context, self._calls
         rewrites = any(call.name in REWRITING for call in calls)
         used = context.handle.account.count(context.model, finished.usage)
@@ -315,6 +329,7 @@ class AnswerDraft:
 
     def _show_call(self, call_id: str, *, tool: str, name: str | None = None, arguments: str | None = None) -> None:
         needs_approval = self._waits(tool)
+        self._written[call_id].append(arguments or "")
         self._context.emit(
             ToolCallChunk(
                 self._context.at,
@@ -325,6 +340,7 @@ class AnswerDraft:
                 arguments,
                 self._part("approvals" if needs_approval else "calls"),
                 needs_approval,
+                answered_by(self._context, tool, needs_approval=True) if needs_approval and name else None,
             )
         )
 
@@ -348,7 +364,31 @@ class AnswerDraft:
             if calls:
                 part = self._part("approvals" if needs_approval else "calls")
                 message_id = self._id_for(needs_approval)
-                self._context.emit(ToolCalls(self._context.at, self._step_id, message_id, calls, part, needs_approval))
+                answerers: dict[str, AnsweredBy] = {}
+                if needs_approval:
+                    answerers = {call.id: self._answered_by(call) for call in calls}
+                self._written.update({call.id: [call.arguments] for call in calls})
+                self._context.emit(
+                    ToolCalls(self._context.at, self._step_id, message_id, calls, part, needs_approval, answerers)
+                )
+
+    def _show_end(self, reason: AnswerReason) -> None:
+        """Says that the answer is whole, with the last word on what its calls say."""
+        calls = [
+            AnsweredCall(
+                call.id,
+                call.name,
+                None if "".join(self._written.get(call.id, ())) == call.arguments else call.arguments,
+                self._answered_by(call),
+            )
+            for call in self._calls
+            if call.speech is None
+        ]
+        at, sibling, signature = self._context.at, self._sibling, self._signature
+        self._context.emit(Answered(at, self._step_id, self._id, reason, calls, sibling, signature))
+
+    def _answered_by(self, call: ToolCall) -> AnsweredBy:
+        return answered_by(self._context, call.name, needs_approval=call.needs_approval)
 
     def _id_for(self, needs_approval: bool) -> MessageId:
         if self._first_kind is None:
@@ -368,3 +408,11 @@ def waits(context: AgentContext, name: str) -> bool:
     if any(tool.name == name for tool in context.run.options.client_tools):
         return True
     return context.asks_a_person(name) and name in context.next_calls().allowed
+
+
+def answered_by(context: AgentContext, name: str, *, needs_approval: bool) -> AnsweredBy:
+    """Who gives a call of this tool its result."""
+    if not needs_approval:
+        return "worker"
+    is_clients = any(tool.name == name for tool in context.run.options.client_tools)
+    return "client" if is_clients else "person"

@@ -16,7 +16,7 @@ import structlog
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType, NotFound
-from shared.domain.events import Compacted, CompactionBegan
+from shared.domain.events import Compacted, CompactionBegan, StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import (
     CHARACTERS_PER_TOKEN,
@@ -62,7 +62,7 @@ from worker.run.body import Outcome
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn")
+COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED)
 
 
 async def compact_thread(context: AgentContext) -> Outcome:
@@ -118,12 +118,12 @@ def stats_of(
 
 
 def _shown_as(message: Message) -> int:
-    """As how many messages the wire counts a stored one."""
+    """As how many messages clients are shown a stored one."""
     return 2 if getattr(message.body, "sibling_id", None) else 1
 
 
 TRIGGER = 0.9
-"""The share of the window at which a history is compacted; the wire's own."""
+"""The share of the window at which a history is compacted; what programs expect of other servers."""
 
 LEAST_ROOM = 0.1
 """The share of the window that a history gets, however long instructions and tools are."""

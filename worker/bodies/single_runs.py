@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.events import TextChunk, ToolCalls
+from shared.domain.events import Answered, StopReason, TextChunk, ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import ANSWER_TOOL, asked_call
@@ -36,7 +36,7 @@ async def run_tool(context: AgentContext) -> Outcome:
     await handle.calls.make(
         call, partial(_result, context, call, tool), may_start_again=tool is None or tool.idempotent
     )
-    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason="end_turn"))
+    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED))
 
 
 async def _result(context: AgentContext, call: ToolCall, tool: Tool | None) -> ToolReturn:
@@ -71,8 +71,11 @@ async def generate(context: AgentContext) -> Outcome:
     text = answer.text
     if schema is not None:
         text = await _fitting(answer, schema)
+    message_id = context.handle.ids.message()
     if text:
-        context.emit(TextChunk(context.at, step.id, context.handle.ids.message(), text))
+        context.emit(TextChunk(context.at, step.id, message_id, text))
+    if context.run.options.item_events:
+        context.emit(Answered(context.at, step.id, message_id, answer.reason))
     return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=STOP_REASONS[answer.reason]))
 
 

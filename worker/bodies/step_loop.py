@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from shared.domain.agents import NEWEST_KIND
+from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage
 from shared.domain.settling import OpenCalls, RunEnd, close_calls, open_calls, returns_event
@@ -18,10 +20,10 @@ from worker.run.run_handle import Parked
 from worker.runners.tool_runner import error_return
 
 STOP_REASONS = {
-    "stop": "end_turn",
-    "tool_calls": "end_turn",
-    "length": "max_tokens_exceeded",
-    "content_filter": "error",
+    "stop": StopReason.ANSWERED,
+    "tool_calls": StopReason.ANSWERED,
+    "length": StopReason.TOKENS_USED_UP,
+    "content_filter": StopReason.FAILED,
 }
 
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
@@ -62,7 +64,7 @@ async def run_steps(context: AgentContext) -> Outcome | Parked:
         if _ends_turn(context, [call.name for call in answer.calls]):
             return _completed(_by_rule(context))
         context.handle.account.check()
-    return _completed("max_steps")
+    return _completed(StopReason.STEPS_USED_UP)
 
 
 async def _step(
@@ -108,8 +110,8 @@ def _ends_turn(context: AgentContext, called: Sequence[str]) -> bool:
 
 def _has_spoken(context: AgentContext, called: Sequence[str]) -> bool:
     """Whether an agent of an older kind has said what it had to say, where no rule says what comes after that: some
-    models get no base rules, and on the wire they go on only when they ask for it."""
-    if context.agent.agent_type == "letta_v1_agent" or SPEAKS not in called:
+    models get no base rules. Programs expect that such an agent goes on only when it asks for it."""
+    if context.agent.agent_type == NEWEST_KIND or SPEAKS not in called:
         return False
     return all(rule["tool_name"] != SPEAKS for rule in context.agent.tool_rules)
 
@@ -138,13 +140,14 @@ async def _tell_to_call(context: AgentContext, answer: Answer, text: str) -> Non
     context.progress.turn = context.progress.turn.and_then(answer.message.body)
 
 
-def _by_rule(context: AgentContext) -> str:
-    """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say, as on the
-    wire."""
-    return "tool_rule" if context.agent.agent_type == "letta_v1_agent" else "end_turn"
+def _by_rule(context: AgentContext) -> StopReason:
+    """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say."""
+    return StopReason.ENDED_BY_RULE if context.agent.agent_type == NEWEST_KIND else StopReason.ANSWERED
 
 
-def _completed(stop_reason: str, messages: list[NewMessage] | None = None, *, is_answer: bool = False) -> Outcome:
+def _completed(
+    stop_reason: StopReason, messages: list[NewMessage] | None = None, *, is_answer: bool = False
+) -> Outcome:
     end = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=stop_reason)
     return Outcome(end=end, messages=messages or [], is_answer=is_answer)
 
@@ -156,7 +159,7 @@ def _end_in(context: AgentContext, history: Sequence[Message], *, has_input: boo
         return None
     match last.body:
         case AssistantMessage() if not has_input:
-            return _completed("end_turn", is_answer=True)
+            return _completed(StopReason.ANSWERED, is_answer=True)
         case ToolReturns(returns=returns) if _ends_turn(context, [result.tool_name for result in returns]):
             return _completed(_by_rule(context))
         case _:

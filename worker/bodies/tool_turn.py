@@ -4,14 +4,14 @@ result is stored when it is there: a worker that dies takes those alone of the t
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from shared.concurrency import task_group
 from shared.domain.approvals import Approval, hash_of
 from shared.domain.errors import NotFound
-from shared.domain.events import ToolsReturned
+from shared.domain.events import CallDecided, ToolsReturned, ToolStarted, tool_ended
 from shared.domain.ids import StepId
 from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Step
@@ -22,7 +22,7 @@ from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer
 from worker.bodies.transcript import without_middle
 from worker.run.run_handle import Parked
-from worker.runners.tool_runner import ForeignOutcome, error_return
+from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
 from worker.tools.invocation import ToolOutcome, without_secrets
 
 # Makes one call of a tool: checks its arguments, has its runner make it, and takes secrets out of what it says.
@@ -37,24 +37,43 @@ EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again:
 it is a new one behind an approval, which another run follows, and where another worker goes on with the run."""
 
 
-async def call_tool(context: AgentContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
+async def call_tool(
+    context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
+) -> ToolReturn:
     """`result_of`, seen by operators."""
     with context.observation.tool_call(call, context.handle.progress.step_id) as observed:
-        result = await result_of(context, call, tool, arguments)
+        result = await result_of(context, call, tool, arguments, beginning=beginning)
         observed.returns(result)
         return result
 
 
-async def result_of(context: AgentContext, call: ToolCall, tool: Tool, arguments: str) -> ToolReturn:
-    """The result of a call whose intent is stored. `arguments` is JSON, and stands for what the call itself says.
+async def result_of(
+    context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
+) -> ToolReturn:
+    """The result of a call whose intent is stored, with `beginning` before it. `arguments` is JSON, and stands for what
+    the call itself says.
 
     A tool is not started with arguments that do not fit its schema: the result says what is wrong.
     """
     runner = context.services.runners.of(tool)
-    traits = runner.traits
     checked = await check_arguments(arguments, runner.arguments(tool))
     if isinstance(checked, RefusedArguments):
-        return error_return(call, checked.text)
+        return error_return(call, beginning + checked.text)
+    step_id, shows = context.handle.progress.step_id, context.run.options.item_events and call.speech is None
+    if shows:
+        context.emit(ToolStarted(context.at, step_id, call.id, call.name))
+    made = await _made(context, runner, call, tool, checked)
+    result = replace(made, text=beginning + made.text)
+    if shows:
+        context.emit(tool_ended(result, step_id, context.at))
+    return result
+
+
+async def _made(
+    context: AgentContext, runner: ToolRunner, call: ToolCall, tool: Tool, checked: dict[str, Any]
+) -> ToolReturn:
+    """What the runner's call has come to, as it may be shown and stored."""
+    traits = runner.traits
     lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
     result = await _within_its_time(runner.call(context, call, tool, checked), call, traits.timeout_s)
     if isinstance(result, ForeignOutcome):
@@ -213,6 +232,8 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
     The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
     decisions = {decision.tool_call_id: decision for decision in open_.decisions}
+    if context.run.options.item_events and context.run.continues is not None:
+        await _show_decisions(context, open_, decisions)
     started = await context.handle.calls.started()
     context.progress.seen_memory, context.handle.progress.open_step_id = dict(open_.seen_memory), open_.step_id
     decided = {call.id: decided_return(call, decisions.get(call.id)) for call in open_.calls}
@@ -242,6 +263,32 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
     if context.run.continues is not None:
         late_input = await context.handle.input()
     await _store_returns(context, open_.step_id, returns, late_input)
+
+
+async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Mapping[str, Decision]) -> None:
+    """Shows what was decided about the calls of the run that this one continues; not again what an earlier owner of
+    this run has shown."""
+    approvals, shown = context.services.approvals, context.handle.shown.decided_calls
+    asked = await context.whole(lambda: approvals.followed_by(context.run))
+    by_call = {approval.tool_call_id: approval for approval in asked}
+    for call in open_.calls:
+        decision, approval = decisions.get(call.id), by_call.get(call.id)
+        if decision is None or decision.kind != "approval" or call.id in shown:
+            continue
+        edited = decision.edited_arguments if decision.approve else None
+        context.emit(
+            CallDecided(
+                at=context.at,
+                step_id=open_.step_id,
+                call_id=call.id,
+                name=call.name,
+                verdict="denied" if not decision.approve else "approved" if edited is None else "edited",
+                arguments="" if not decision.approve else call.arguments if edited is None else edited,
+                approval_id=None if approval is None else approval.id,
+                decided_by=None if approval is None else approval.decided_by,
+                reason=decision.reason,
+            )
+        )
 
 
 async def _store_returns(
@@ -315,10 +362,8 @@ async def _run(context: AgentContext, call: ToolCall, decision: Decision | None)
     if not call.needs_approval:
         # A person saw the arguments with what rules fill in: `answer_draft.py`.
         arguments = filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
-    result = await call_tool(context, call, tool, arguments)
-    if edited is None:
-        return result
-    return replace(result, text=f"[The user changed the arguments to {edited}]\n{result.text}")
+    beginning = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
+    return await call_tool(context, call, tool, arguments, beginning=beginning)
 
 
 def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:

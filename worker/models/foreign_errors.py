@@ -29,7 +29,7 @@ SDK_ERRORS: tuple[type[Exception], ...] = (
 """Each of these, out of an SDK, means that the call failed. Cancellation is none of them."""
 
 _Meaning = tuple[ModelErrorType, bool]
-"""The type on the wire, and whether another try may help."""
+"""How the call failed, and whether another try may help."""
 
 _BY_CLASS: tuple[tuple[type[sdk.ModelAPIError], _Meaning], ...] = (
     (sdk.ModelContextWindowExceededError, (ModelErrorType.CONTEXT_WINDOW, False)),

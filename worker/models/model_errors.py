@@ -65,7 +65,7 @@ CONTEXT_OVERFLOW = re.compile(
 )
 
 _Meaning = tuple[ModelErrorType, bool]
-"""The type on the wire, and whether another try may help."""
+"""How the call failed, and whether another try may help."""
 
 _RATE_LIMIT: _Meaning = (ModelErrorType.RATE_LIMIT, True)
 _NO_CREDIT: _Meaning = (ModelErrorType.RATE_LIMIT, False)

@@ -14,10 +14,11 @@ import structlog
 
 from shared.concurrency import Clock, background, unix_ms
 from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
-from shared.domain.events import Event, LogContinued, ShownStep, StepRestarted, decode, encode
+from shared.domain.events import Event, LogContinued, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
+from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.runs.log_adoption import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore

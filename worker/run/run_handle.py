@@ -14,12 +14,12 @@ import msgspec
 from shared.concurrency import Clock, retry_while_unavailable, unix_ms
 from shared.domain.approvals import Approval
 from shared.domain.errors import CancelMode, CancelRequested, InvalidRequest, ShutdownRequested
-from shared.domain.events import Event, InputDelivered, ShownStep, lost_usage
+from shared.domain.events import Event, InputDelivered, StopReason
 from shared.domain.ids import IdMaker, StepId
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall, ToolReturn, UserMessage, text_of
 from shared.domain.runs import Compaction, Run, Step, Usage
-from shared.domain.settling import PARKED, unknown_return
+from shared.domain.settling import PARKED, ShownStep, lost_usage, unknown_return
 from shared.redis.event_log import EventLog
 from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
@@ -95,7 +95,7 @@ class StepInHand:
 
     def finish(self, usage: Usage) -> None:
         """The model has answered. The last step of a run gets the run's own stop reason instead."""
-        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason="end_turn")
+        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason=StopReason.ANSWERED)
 
     def wait(self) -> None:
         """Its tool calls wait for a person or for the client."""

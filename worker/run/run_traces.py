@@ -11,6 +11,8 @@ import msgspec
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from shared.concurrency import unix_ms
+from shared.domain.events import StopReason
+from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -180,7 +182,7 @@ class RunMetrics(RunObserver):
         if run.settled is not None:
             metrics.run_ended(run.settled.status, run.settled.stop_reason or "")
         elif run.outcome == "parked":
-            metrics.run_ended("awaiting_approval", "requires_approval")
+            metrics.run_ended(RunStatus.AWAITING_APPROVAL, StopReason.PARKED)
         if run.cancelled_after_s is not None:
             metrics.run_cancelled(run.interrupted_in, run.cancelled_after_s)
         if run.outcome in ("lost", "refused"):

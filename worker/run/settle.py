@@ -22,6 +22,7 @@ from shared.domain.errors import (
     Unavailable,
     UnreadableSecret,
 )
+from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import estimate_tokens
 from shared.domain.runs import Run, RunError, Step, Usage
@@ -202,7 +203,7 @@ def _cut_off(handle: RunHandle, model: str, end: RunEnd) -> tuple[Step | None, U
 
 def cancelled(request: CancelRequested) -> Outcome:
     """A client asked for the cancel."""
-    end = RunEnd(trigger=RunTrigger.CANCEL, stop_reason="cancelled", cause="user")
+    end = RunEnd(trigger=RunTrigger.CANCEL, stop_reason=StopReason.CANCELLED, cause="user")
     return Outcome(end=end, mode=request.mode)
 
 
@@ -212,9 +213,9 @@ def failed_by_model(error: ModelError, run: Run) -> RunEnd:
     is_too_long = error.error_type in (ModelErrorType.CONTEXT_WINDOW, ModelErrorType.INSTRUCTIONS)
     if is_too_long and run.answers_messages:
         detail = f"{detail} {NOTHING_LEFT}"
-    stop_reason = "llm_api_error"
+    stop_reason = StopReason.MODEL_FAILED
     if error.error_type is ModelErrorType.INSTRUCTIONS:
-        stop_reason = ModelErrorType.INSTRUCTIONS.value
+        stop_reason = StopReason.INSTRUCTIONS_TOO_LONG
     shown = RunError(error.error_type, MODEL_ERROR_MESSAGES[error.error_type], detail)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason=stop_reason, cause="model_error", error=shown)
 
@@ -222,13 +223,13 @@ def failed_by_model(error: ModelError, run: Run) -> RunEnd:
 def failed_by_timeout(timeout_s: float) -> RunEnd:
     """The run used up its time."""
     shown = RunError(ErrorCode.RUN_TIMEOUT, f"The run took longer than the {timeout_s:g} s that one run may take.")
-    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="timeout", error=shown)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, cause="timeout", error=shown)
 
 
 def failed_by_budget(error: BudgetExceeded) -> RunEnd:
     """The run used up its budget, or its next call would."""
     shown = RunError(ErrorCode.BUDGET_EXCEEDED, "The run has used up its budget.", error.message)
-    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="max_tokens_exceeded", cause="budget", error=shown)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.TOKENS_USED_UP, cause="budget", error=shown)
 
 
 def failed_by_defect(error: Exception) -> RunEnd:
@@ -236,13 +237,13 @@ def failed_by_defect(error: Exception) -> RunEnd:
     shown = RunError(
         ErrorCode.INTERNAL_ERROR, "An error occurred during agent execution.", f"{type(error).__name__}: {error}"
     )
-    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, cause="internal_error", error=shown)
 
 
 def failed_by_secret(error: UnreadableSecret) -> RunEnd:
     """A tool of the agent would have to run without a secret that it was given."""
     shown = RunError(ErrorCode.INTERNAL_ERROR, "A secret of the agent cannot be read.", error.message)
-    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="internal_error", error=shown)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, cause="internal_error", error=shown)
 
 
 def failed_by_lost_workers(run: Run) -> RunEnd:
@@ -250,4 +251,4 @@ def failed_by_lost_workers(run: Run) -> RunEnd:
     lost = run.attempts_without_progress - 1
     detail = f"{lost} workers were lost before a step was finished; the run may be what ends them"
     shown = RunError(ErrorCode.WORKER_LOST, "The run was given up after several workers were lost with it.", detail)
-    return RunEnd(trigger=RunTrigger.FAIL, stop_reason="error", cause="worker_lost", error=shown)
+    return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, cause="worker_lost", error=shown)

@@ -26,7 +26,7 @@ Arguments = Mapping[str, Any]
 Result = TypeVar("Result")
 
 MESSAGES_FOUND = 5
-"""Results of a search of messages that does not say how many, as on the wire."""
+"""Results of a search of messages that does not say how many."""
 
 NOTHING = json.dumps({"message": "No results found.", "results": []})
 

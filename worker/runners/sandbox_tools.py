@@ -97,7 +97,8 @@ def _agent(run: CallingRun, tool: Tool) -> dict[str, Any] | None:
 
 
 def _environment(run: CallingRun) -> dict[str, str]:
-    """The agent's secrets, and variables by which a tool knows for whom it runs. The first of these is the wire's."""
+    """The agent's secrets, and variables by which a tool knows for whom it runs: tools that were written for Letta's
+    server look for the first of these."""
     return {
         **run.secrets,
         "LETTA_AGENT_ID": run.run.agent_id,
@@ -108,8 +109,8 @@ def _environment(run: CallingRun) -> dict[str, str]:
 
 # Programs of the model's: the base tools `run_code` and `run_code_with_tools`.
 #
-# The answer is the wire's: `{"results": [texts], "logs": {"stdout": [texts], "stderr": [texts]}, "error": {"name",
-# "value", "traceback"}}`, without `error` when there was none.
+# The answer is `{"results": [texts], "logs": {"stdout": [texts], "stderr": [texts]}, "error": {"name", "value",
+# "traceback"}}`, as prompts and programs know it, without `error` when there was none.
 
 
 PROGRAM = Path(__file__).parent.parent / "tools" / "inside" / "child_program.py"

@@ -41,7 +41,7 @@ from shared.sql.tables import archives, passage_tags, passage_vectors, passages
 
 
 class PassagePage(msgspec.Struct, frozen=True):
-    """A piece of an agent's passages, by the moments that they are from. As on the wire, `after` is about what is newer
+    """A piece of an agent's passages, by the moments that they are from. `after` is about what is newer
     than that passage and `before` about what is older, whatever the order."""
 
     limit: int = 100

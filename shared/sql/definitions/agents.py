@@ -357,7 +357,7 @@ class AgentDetails(msgspec.Struct, frozen=True):
     tools: list[Tool]
     blocks: list[Block]
     message_ids: list[MessageId]
-    """The ids of the messages in its default context, as the wire shows them."""
+    """The ids of the messages in its default context, as clients are shown them."""
     last_run: LastRun | None = None
 
 

@@ -303,7 +303,7 @@ _IDS = (
 
 
 async def ids_in_context(connection: Connection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
-    """The ids per thread, in the order of the messages on the wire, which shows some rows as two messages."""
+    """The ids per thread, in the order in which clients are shown the messages; some rows are two of them."""
     found = await connection.execute(_IDS, {"thread_ids": list(thread_ids)})
     rows = found.all()
     return await beside(partial(_by_thread, rows), len(rows) * CHARACTERS_OF_AN_ID)
@@ -338,7 +338,7 @@ def _shown(message_id: MessageId, sibling_id: MessageId | None, body: AssistantM
 
 
 def _begins_with_sibling(body: AssistantMessage) -> bool:
-    """Whether the second id comes first. The wire shows calls before approval requests, and the second id is for the
+    """Whether the second id comes first. Clients are shown calls before approval requests, and the second id is for the
     kind that the model named second."""
     return body.sibling_holds == "calls" and not body.text and body.reasoning is None
 

@@ -99,6 +99,11 @@ class ApprovalStore:
         async with self._database.read() as connection:
             return await requests_of(connection, run.id)
 
+    async def followed_by(self, run: Run) -> list[Approval]:
+        """The requests whose decisions this run follows: those of the run that it continues."""
+        async with self._database.read() as connection:
+            return [] if run.continues is None else await requests_of(connection, run.continues)
+
     async def decided_call_ids(self, run: Run) -> frozenset[str]:
         """Ids of the calls that were decided last in the run's thread, `MOST_CALL_IDS` at most."""
         decided = sa.select(approvals.c.tool_call_id).where(

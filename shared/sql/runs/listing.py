@@ -36,7 +36,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     agent_ids: list[AgentId] | None = None
     thread_id: ThreadId | None = None
     statuses: list[RunStatus] | None = None
-    """Internal statuses; a run that waits for approval is `completed` on the wire."""
+    """As they are stored. A dialect may show clients other ones."""
     background: bool | None = None
     stop_reason: str | None = None
     created_after: datetime | None = None

@@ -74,7 +74,7 @@ def run_of(row: RowMapping) -> Run:
 
 
 def not_found(run_id: str) -> NotFound:
-    """The error for a run that is not there, in the wire's words."""
+    """The error for a run that is not there. Programs look for these words."""
     return NotFound(f"Run not found with id='['{run_id}']'")
 
 
