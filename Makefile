@@ -41,12 +41,13 @@ test-affected: $(STAMP) ## Run the tests that your change can break, by what the
 test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: units, contracts
 	@$(BIN)/python -m pytest --processes 2 -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)
 
-lint: $(STAMP) ## Run the linter, the format check, the dead-code check, the rules of the source and documents, the type checker
+lint: $(STAMP) ## Run the linter, the format check, the dead-code check, the rules of the source and documents, docs/openapi.json, the type checker
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/vulture
 	@$(BIN)/vulture api cli shared worker bench tests
 	@$(BIN)/python -m pytest -q $(LINTS)
+	@$(BIN)/python -m pytest -q tests/contract/test_openapi_document.py
 	@$(BIN)/pyright
 
 check-fast: $(STAMP) ## Run the linters beside the fast tests, in two minutes: what to run while you work
