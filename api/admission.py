@@ -22,33 +22,33 @@ _SUBMITS = re.compile(
 """Paths whose POST makes a run."""
 
 
-class Turn:
+class Permit:
     """The turn of one submission. It ends with its block, or earlier with `end_turn`."""
 
-    def __init__(self, turns: asyncio.Semaphore) -> None:
-        self._turns: asyncio.Semaphore | None = turns
+    def __init__(self, permits: asyncio.Semaphore) -> None:
+        self._permits: asyncio.Semaphore | None = permits
 
     def __enter__(self) -> None:
-        self._before = _TURN.set(self)
+        self._before = _PERMIT.set(self)
 
     def __exit__(self, *_: object) -> None:
-        _TURN.reset(self._before)
+        _PERMIT.reset(self._before)
         self.end()
 
     def end(self) -> None:
-        if self._turns is not None:
-            self._turns.release()
-        self._turns = None
+        if self._permits is not None:
+            self._permits.release()
+        self._permits = None
 
 
-_TURN: ContextVar[Turn | None] = ContextVar("turn of a submission", default=None)
+_PERMIT: ContextVar[Permit | None] = ContextVar("turn of a submission", default=None)
 
 
-def end_turn() -> None:
+def release_permit() -> None:
     """Lets the next submission go on. For who has stored one, or is about to wait for something else."""
-    turn = _TURN.get()
-    if turn is not None:
-        turn.end()
+    permit = _PERMIT.get()
+    if permit is not None:
+        permit.end()
 
 
 class Admission:
@@ -58,21 +58,21 @@ class Admission:
     def __init__(
         self, *, at_once: int, most_waiting: int, wait_s: float, on_refused: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._turns = asyncio.Semaphore(at_once)
+        self._permits = asyncio.Semaphore(at_once)
         self._most_waiting = most_waiting
         self._wait_s = wait_s
         self._on_refused = on_refused
         self.waiting = 0
         """Submissions that wait for their turn."""
 
-    async def enter(self, receive: Receive) -> Turn:
+    async def enter(self, receive: Receive) -> Permit:
         """Waits for a turn. Raises `Unavailable` when there is none to be had, and `ClientLeft` when `receive` says so
         meanwhile."""
-        if self._turns.locked():
+        if self._permits.locked():
             await self._wait(receive)
         else:
-            await self._turns.acquire()
-        return Turn(self._turns)
+            await self._permits.acquire()
+        return Permit(self._permits)
 
     async def _wait(self, receive: Receive) -> None:
         if self.waiting >= self._most_waiting:
@@ -80,11 +80,11 @@ class Admission:
             said = f"{self.waiting} submissions wait already (HOLDFAST_WAITING_SUBMISSIONS)"
             raise Unavailable(f"{said}; send the request again")
         self.waiting += 1
-        has_turn = goes_on = False
+        has_permit = goes_on = False
         try:
             async with asyncio.timeout(self._wait_s), background(_until_left(receive), name="watch a waiting client"):
-                await self._turns.acquire()
-                has_turn = True
+                await self._permits.acquire()
+                has_permit = True
             goes_on = True
         except TimeoutError:
             self._on_refused("late")
@@ -92,8 +92,8 @@ class Admission:
             raise Unavailable(f"{said}; send the request again") from None
         finally:
             self.waiting -= 1
-            if has_turn and not goes_on:
-                self._turns.release()  # the client left, or the time was over, in this very moment
+            if has_permit and not goes_on:
+                self._permits.release()  # the client left, or the time was over, in this very moment
 
 
 class ClientLeft(Exception):

@@ -13,7 +13,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest
 from shared.domain.ids import ApprovalId, ProjectId
 from shared.domain.messages import Decision
-from shared.runs.unowned import ApprovalService
+from shared.runs.orphans import ApprovalService
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.decisions import Decided

@@ -7,7 +7,7 @@ from shared.domain.tools import Tool
 from shared.sql.definitions.tools import ToolStore
 
 
-class BaseToolShelf:
+class BaseToolSeeder:
     """Puts the base tools of this release into projects. A tool of a project's own under such a name stays."""
 
     def __init__(self, *, tools: ToolStore, clock: Clock, ids: IdMaker) -> None:

@@ -33,7 +33,7 @@ AWAY_S = 5.0
 
 STAY_AT_ONCE = 1000
 
-HANDFUL, MOST_IN_HAND = 1 / 500, 8
+PREFETCH_SHARE, MOST_IN_HAND = 1 / 500, 8
 """What a process takes at once for a busy caller: this share of a burst, and so many requests at most. By the limits as
 they are, it asks Redis about every eighth of his requests."""
 
@@ -60,14 +60,14 @@ class CallerQuotas:
         self._clock = clock
         self._ids = ids
         self._away_until: float | None = None
-        self._hand_of = lru_cache(maxsize=MOST_CALLERS)(_hand_of)
+        self._batch_of = lru_cache(maxsize=MOST_CALLERS)(_batch_of)
         self._reading = defaultdict[str, set[str]](set)
         self.open_streams = 0
         """Streams that this process has open, limited or not."""
 
     async def take_request(self, caller: Caller, kind: str) -> None:
         """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
-        hand = self._hand_of(self._limits.of(caller.project_id), caller.project_id, caller.key_id, kind)
+        hand = self._batch_of(self._limits.of(caller.project_id), caller.project_id, caller.key_id, kind)
         if not hand.buckets:
             return
         if hand.left:
@@ -84,7 +84,7 @@ class CallerQuotas:
                 retry_after_s=empty.wait_s,
             )
 
-    async def _fill(self, hand: "_Hand") -> Empty | None:
+    async def _fill(self, hand: "_TokenBatch") -> Empty | None:
         """Takes a request for who asks, and for a busy caller the next ones, too."""
         now = self._clock.monotonic()
         count = hand.handful if now - hand.asked_at < BUSY_S else 1
@@ -174,7 +174,7 @@ async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | N
 
 
 @dataclass(slots=True)
-class _Hand:
+class _TokenBatch:
     """The buckets out of which a caller's requests are taken, the settings behind them, and what this process has taken
     and not let through yet."""
 
@@ -185,14 +185,14 @@ class _Hand:
     asked_at: float = -math.inf
 
 
-def _hand_of(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> _Hand:
+def _batch_of(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> _TokenBatch:
     said = (
         (f"project:{project_id}", limits.requests_per_s, "HOLDFAST_REQUESTS_PER_S"),
         (f"key:{project_id}:{key_id}", limits.key_requests_per_s, "HOLDFAST_KEY_REQUESTS_PER_S"),
     )
     buckets = [Bucket(f"{kind}:{owner}", per_s, max(1.0, per_s * BURST_S)) for owner, per_s, _ in said if per_s]
-    handful = max(1, min([MOST_IN_HAND, *(int(one.burst * HANDFUL) for one in buckets)]))
-    return _Hand(buckets, [setting for _, per_s, setting in said if per_s], handful)
+    handful = max(1, min([MOST_IN_HAND, *(int(one.burst * PREFETCH_SHARE) for one in buckets)]))
+    return _TokenBatch(buckets, [setting for _, per_s, setting in said if per_s], handful)
 
 
 @lru_cache(maxsize=MOST_CALLERS)

@@ -28,7 +28,7 @@ KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_BYTES = "keep_alive_bytes"
 """The key in the state of a request of what may be sent between any two pieces of its answer, and means nothing."""
 
-WAY_OUT = "way_out"
+RAW_SEND = "raw_send"
 """The key in the state of a request of the server's own `send`.
 
 What stands between a response and the server has to do with its head. A stream that went through all of it would
@@ -64,7 +64,7 @@ class EventStream(Response):
         state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
         async with self._entrance(scope):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._show(receive, state.get(WAY_OUT, send), figures)
+            await self._show(receive, state.get(RAW_SEND, send), figures)
 
     async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> None:
         async with asyncio.TaskGroup() as group:

@@ -7,7 +7,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import RETRY_AFTER_S, refused
-from api.event_stream import WAY_OUT
+from api.event_stream import RAW_SEND
 from api.request_log import ASKED_METHOD
 from shared.domain.errors import ErrorCode
 
@@ -19,7 +19,7 @@ class ClientSide:
     * A client may hold its body back (`Expect: 100-continue`). Where the answer comes before it was asked for the body,
       the connection ends behind the answer: the client may send the body then, or leave it out (RFC 9110, 10.1.1), and
       a server that reads on takes the next request for the body if it is left out.
-    * A stream finds the server's own `send` (`WAY_OUT`).
+    * A stream finds the server's own `send` (`RAW_SEND`).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -31,7 +31,7 @@ class ClientSide:
         if scope["method"] == "HEAD":
             send = _head_alone(send)
             scope = {**scope, "method": "GET", "state": {**scope.get("state", {}), ASKED_METHOD: "HEAD"}}
-        scope.setdefault("state", {})[WAY_OUT] = send
+        scope.setdefault("state", {})[RAW_SEND] = send
         if any(name == b"expect" for name, _ in scope["headers"]):
             receive, send = _closing_unless_asked(receive, send)
         return self._app(scope, receive, send)

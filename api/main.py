@@ -21,7 +21,7 @@ from api.access.callers import ConfiguredKeys, networks_of, project_of_request
 from api.admission import Admission
 from api.application import create_app
 from api.approvals import ApprovalDecisions
-from api.base_tools import BaseToolShelf
+from api.base_tools import BaseToolSeeder
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.signature import signing_key
 from api.caller_quotas import CallerQuotas
@@ -55,7 +55,7 @@ from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
 from shared.redis.quotas import Quotas
-from shared.runs.unowned import ApprovalService, UnownedRuns
+from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.archives import ArchiveStore
@@ -157,7 +157,7 @@ def submission_service(
         approvals=decisions.approvals,
         decisions=decisions,
         inbox=InboxStore(process.database),
-        settlements=canceller.unowned.settlements,
+        settlements=canceller.orphans.settlements,
         queue=canceller.queue,
         canceller=canceller,
         traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
@@ -188,15 +188,15 @@ def generation_service(process: ProcessContext, submissions: SubmissionService, 
     return GenerationService(submissions=submissions, waiter=waiter, clock=process.clock, ids=process.ids)
 
 
-def run_canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed) -> RunCanceller:
+def run_canceller(process: ProcessContext, orphans: OrphanedRuns, feed: EventFeed) -> RunCanceller:
     """Cancels runs."""
     return RunCanceller(
-        runs=unowned.runs,
-        unowned=unowned,
+        runs=orphans.runs,
+        orphans=orphans,
         cancel_signal=CancelSignal(process.redis),
-        queue=unowned.queue,
+        queue=orphans.queue,
         feed=feed,
-        event_log=unowned.event_log,
+        event_log=orphans.event_log,
         clock=process.clock,
         wait_s=process.settings.cancel_wait_s,
         lease_s=process.settings.lease_s,
@@ -204,14 +204,14 @@ def run_canceller(process: ProcessContext, unowned: UnownedRuns, feed: EventFeed
     )
 
 
-def approval_service(process: ProcessContext, unowned: UnownedRuns, approvals: ApprovalStore) -> ApprovalService:
+def approval_service(process: ProcessContext, orphans: OrphanedRuns, approvals: ApprovalStore) -> ApprovalService:
     """Decides what waits for a person."""
     return ApprovalService(
         approvals=approvals,
         decisions=DecisionStore(process.database, process.ids),
-        runs=unowned.runs,
-        unowned=unowned,
-        queue=unowned.queue,
+        runs=orphans.runs,
+        orphans=orphans,
+        queue=orphans.queue,
         clock=process.clock,
     )
 
@@ -230,9 +230,9 @@ def approval_decisions(
     )
 
 
-def unowned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> UnownedRuns:
+def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> OrphanedRuns:
     """Ends runs that no worker has."""
-    return UnownedRuns(
+    return OrphanedRuns(
         runs=run_store,
         agents=AgentStore(process.database),
         messages=MessageStore(process.database),
@@ -314,7 +314,7 @@ async def _for_callers(process: ProcessContext) -> ProcessContext:
     can_bind = is_told and not process.database.is_sqlite
     if can_bind and await _is_true(process.database.passes_policies(), unless_away=False):
         log.warning("row_level_security_is_void", fix="give Holdfast a role that is no superuser and lacks BYPASSRLS")
-    return replace(process, database=process.database.bound_to(project_of_request, policies=is_told))
+    return replace(process, database=process.database.scoped_to(project_of_request, policies=is_told))
 
 
 def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
@@ -344,8 +344,8 @@ def _services(
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
     conversation_store, tool_store = ConversationStore(database), ToolStore(database)
     event_log, queue = _event_log(process), RunQueue(process.redis)
-    unowned = unowned_runs(process, run_store, event_log, queue)
-    canceller, decisions = run_canceller(process, unowned, feed), approval_service(process, unowned, approval_store)
+    orphans = orphaned_runs(process, run_store, event_log, queue)
+    canceller, decisions = run_canceller(process, orphans, feed), approval_service(process, orphans, approval_store)
     reader = run_reader(run_store, EventStore(database), event_log, feed, everybodys)
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
@@ -363,10 +363,10 @@ def _services(
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
-        brought_agents=BroughtAgentStore(database, process.secret_keys),
+        imported_agents=BroughtAgentStore(database, process.secret_keys),
         tools=tool_store,
         packages=clients.packages,
-        base_tools=BaseToolShelf(tools=tool_store, clock=clock, ids=ids),
+        base_tools=BaseToolSeeder(tools=tool_store, clock=clock, ids=ids),
         blocks=BlockStore(database),
         tags=TagStore(database),
         archives=ArchiveStore(database),

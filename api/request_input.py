@@ -63,13 +63,13 @@ class RequestInput:
     async def _in_turn(self, scope: Scope, given: "_Given", send: Send) -> None:
         """Lets a submission wait for its turn, behind the reading of its body."""
         try:
-            turn = await self._admission.enter(given.receive)
+            permit = await self._admission.enter(given.receive)
         except ClientLeft:
             return
         except Unavailable as error:
             await domain_error_answer(f"POST {scope['path']}", error)(scope, given.receive, send)
             return
-        with turn:
+        with permit:
             await self._judged(scope, given, send)
 
     async def _judged(self, scope: Scope, given: "_Given", send: Send) -> None:

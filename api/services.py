@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
 from api.approvals import ApprovalDecisions
-from api.base_tools import BaseToolShelf
+from api.base_tools import BaseToolSeeder
 from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
 from api.letta.answer_service import AnswerService
@@ -68,10 +68,10 @@ class Services:
     server_models: ServerModels
     secret_keys: SecretKeys
     agents: AgentEditor
-    brought_agents: BroughtAgentStore
+    imported_agents: BroughtAgentStore
     tools: ToolStore
     packages: PackageEnvironments
-    base_tools: BaseToolShelf
+    base_tools: BaseToolSeeder
     blocks: BlockStore
     tags: TagStore
     archives: ArchiveStore

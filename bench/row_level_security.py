@@ -83,8 +83,8 @@ class Side:
 
     def __init__(self, database: Database, *, policies: bool) -> None:
         self._caller = FIRST
-        of_one = database.bound_to(lambda: FIRST, policies=policies)
-        in_turn = database.bound_to(lambda: self._caller, policies=policies)
+        of_one = database.scoped_to(lambda: FIRST, policies=policies)
+        in_turn = database.scoped_to(lambda: self._caller, policies=policies)
         agents, messages, lists = AgentEditor(of_one), MessageStore(of_one), MessageLists(of_one)
         self._runs, self._runs_in_turn = RunStore(of_one), RunStore(in_turn)
         self._ids = IdMaker()

@@ -20,9 +20,9 @@ import uvloop
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
+from worker.tools.isolated_sandbox import IsolatedSandbox
 from worker.tools.node_choice import find_node
 from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox, SandboxChoice
-from worker.tools.walled_sandbox import WalledSandbox
 
 LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=64 << 20)
 ECHO = ToolInvocation(ProjectId("bench"), "def echo(word):\n    return word\n", "echo", {"word": "hello"})
@@ -51,7 +51,7 @@ async def opened(name: str) -> AsyncGenerator[ToolSandbox]:
     if isinstance(walls, PlainProcess):
         sandbox = ProcessSandbox(LIMITS, grace_s=2.0, node=node)
     else:
-        sandbox = WalledSandbox(msgspec.structs.replace(walls, node=node), LIMITS, grace_s=2.0)
+        sandbox = IsolatedSandbox(msgspec.structs.replace(walls, node=node), LIMITS, grace_s=2.0)
     try:
         yield sandbox
     finally:

@@ -37,8 +37,8 @@ from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
 from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
+from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
-from shared.runs.unowned import ApprovalService, UnownedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agents import AgentStore
@@ -63,7 +63,7 @@ from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets
 from worker.models.prices import Prices
 from worker.models.registry import Models
-from worker.proxy.exchange import Reach
+from worker.proxy.exchange import EgressDialer
 from worker.queue.queue_worker import QueueWorker
 from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
@@ -92,10 +92,10 @@ PRUNE_EVERY_S = 60.0
 
 @asynccontextmanager
 async def upkeep(
-    process: ProcessContext, sweeper: Sweeper, unowned: UnownedRuns, embeddings: EmbeddingClient
+    process: ProcessContext, sweeper: Sweeper, orphans: OrphanedRuns, embeddings: EmbeddingClient
 ) -> AsyncGenerator[None]:
     """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
-    approvals = _approvals(process, unowned)
+    approvals = _approvals(process, orphans)
     intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
     embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
 
@@ -116,12 +116,12 @@ async def upkeep(
         yield
 
 
-def _approvals(process: ProcessContext, unowned: UnownedRuns) -> ApprovalService:
+def _approvals(process: ProcessContext, orphans: OrphanedRuns) -> ApprovalService:
     return ApprovalService(
         approvals=ApprovalStore(process.database),
         decisions=DecisionStore(process.database, process.ids),
         runs=RunStore(process.database),
-        unowned=unowned,
+        orphans=orphans,
         queue=RunQueue(process.redis),
         clock=process.clock,
     )
@@ -227,7 +227,7 @@ def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
     return walls.tier, python
 
 
-def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: AsyncExitStack) -> Reach | None:
+def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: AsyncExitStack) -> EgressDialer | None:
     """The hosts that tools with a network may connect to, if there are any."""
     allowed = AllowedHosts.parse(settings.tool_network)
     if not allowed or tier is SandboxTier.PROCESS:
@@ -236,7 +236,7 @@ def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: 
         log.info("tools_may_connect", hosts=str(allowed))
     else:
         log.warning("tools_have_no_network", sandbox=tier.value, reason="HOLDFAST_TOOL_NETWORK needs tier 1")
-    reach = Reach(allowed, network.policy)
+    reach = EgressDialer(allowed, network.policy)
     stack.callback(reach.close)
     return reach
 
@@ -276,8 +276,8 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         )
         executor = _executor(process, name, active_runs, services, bodies)
         queue_worker = _queue_worker(process, name, executor, active_runs)
-        unowned = _unowned(process, services)
-        sweeper = _sweeper(process, services, unowned)
+        orphans = _orphans(process, services)
+        sweeper = _sweeper(process, services, orphans)
         if alone:
             await sweeper.restart()
         # What is started here logs the worker's name. The API of `holdfast dev` is started behind it, without.
@@ -287,7 +287,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await enter(_showing_tools(process, tools))
             await enter(_showing(process, name, queue_worker, tools))
             await enter(tools.packages.tidied())
-            await enter(upkeep(process, sweeper, unowned, embeddings))
+            await enter(upkeep(process, sweeper, orphans, embeddings))
             await enter(background(queue_worker.serve(), name="queue worker"))
             await enter(health_port(process, queue_worker, await enter(readable_secrets(process)), sockets))
             log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)
@@ -472,8 +472,8 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
     )
 
 
-def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
-    return UnownedRuns(
+def _orphans(process: ProcessContext, services: RunServices) -> OrphanedRuns:
+    return OrphanedRuns(
         runs=services.runs,
         agents=AgentStore(process.database),
         messages=services.messages,
@@ -488,12 +488,12 @@ def _unowned(process: ProcessContext, services: RunServices) -> UnownedRuns:
     )
 
 
-def _sweeper(process: ProcessContext, services: RunServices, unowned: UnownedRuns) -> Sweeper:
+def _sweeper(process: ProcessContext, services: RunServices, orphans: OrphanedRuns) -> Sweeper:
     return Sweeper(
         listing=RunListing(process.database),
         runs=services.runs,
         queue=RunQueue(process.redis),
-        unowned=unowned,
+        orphans=orphans,
         clock=process.clock,
         quiet_s=max(2.0, process.settings.lease_s),
         patience_s=process.settings.lease_s / 2,

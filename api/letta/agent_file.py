@@ -14,9 +14,9 @@ from api.bounded_fields import MOST_ENTRIES, Few, as_object
 from api.letta.message_input import content_parts, tool_result
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
 from api.refusals import place_of
-from shared.domain.brought_agents import BroughtHistory, PlacedMessage
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
+from shared.domain.imported_agents import BroughtHistory, ImportedMessage
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -277,7 +277,7 @@ class FileHistory:
         """Calls that waited for a person."""
         return self._history.undecided
 
-    def take(self, agent: FileAgent) -> list[PlacedMessage]:
+    def take(self, agent: FileAgent) -> list[ImportedMessage]:
         """The whole history. What has left the context comes before it."""
         numbered = {message.id: number for number, message in enumerate(agent.messages)}
         shown = agent.in_context_message_ids

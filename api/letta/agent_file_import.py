@@ -15,9 +15,9 @@ from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
 from api.letta.model_settings import OfferedModels
 from api.letta.tools import ToolCreate, blank_tool, refuse_network
 from shared.domain.agents import Block
-from shared.domain.brought_agents import BroughtAgent, BroughtAgents, BroughtTool
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import BlockId, IdMaker, ProjectId
+from shared.domain.imported_agents import BroughtAgent, BroughtTool, ImportedAgents
 from shared.domain.models import context_window_of, leaves_choice, split_handle
 from shared.domain.tools import CUSTOM, ToolPackages
 
@@ -79,14 +79,14 @@ class FileImport:
         )
         self.left_out = [said for found, said in not_ours if found]
 
-    def brought(self) -> BroughtAgents:
+    def brought(self) -> ImportedAgents:
         """Everything that the file makes. Raises `InvalidRequest`, which names the place."""
         tools = [made for number, tool in enumerate(self._file.tools) if (made := self._tool(tool, number)) is not None]
         blocks = [self._block(block, number) for number, block in enumerate(self._file.blocks)]
         agents = [self._agent(agent, number) for number, agent in enumerate(self._file.agents)]
         own = [block for _, of_agent in agents for block in of_agent]
         self._say_secrets()
-        return BroughtAgents(
+        return ImportedAgents(
             agents=[agent for agent, _ in agents],
             blocks=[*blocks, *own],
             tools=tools,

@@ -22,9 +22,9 @@ from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions,
 from api.long_answers import in_pieces
 from api.services import Services
 from shared.domain.agents import render_system
-from shared.domain.brought_agents import Arrival, BroughtAgents
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
 from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId
+from shared.domain.imported_agents import ImportedAgents, ImportReport
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
 from shared.process.version import VERSION
@@ -149,7 +149,7 @@ async def import_agents(
     brought, notes = await asyncio.to_thread(_understood, file, options, origin, packages)
     for tool in brought.tools:
         services.input_limits.refuse_long_source(tool.new.source_code, f"the source of the tool {tool.new.name!r}")
-    arrival = await services.brought_agents.store(project_id, brought)
+    arrival = await services.imported_agents.store(project_id, brought)
     if form.project_id:
         notes.append("project_id is left out: the API key says which project it is")
     if form.model_extra:
@@ -175,7 +175,7 @@ async def _packages(services: Services, file: AgentFile) -> dict[str, FilePackag
 
 def _understood(
     file: AgentFile, options: ImportOptions, origin: Origin, packages: Mapping[str, FilePackages]
-) -> tuple[BroughtAgents, list[str]]:
+) -> tuple[ImportedAgents, list[str]]:
     reading = FileImport(file, options, origin, packages)
     return reading.brought(), reading.left_out
 
@@ -194,7 +194,7 @@ def _secrets(text: str | None) -> dict[str, str]:
     )
 
 
-def _notes_on_tools(arrival: Arrival) -> list[str]:
+def _notes_on_tools(arrival: ImportReport) -> list[str]:
     said = (
         ("tools that this server does not have are left out: %s", arrival.missing),
         ("tools of the project were replaced: %s", arrival.replaced),

@@ -18,7 +18,7 @@ from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_feed import EventFeed, Subscription
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.runs.orphans import OrphanedRuns
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 
@@ -33,7 +33,7 @@ class RunCanceller:
     """Cancels runs for clients."""
 
     runs: RunStore
-    unowned: UnownedRuns
+    orphans: OrphanedRuns
     cancel_signal: CancelSignal
     queue: RunQueue
     feed: EventFeed
@@ -74,14 +74,14 @@ class RunCanceller:
 
     async def _stop(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
         if run.status in (RunStatus.CREATED, RunStatus.AWAITING_APPROVAL):
-            run = await self._settle_unowned(run, mode)
+            run = await self._settle_orphaned(run, mode)
         if run.status is RunStatus.RUNNING:
             run = await self._stop_running(run, mode, subscription, wait_s)
         return run
 
-    async def _settle_unowned(self, run: Run, mode: CancelMode) -> Run:
+    async def _settle_orphaned(self, run: Run, mode: CancelMode) -> Run:
         try:
-            return await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
+            return await self.orphans.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
         except LifecycleError:
             # Meanwhile a worker claimed it, or another process settled it.
             return await self.runs.get(run.project_id, run.id)
@@ -94,7 +94,7 @@ class RunCanceller:
         while run.status is RunStatus.RUNNING:
             announced = announced or await self._announce(run, mode)
             if not await self._is_held(run, may_be_forgotten=self.clock.monotonic() < forgiven_until):
-                run = await self._settle_unowned(run, mode)
+                run = await self._settle_orphaned(run, mode)
                 continue
             left = deadline - self.clock.monotonic()
             if left <= 0:
@@ -102,7 +102,7 @@ class RunCanceller:
             await self._wait_for_end(run, subscription, min(left, LOOK_S))
             run = await self.runs.get(run.project_id, run.id)
         if run.status in (RunStatus.CREATED, RunStatus.AWAITING_APPROVAL):
-            return await self._settle_unowned(run, mode)
+            return await self._settle_orphaned(run, mode)
         return run
 
     async def _announce(self, run: Run, mode: CancelMode) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from api.admission import end_turn
+from api.admission import release_permit
 from api.input_limits import InputLimits
 from api.request_log import bind_trace, incoming_trace
 from api.runs.cancel import RunCanceller
@@ -25,7 +25,7 @@ from shared.domain.messages import ApprovalResponse, NewMessage, UserMessage
 from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunError, SubmissionKeys
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
-from shared.runs.unowned import ApprovalService
+from shared.runs.orphans import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
@@ -199,7 +199,7 @@ class SubmissionService:
             if submitted.is_new:
                 self.on_submitted(submitted.run.kind)
             await self.queue.dispatch_stored(submitted.run)
-        end_turn()
+        release_permit()
         return submitted.run
 
     async def submit_or_fail(self, command: Command, failure: Callable[[PendingApproval], RunError]) -> Run:
@@ -242,7 +242,7 @@ class SubmissionService:
             # A client that was cut off sends its decision again. The tools have run, so the model is asked to go on.
             [alive] = self._stored([UserMessage(content=KEEP_ALIVE)])
             return await self.submit_run(run, [alive, *said], command.keys)
-        end_turn()
+        release_permit()
         if submitted.is_new:
             self.on_submitted("decision")
         self.traces.decided(submitted.run, now)
@@ -265,7 +265,7 @@ class SubmissionService:
                     return run
             return None
         mode = CancelMode.ROLLBACK if command.if_busy == "rollback" else CancelMode.INTERRUPT
-        end_turn()  # a cancel waits for the run to stop
+        release_permit()  # a cancel waits for the run to stop
         for run in active:
             reason = f"a new message came with {command.if_busy}"
             await self.canceller.cancel(run, actor=command.actor, reason=reason, mode=mode)

@@ -14,8 +14,8 @@ from typing import Any
 from bench.chaos.tools import STARTS, birth_of, write_start
 from cli.main import main
 from tests.kit.commands import execute
-from worker.tools import walled_sandbox, zygote
-from worker.tools.walled_sandbox import WalledProcess
+from worker.tools import isolated_sandbox, zygote
+from worker.tools.isolated_sandbox import WalledProcess
 from worker.tools.zygote import ForkedCall
 
 launch_counted = partial(execute, program="from bench.chaos.counted_worker import work; work()")
@@ -53,7 +53,7 @@ class CountedProcess(WalledProcess):
 def count_starts() -> None:
     """From now on this process writes down each start of a walled tool."""
     setattr(zygote, ForkedCall.__name__, KnownCall)
-    setattr(walled_sandbox, WalledProcess.__name__, CountedProcess)
+    setattr(isolated_sandbox, WalledProcess.__name__, CountedProcess)
 
 
 def work() -> None:

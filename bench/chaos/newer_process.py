@@ -8,7 +8,7 @@ import msgspec
 from bench.chaos.counted_worker import count_starts
 from cli.main import main
 from shared.domain.log_writer import LogWriter
-from shared.runs import unowned
+from shared.runs import orphans
 from shared.sql.runs import submissions
 from shared.sql.tables import to_json
 from worker.run import publisher
@@ -46,7 +46,7 @@ def newer_json(value: Any) -> str:
 def work() -> None:
     """The command, which writes what the newer release does."""
     count_starts()
-    for module in (publisher, unowned):
+    for module in (publisher, orphans):
         setattr(module, LogWriter.__name__, NewerLogWriter)
     setattr(submissions, to_json.__name__, newer_json)
     main()

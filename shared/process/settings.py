@@ -193,7 +193,7 @@ class Settings(ToolSettings, TelemetrySettings):
     database_patience: float = Field(
         default=60.0, ge=0, description="Seconds that a worker repeats a write of a run while the database is away."
     )
-    sweep_s: float = Field(default=5.0, gt=0, description="Seconds between two looks for unowned runs.")
+    sweep_s: float = Field(default=5.0, gt=0, description="Seconds between two looks for orphaned runs.")
     max_attempts: int = Field(
         default=3,
         ge=1,

@@ -2,7 +2,7 @@
 turns (`turns.lua`), and inside a project what has waited longest comes first.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
-worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches unowned runs again.
+worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches orphaned runs again.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

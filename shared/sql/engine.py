@@ -122,7 +122,7 @@ class Database:
         trusted_s = math.inf if self.is_sqlite else trusted_s
         event.listen(self._engine.sync_engine, "checkout", partial(_check, self._engine.dialect, trusted_s))
 
-    def bound_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
+    def scoped_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
         """The same connections, for one who acts for a project. `whose` is asked at each use which one it is, and
         raises when there is none. On Postgres the session is told, so that the tables' policies show that project's
         rows and no others; without `policies`, it is not."""

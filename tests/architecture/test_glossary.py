@@ -33,8 +33,9 @@ IN_TEXTS = (
     Retired(r"\bthread line\b|\bin line (?:behind|for)\b|\bwaiting line\b", "queue"),
     Retired(r"\btakeover\b|\btake-overs?\b|\blogs? (?:\w+ ){0,2}taken over\b", "adopt, for a log"),
     Retired(r"\bh[eo]ld(?:s|ing)? on\b|\binsists?\b", "retry while unavailable"),
-    Retired(r"\bstranded\b|\bnobody.s hands\b", "unowned"),
+    Retired(r"\bstranded\b|\bnobody.s hands\b", "orphaned"),
     Retired(r"\breserved (?:numbers?|seq|log)\b", "numbers belong to a fence"),
+    Retired(r"\bunowned\b", "orphaned"),
 )
 """Looked for in names and in prose."""
 
@@ -49,6 +50,11 @@ IN_NAMES = (
     Retired(r"\blog (?:mark|id)\b|\bgap after\b|\blog behind\b", "follows"),
     Retired(r"\bsurely\b|\bwhoever\b", "the actor's name"),
     Retired(r"\blease keeper\b|\bcarrying\b|\binsist\b|\bproduct parts\b", "the glossary's word"),
+    Retired(r"\bbrought agents\b|\bplaced message\b", "imported agents, imported message"),
+    Retired(r"\btaken log\b|\btake log\b", "recovered log"),
+    Retired(r"\bdirect model\b|\bdirect wire\b", "HTTP model, provider protocol"),
+    Retired(r"\bwalled sandbox\b|\btool shelf\b", "isolated sandbox; base tool seeder"),
+    Retired(r"\btell agent\b|\bdeny what waits\b", "set last stop reason, deny pending"),
 )
 """Looked for in names and log events only: in prose they are English."""
 
@@ -59,7 +65,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "bench/chaos/": (r"stall.*", "as above"),
     "api/tool_source/": (r"reserved", "parameters that a tool's own signature may not use"),
     "tests/unit/": (r"reserved", "as above"),
-    "CHANGELOG.md": (r"stalled", "the earlier name of a setting, which it says"),
+    "CHANGELOG.md": (r"stalled|unowned", "earlier names, which it says"),
     "docs/decisions/0009": (r"reserved.*", "says what is not done"),
     "README.md": (r"holds on", "the product's name, explained"),
     "tests/architecture/": (r".*", "the lists themselves, and the rules' examples"),

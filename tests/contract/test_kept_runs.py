@@ -11,7 +11,7 @@ from shared.redis import keys
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from worker.run.active_runs import ActiveRuns
@@ -51,7 +51,7 @@ async def test_a_run_that_was_left_to_its_worker_is_left_to_it_by_the_next_sweep
     """SQL had a newer dispatch by then, which was not in the queue: a sweep later, the living worker lost its run."""
     run = await stores.claimed()
     queue, clock = RetakenQueue(redis, keys.job_id(run.id, run.dispatch)), SystemClock()
-    unowned = UnownedRuns(
+    orphans = OrphanedRuns(
         runs=stores.runs,
         agents=stores.agents,
         messages=stores.messages,
@@ -64,7 +64,7 @@ async def test_a_run_that_was_left_to_its_worker_is_left_to_it_by_the_next_sweep
         ids=IDS,
     )
     sweeper = Sweeper(
-        listing=stores.listing, runs=stores.runs, queue=queue, unowned=unowned, clock=clock, quiet_s=1, patience_s=0
+        listing=stores.listing, runs=stores.runs, queue=queue, orphans=orphans, clock=clock, quiet_s=1, patience_s=0
     )
     assert await sweeper.sweep() == {}
     assert (await stores.runs.look_up(run.id)).dispatch == run.dispatch + 1

@@ -139,7 +139,7 @@ class Protocol(RuleBasedStateMachine):
             self._step(world.request_cancel(known))
         else:
             party = world.strangers[run % 2]
-            self._step(world.act(party, lambda: world.take_unowned(known, party), passing, more))
+            self._step(world.act(party, lambda: world.take_orphaned(known, party), passing, more))
 
     @rule(worker=workers, doing=st.sampled_from(["kill", "freeze", "wake", "hear", "stand still"]), more=few)
     def befall(self, worker: int, doing: str, more: int) -> None:

@@ -1,4 +1,4 @@
-"""The sweeper dispatches for unowned runs, and leaves alone what a living worker holds."""
+"""The sweeper dispatches for orphaned runs, and leaves alone what a living worker holds."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from datetime import timedelta
@@ -12,7 +12,7 @@ from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import IDS, Stores, checkpoint, stored_runs
 from worker.upkeep.sweeper import Sweeper
@@ -41,7 +41,7 @@ class WatchedQueue(RunQueue):
 
 
 def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
-    unowned = UnownedRuns(
+    orphans = OrphanedRuns(
         runs=stores.runs,
         agents=stores.agents,
         messages=stores.messages,
@@ -57,14 +57,14 @@ def sweeper_of(stores: Stores, redis: ArqRedis, queue: RunQueue) -> Sweeper:
         listing=stores.listing,
         runs=stores.runs,
         queue=queue,
-        unowned=unowned,
+        orphans=orphans,
         clock=SystemClock(),
         quiet_s=1,
         patience_s=0,
     )
 
 
-async def test_an_unowned_run_is_dispatched_again(stores: Stores, redis: ArqRedis) -> None:
+async def test_an_orphaned_run_is_dispatched_again(stores: Stores, redis: ArqRedis) -> None:
     waiting, running = await stores.submitted(thread_id="thread-1"), await stores.claimed(thread_id="thread-2")
     queue = RunQueue(redis)
     assert await sweeper_of(stores, redis, queue).sweep() == {"not_dispatched": 1, "worker_lost": 1}

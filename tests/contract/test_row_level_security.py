@@ -68,7 +68,7 @@ def value_of(table: sa.Table, column: sa.Column[Any], project: str) -> Any:
 
 
 def of(database: Database, project: str) -> Database:
-    return database.bound_to(lambda: project)
+    return database.scoped_to(lambda: project)
 
 
 async def count(database: Database, table: sa.Table) -> int:
@@ -158,7 +158,7 @@ async def test_a_process_that_says_nothing_sees_all(database: Database) -> None:
 
 
 async def test_policies_can_be_switched_off(database: Database) -> None:
-    assert await count(database.bound_to(lambda: "beta", policies=False), runs) == 2
+    assert await count(database.scoped_to(lambda: "beta", policies=False), runs) == 2
 
 
 async def test_a_superuser_is_bound_by_no_policy(database: Database, postgres_url: str) -> None:
@@ -170,7 +170,7 @@ async def test_a_superuser_is_bound_by_no_policy(database: Database, postgres_ur
 async def test_work_that_is_no_requests_is_refused_the_callers_database(sqlite_url: str) -> None:
     """On every database: what forgets to say for whom it acts reads nothing, instead of everything."""
     async with open_database(sqlite_url) as everybodys:
-        bound = everybodys.bound_to(project_of_request)
+        bound = everybodys.scoped_to(project_of_request)
         for use in (bound.read, bound.write):
             with pytest.raises(LookupError):
                 async with use():

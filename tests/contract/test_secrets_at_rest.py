@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.domain.agents import Agent
-from shared.domain.brought_agents import BroughtAgent, BroughtAgents
 from shared.domain.ids import AgentId, IdMaker
+from shared.domain.imported_agents import BroughtAgent, ImportedAgents
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
 from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
 from shared.sql.definitions.tools import StoredSecretStore
@@ -65,7 +65,7 @@ async def test_agents_secrets_were_plain_text_in_the_database(database: Database
     brought = some_agent(tool_environment=SECRETS)
     arrival = BroughtAgent(agent=brought, tool_names=[], system_message_id=IdMaker().message(), history=[])
     await BroughtAgentStore(database, keys(OLD)).store(
-        PROJECT, BroughtAgents(agents=[arrival], blocks=[], tools=[], replace_tools=False)
+        PROJECT, ImportedAgents(agents=[arrival], blocks=[], tools=[], replace_tools=False)
     )
     assert "swordfish" not in await stored(database, brought.id)
 

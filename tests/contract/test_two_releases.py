@@ -25,7 +25,7 @@ from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue
-from shared.runs.unowned import UnownedRuns, adopt_log
+from shared.runs.orphans import OrphanedRuns, adopt_log
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving
@@ -229,7 +229,7 @@ async def test_an_event_of_a_newer_release_does_not_keep_a_run_from_being_cancel
     stores: Stores, redis: ArqRedis, event_log: EventLog
 ) -> None:
     run = await claimed_and_shown(stores, event_log)
-    unowned = UnownedRuns(
+    orphans = OrphanedRuns(
         runs=stores.runs,
         agents=stores.agents,
         messages=stores.messages,
@@ -241,7 +241,7 @@ async def test_an_event_of_a_newer_release_does_not_keep_a_run_from_being_cancel
         clock=SystemClock(),
         ids=IDS,
     )
-    ended = await unowned.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
+    ended = await orphans.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
     assert ended.status is RunStatus.CANCELLED
     stored = await stores.events.read(run.id, Seq(1))
     assert [entry for _, entry in stored[: len(WRITTEN)]] == WRITTEN

@@ -40,6 +40,8 @@ MIGRATIONS = frozenset({"alembic", "mako", "markupsafe", "pygments"})
 KEYS = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
 """A worker imported the SDKs of all providers that it had keys for, beside its first runs."""
 
+OF_THE_MACHINE = frozenset({"sitecustomize", "usercustomize"})
+
 PROGRAM = f"""
 import atexit, json, os, sys
 place = os.path.join(os.environ["IMPORTED"], sys.argv[1] + ".json")
@@ -49,9 +51,10 @@ atexit.register(lambda: open(place, "w").write(json.dumps(list(sys.modules))))
 
 
 def _imported(directory: Path, command: str) -> frozenset[str]:
-    """The packages that a process had imported at its end, without Python's own."""
+    """The packages that a process had imported at its end, without Python's own and what the machine's distribution
+    starts each Python with, as Debian does."""
     packages = {name.partition(".")[0] for name in json.loads((directory / f"{command}.json").read_text())}
-    return frozenset(name for name in packages - sys.stdlib_module_names if not name.startswith("_"))
+    return frozenset(name for name in packages - sys.stdlib_module_names - OF_THE_MACHINE if not name.startswith("_"))
 
 
 async def _imported_by(

@@ -68,7 +68,7 @@ async def submit(product: Product, agent_id: str | None = None) -> str:
     return answer.json()["id"]
 
 
-async def unowned_run(product: Product, *, created_at: datetime) -> RunId:
+async def orphaned_run(product: Product, *, created_at: datetime) -> RunId:
     """A run that was stored, and whose dispatch was lost."""
     agent = await product.agent()
     run = some_run(
@@ -83,7 +83,7 @@ async def unowned_run(product: Product, *, created_at: datetime) -> RunId:
 
 async def swept(product: Product) -> None:
     """Returns when a sweeper has made a whole round: it has found what only sweepers find."""
-    run_id = await unowned_run(product, created_at=datetime.now(UTC) - timedelta(days=1))
+    run_id = await orphaned_run(product, created_at=datetime.now(UTC) - timedelta(days=1))
     await product.ended(run_id)
 
 
@@ -187,7 +187,7 @@ async def test_a_run_whose_dispatch_was_lost_before_the_clock_jumped_is_found(
 ) -> None:
     """After a jump back, what happened just before it is in the future."""
     models.say("Here I am.")
-    run_id = await unowned_run(product, created_at=clock.now() - timedelta(seconds=10))
+    run_id = await orphaned_run(product, created_at=clock.now() - timedelta(seconds=10))
     clock.advance(hours=hours)
     async with worker_by(clock, product, private_redis):
         assert (await product.ended(run_id))["status"] == "completed"

@@ -9,8 +9,8 @@ import pytest
 from shared.domain.errors import InvalidRequest
 from worker.tools.interpreter import NodeProgram
 from worker.tools.invocation import CallLimits, ToolSandbox
+from worker.tools.isolated_sandbox import IsolatedSandbox
 from worker.tools.sandbox_choice import ProcessSandbox, SandboxChoice
-from worker.tools.walled_sandbox import WalledSandbox
 from worker.tools.zygote import ZygotePlan
 
 LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=8 << 20)
@@ -39,7 +39,7 @@ async def sandbox_of(
     if name == "process":
         made = ProcessSandbox(limits, grace_s=grace_s, node=node)
     else:
-        made = WalledSandbox(msgspec.structs.replace(await walls(name), node=node), limits, grace_s=grace_s)
+        made = IsolatedSandbox(msgspec.structs.replace(await walls(name), node=node), limits, grace_s=grace_s)
     try:
         yield made
     finally:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.admission import Admission, end_turn
+from api.admission import Admission, release_permit
 from api.answer_headers import UnusedInputWarnings
 from api.request_input import BodyReader, RequestInput
 from api.strict_requests import StrictRequests
@@ -34,7 +34,7 @@ class Storing:
             self.begun.append(body.decode())
             await self.stored.acquire()
             if self.answers_later:
-                end_turn()
+                release_permit()
                 await self.answered.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})

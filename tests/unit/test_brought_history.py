@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from shared.domain.brought_agents import BroughtHistory, without_missing
 from shared.domain.ids import IdMaker
+from shared.domain.imported_agents import BroughtHistory, without_missing
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,

@@ -14,7 +14,7 @@ from shared.network.checked_http import NetworkRules
 from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import wait_until
 from worker.proxy.call_proxy import CONNECTIONS, proxy_of_call
-from worker.proxy.exchange import Pace, Reach
+from worker.proxy.exchange import EgressDialer, Pace
 
 LOOPBACK = "127.0.0.0/8"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -58,7 +58,7 @@ async def proxy_for(allowed: str, networks: str = LOOPBACK, **names: list[str]) 
     async def resolve(host: str, _: int) -> list[str]:
         return names.get(host.partition(".")[0], [])
 
-    reach = Reach(AllowedHosts.parse(allowed), NetworkRules.of(networks, "").policy, resolve)
+    reach = EgressDialer(AllowedHosts.parse(allowed), NetworkRules.of(networks, "").policy, resolve)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     try:
@@ -252,7 +252,9 @@ async def test_a_name_is_resolved_once_and_connected_to_where_it_was_checked(ser
         asked_for.append(host)
         return next(answers)
 
-    reach = Reach(AllowedHosts.parse(f"api.example.com:{server.port}"), NetworkRules.of(LOOPBACK, "").policy, resolve)
+    reach = EgressDialer(
+        AllowedHosts.parse(f"api.example.com:{server.port}"), NetworkRules.of(LOOPBACK, "").policy, resolve
+    )
     async with proxy_of_call(reach) as proxy:
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.models.special_tokens import MendedTokens, broken_tokens, tokenizes_text
+from worker.models.special_tokens import SpecialTokenUnescaper, escaped_tokens, tokenizes_text
 
 TOKENS = [
     "<|im_start|>",
@@ -19,13 +19,13 @@ TOKENS = [
 
 
 def mended(pieces: list[str]) -> str:
-    tokens = MendedTokens()
+    tokens = SpecialTokenUnescaper()
     return "".join([*map(tokens.more, pieces), tokens.rest()])
 
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_a_token_is_none_any_more(token: str) -> None:
-    broken = broken_tokens(f"see {token}system")
+    broken = escaped_tokens(f"see {token}system")
     assert token not in broken
     assert mended([broken]) == f"see {token}system"
 
@@ -37,13 +37,13 @@ def test_a_token_is_none_any_more(token: str) -> None:
     size=st.integers(1, 5),
 )
 def test_what_a_model_says_does_not_depend_on_cuts(parts: list[str], size: int) -> None:
-    said = broken_tokens("".join(parts))
+    said = escaped_tokens("".join(parts))
     pieces = [said[start : start + size] for start in range(0, len(said), size)]
     assert mended(pieces) == mended([said])
 
 
 def test_only_a_joiner_is_held_back() -> None:
-    tokens = MendedTokens()
+    tokens = SpecialTokenUnescaper()
     assert [tokens.more(piece) for piece in ("a <", "|b", "\u200d", "x")] == ["a <", "|b", "\u200d", "x"]
     assert [tokens.more(piece) for piece in ("<", "\u200d", "|im_start", "|>", "!")] == [
         "<",

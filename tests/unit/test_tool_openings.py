@@ -19,9 +19,9 @@ from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, SCRATCH_MB, WALLED, sandb
 from tests.kit.stream_server import stream_server
 from tests.kit.tools import tool_call
 from worker.main import with_certificates
-from worker.proxy.exchange import Reach
+from worker.proxy.exchange import EgressDialer
 from worker.tools.invocation import ToolInvocation, ToolSandbox
-from worker.tools.walled_sandbox import WalledSandbox
+from worker.tools.isolated_sandbox import IsolatedSandbox
 
 RUN, OTHER = RunId("run-1"), RunId("run-2")
 FETCH = """
@@ -82,10 +82,10 @@ async def server() -> AsyncIterator[int]:
 
 async def with_network(stack: AsyncExitStack, hosts: str, folder: Path, ca_file: str = "") -> ToolSandbox:
     network = NetworkRules.of("127.0.0.0/8", ca_file)
-    reach = Reach(AllowedHosts.parse(hosts), network.policy)
+    reach = EgressDialer(AllowedHosts.parse(hosts), network.policy)
     stack.callback(reach.close)
     plan = with_certificates(await walls("tier1"), folder, network)
-    made = WalledSandbox(plan, LIMITS, grace_s=2.0, reach=reach)
+    made = IsolatedSandbox(plan, LIMITS, grace_s=2.0, reach=reach)
     stack.push_async_callback(made.aclose)
     return made
 
@@ -131,8 +131,8 @@ async def test_a_tool_speaks_tls_itself_and_trusts_the_operators_authority(tmp_p
     [("tier1", "", "this worker gives none (HOLDFAST_TOOL_NETWORK)"), ("tier2", "localhost", "needs tier 1")],
 )
 async def test_a_call_that_asks_for_a_network_is_refused_where_there_is_none(tier: str, hosts: str, said: str) -> None:
-    reach = Reach(AllowedHosts.parse(hosts), NetworkRules().policy) if hosts else None
-    sandbox = WalledSandbox(await walls(tier), LIMITS, grace_s=2.0, reach=reach)
+    reach = EgressDialer(AllowedHosts.parse(hosts), NetworkRules().policy) if hosts else None
+    sandbox = IsolatedSandbox(await walls(tier), LIMITS, grace_s=2.0, reach=reach)
     outcome = await sandbox.call(msgspec.structs.replace(tool_call("def tool(): ..."), has_network=True))
     await sandbox.aclose()
     assert outcome.status == "error"

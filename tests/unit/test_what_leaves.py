@@ -26,7 +26,7 @@ from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from tests.kit.model_server.model_calls import history, returned
 from worker.bodies.request_size import fixed_tokens, history_tokens, last_answer, text_tokens
-from worker.bodies.summary import SUMMARY_SHARE, clipped, leaving, longest_that_fits
+from worker.bodies.summary import SUMMARY_SHARE, longest_that_fits, select_for_summary, truncated
 from worker.models.provider import ToolSpec
 
 ALL = CompactionOptions(mode="all")
@@ -49,7 +49,9 @@ def step(name: str, result: str) -> list[MessageBody]:
 
 
 def gone(messages: list[Message], room: int, options: CompactionOptions = WINDOW) -> list[MessageBody]:
-    return [message.body for message in leaving(messages, turn=messages[-1].turn, options=options, room=room)]
+    return [
+        message.body for message in select_for_summary(messages, turn=messages[-1].turn, options=options, room=room)
+    ]
 
 
 def test_the_oldest_turns_leave_and_the_newest_that_fit_their_share_stay() -> None:
@@ -122,7 +124,7 @@ def test_whatever_leaves_what_stays_is_whole(
     given_turns: list[list[list[MessageBody]]], room: int, options: CompactionOptions
 ) -> None:
     messages = turns(*[[UserMessage("q"), *(body for unit in turn for body in unit)] for turn in given_turns])
-    left = leaving(messages, turn=messages[-1].turn, options=options, room=room)
+    left = select_for_summary(messages, turn=messages[-1].turn, options=options, room=room)
     ids = {message.id for message in left}
     kept = [message for message in messages[1:] if message.id not in ids]
     waiting: set[str] = set()
@@ -142,7 +144,7 @@ def test_whatever_leaves_what_stays_is_whole(
 
 
 def test_a_long_text_loses_its_middle_and_says_so() -> None:
-    [message] = clipped(history(UserMessage("begin " + "x" * 1_000 + " end")), 100)
+    [message] = truncated(history(UserMessage("begin " + "x" * 1_000 + " end")), 100)
     assert isinstance(message.body, UserMessage)
     assert str(message.body.content).startswith("begin x")
     assert str(message.body.content).endswith("x end")
@@ -151,16 +153,16 @@ def test_a_long_text_loses_its_middle_and_says_so() -> None:
 
 def test_what_is_short_stays_the_very_message() -> None:
     messages = history(UserMessage("q"), *step("c1", "r"), Summary("s"), AssistantMessage(text="a" * 999))
-    assert [one is two for one, two in zip(clipped(messages, 100), messages, strict=True)] == [True] * 5
+    assert [one is two for one, two in zip(truncated(messages, 100), messages, strict=True)] == [True] * 5
 
 
 def test_every_kind_of_text_that_is_not_the_models_is_cut() -> None:
     parts = [TextContent("t" * 999), ImageContent(url="http://x/y.png")]
     messages = history(UserMessage(parts), *step("c1", "r" * 999), Summary("s" * 999))
-    for message in clipped(messages, 500):
+    for message in truncated(messages, 500):
         assert "characters are left out here" in str(message.body) or isinstance(message.body, AssistantMessage)
-    assert "http://x/y.png" in str(clipped(messages, 500))
-    assert "An image is left out here" in str(clipped(messages, 400))
+    assert "http://x/y.png" in str(truncated(messages, 500))
+    assert "An image is left out here" in str(truncated(messages, 400))
 
 
 def test_texts_are_halved_until_they_fit_and_no_further_than_the_least() -> None:

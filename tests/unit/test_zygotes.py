@@ -23,7 +23,7 @@ from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, WALLED, sandbox_of, walls
 from tests.kit.tools import is_alive, named_processes, tool_call
 from tests.kit.wait_until import wait_until
 from worker.tools.invocation import ToolInvocation, ToolOutcome, ToolSandbox
-from worker.tools.walled_sandbox import WalledSandbox
+from worker.tools.isolated_sandbox import IsolatedSandbox
 from worker.tools.zygote_pool import ZygotePool
 
 REPOSITORY = Path(__file__).parents[2]
@@ -50,10 +50,10 @@ def call_of(project: str, source: str, **arguments: Any) -> ToolInvocation:
 
 
 @asynccontextmanager
-async def pooled(tier: str, **settings: Any) -> AsyncGenerator[WalledSandbox]:
+async def pooled(tier: str, **settings: Any) -> AsyncGenerator[IsolatedSandbox]:
     """A sandbox whose zygotes live by these settings of `ZygotePool`."""
     plan = await walls(tier)
-    sandbox = WalledSandbox(plan, LIMITS, grace_s=2.0, pool=ZygotePool(plan, **settings))
+    sandbox = IsolatedSandbox(plan, LIMITS, grace_s=2.0, pool=ZygotePool(plan, **settings))
     try:
         yield sandbox
     finally:

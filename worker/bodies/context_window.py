@@ -44,12 +44,12 @@ from worker.bodies.request_size import (
 )
 from worker.bodies.summary import (
     SUMMARY_SHARE,
-    clipped,
     excerpt_instead,
     is_refusal,
-    leaving,
     longest_that_fits,
     messages_to_summarise,
+    select_for_summary,
+    truncated,
     write_summary,
 )
 from worker.run.body import Outcome
@@ -90,9 +90,9 @@ def new_compaction(
     context: AgentContext, gone: Sequence[Message], text: str, longest: int | None, stats: CompactionStats
 ) -> Compaction:
     """The change of the history: these messages leave, and the text, cut to `longest` characters, takes their place."""
-    clipped = text if longest is None else text[:longest]
+    truncated = text if longest is None else text[:longest]
     handle = context.handle
-    summary = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=Summary(clipped, stats))
+    summary = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=Summary(truncated, stats))
     return Compaction([message.id for message in gone], summary)
 
 
@@ -172,7 +172,7 @@ class ContextWindow:
 
     async def _ask(self, history: Sequence[Message]) -> Answer:
         context = self._context
-        sent = await beside(partial(clipped, history, self._longest_text), weight(history))
+        sent = await beside(partial(truncated, history, self._longest_text), weight(history))
         size = await self._size_of(sent)
         if size > self._limit:
             history, sent = await self._make_room(history, size, "post_step_context_check")
@@ -250,8 +250,10 @@ class ContextWindow:
         """The history as it is when old messages have left it, and what the model is to be sent of it."""
         context = self._context
         room = max(self._limit - self._fixed_tokens, int(self._limit * LEAST_ROOM))
-        shown = await beside(partial(clipped, history, self._longest_text), weight(history))
-        choose = partial(leaving, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room)
+        shown = await beside(partial(truncated, history, self._longest_text), weight(history))
+        choose = partial(
+            select_for_summary, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room
+        )
         gone = await beside(choose, weight(shown))
         if gone:
             await self._compact(shown, gone, room, size, trigger)
@@ -259,7 +261,7 @@ class ContextWindow:
         self._longest_text = await beside(
             partial(longest_that_fits, history, room, self._longest_text), weight(history)
         )
-        return history, await beside(partial(clipped, history, self._longest_text), weight(history))
+        return history, await beside(partial(truncated, history, self._longest_text), weight(history))
 
     async def _compact(
         self, history: Sequence[Message], gone: Sequence[Message], room: int, size: int, trigger: CompactionTrigger

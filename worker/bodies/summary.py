@@ -239,7 +239,9 @@ def _may_begin(history: Sequence[Message], place: int) -> bool:
     return not isinstance(before.body, UserMessage) or before.turn != history[place].turn
 
 
-def leaving(history: Sequence[Message], *, turn: int, options: CompactionOptions, room: int) -> Sequence[Message]:
+def select_for_summary(
+    history: Sequence[Message], *, turn: int, options: CompactionOptions, room: int
+) -> Sequence[Message]:
     """The messages that a compaction in the middle of a run summarises, so that history and summary fit into `room`.
 
     `turn` is the present one, whose question is to be answered. The oldest turns leave first, as the options say; then
@@ -300,31 +302,31 @@ def _steps(present: Sequence[Message]) -> list[list[Message]]:
 def longest_that_fits(history: Sequence[Message], room: int, longest: int) -> int:
     """To how many characters each text has to be cut so that the history fits: `longest`, or a half, a quarter … of
     it. Steps so large change seldom from one request to the next, and a provider's cache of the beginning is kept."""
-    while longest > SHORTEST_TEXT and history_tokens(clipped(history, longest)) > room:
+    while longest > SHORTEST_TEXT and history_tokens(truncated(history, longest)) > room:
         longest = max(longest // 2, SHORTEST_TEXT)
     return longest
 
 
-def clipped(history: Sequence[Message], longest: int) -> list[Message]:
+def truncated(history: Sequence[Message], longest: int) -> list[Message]:
     """The history as the model is shown it: what users, tools and summaries say without the middle of what is longer.
 
     Answers stay as they are: their provider wants them back unchanged, and the model has limited their length. Images
     are left out when the texts may have no more than the least.
     """
-    return [_clipped(message, longest) for message in history]
+    return [_truncated(message, longest) for message in history]
 
 
-def _clipped(message: Message, longest: int) -> Message:
-    body = _clipped_body(message.body, longest)
+def _truncated(message: Message, longest: int) -> Message:
+    body = _truncated_body(message.body, longest)
     return message if body is message.body else replace(message, body=body)
 
 
-def _clipped_body(body: MessageBody, longest: int) -> MessageBody:
+def _truncated_body(body: MessageBody, longest: int) -> MessageBody:
     match body:
         case UserMessage(content=str(text)) if len(text) > longest:
             return replace(body, content=without_middle(text, longest, TOO_LONG))
         case UserMessage(content=list(parts)):
-            shown = [_clipped_part(part, longest) for part in parts]
+            shown = [_truncated_part(part, longest) for part in parts]
             return body if shown == parts else replace(body, content=shown)
         case ToolReturns(returns=returns) if any(len(one.text) > longest for one in returns):
             cut = [replace(one, text=without_middle(one.text, longest, TOO_LONG)) for one in returns]
@@ -335,7 +337,7 @@ def _clipped_body(body: MessageBody, longest: int) -> MessageBody:
             return body
 
 
-def _clipped_part(part: ContentPart, longest: int) -> ContentPart:
+def _truncated_part(part: ContentPart, longest: int) -> ContentPart:
     match part:
         case TextContent(text=text) if len(text) > longest:
             return TextContent(without_middle(text, longest, TOO_LONG))

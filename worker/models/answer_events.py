@@ -11,7 +11,7 @@ from pydantic_ai import messages as sdk
 from pydantic_ai.models import StreamedResponse
 from pydantic_core import PydanticSerializationError
 
-from worker.models.answer_parts import CallIds, CountedTokens, WholeAnswer, judge
+from worker.models.answer_parts import CallIds, CountedTokens, WholeAnswer, finalize
 from worker.models.decoding import whole_number
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
 from worker.models.sdk_events import StreamEnd
@@ -66,7 +66,7 @@ class AnswerEvents:
                 yield from self._start(index, part, arguments=False)
                 yield self._finished_call(index, part)
         reason = answer.finish_reason if end.has_reason or answer.state != "incomplete" else None
-        yield judge(
+        yield finalize(
             self._call,
             WholeAnswer(
                 reason=_reason(reason, end),

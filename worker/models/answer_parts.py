@@ -20,7 +20,7 @@ from worker.models.provider import (
     Text,
     Thought,
 )
-from worker.models.special_tokens import JoinedPieces, MendedTokens, whole_characters
+from worker.models.special_tokens import JoinedPieces, SpecialTokenUnescaper, whole_characters
 
 # The ids of an answer's tool calls. Results and decisions find their call by its id, so no two calls share one.
 
@@ -107,7 +107,7 @@ class WholeAnswer(msgspec.Struct, frozen=True):
     """Its own sentence about the end, where it has one."""
 
 
-def judge(call: ModelCall, answer: WholeAnswer) -> Finished:
+def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
     """The end of the answer. Raises `ModelError` when it was cut short, refused or empty."""
     reason = answer.reason
     if reason is None:
@@ -172,7 +172,7 @@ class _Pieces:
     """Text that comes in pieces, with its characters put together and what was done to special tokens of the request
     undone."""
 
-    def __init__(self, mended: MendedTokens | None = None) -> None:
+    def __init__(self, mended: SpecialTokenUnescaper | None = None) -> None:
         self._characters = JoinedPieces()
         self._mended = mended
         self._pieces: list[str] = []
@@ -358,7 +358,7 @@ class AnswerParts:
         self._events.append(event)
 
     def _pieces(self) -> _Pieces:
-        return _Pieces(MendedTokens() if self._mends_tokens else None)
+        return _Pieces(SpecialTokenUnescaper() if self._mends_tokens else None)
 
     def _begin(self, part: _GrowingPart) -> _GrowingPart:
         self.close()

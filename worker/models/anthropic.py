@@ -18,7 +18,7 @@ from worker.models.answer_parts import (
     GrowingCall,
     GrowingThought,
     WholeAnswer,
-    judge,
+    finalize,
     reason_in,
 )
 from worker.models.anthropic_models import claude_model
@@ -375,7 +375,7 @@ class AnthropicAnswer:
         reason = reason_in(_REASONS, self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
         given = msgspec.structs.replace(self._given, reason=reason or "error", details=details)
-        finished = judge(
+        finished = finalize(
             self._call,
             WholeAnswer(
                 reason=reason,
@@ -458,7 +458,7 @@ def _counted(usage: Mapping[str, Any]) -> CountedTokens:
 
 
 class AnthropicWire:
-    """A `DirectWire`: where Messages are asked."""
+    """A `ProviderProtocol`: where Messages are asked."""
 
     def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
         self.route = route

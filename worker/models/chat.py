@@ -23,7 +23,7 @@ from worker.models.answer_parts import (
     FinishReason,
     GrowingCall,
     WholeAnswer,
-    judge,
+    finalize,
     reason_in,
 )
 from worker.models.decoding import Decoder, number_in
@@ -43,7 +43,7 @@ from worker.models.history_mapping import (
 )
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, ToolSpec, WireRequest
-from worker.models.special_tokens import broken_tokens, tokenizes_text
+from worker.models.special_tokens import escaped_tokens, tokenizes_text
 from worker.models.tool_schema import NO_PARAMETERS, inlined, tool_schema
 
 # A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.
@@ -71,7 +71,7 @@ class ChatRequest:
         length = self._quirks.call_id_length
         self._safe_call_id = None if length is None else partial(_short_call_id, length=length)
         self._follows_references = not route.model.lower().startswith(_FOLLOW_NO_REFERENCES)
-        self._guard: Callable[[str], str] = broken_tokens if tokenizes_text(route.model) else str
+        self._guard: Callable[[str], str] = escaped_tokens if tokenizes_text(route.model) else str
 
     def body(self, call: ModelCall) -> bytes:
         """The request as JSON. Raises `ModelError` for what cannot be sent."""
@@ -352,7 +352,7 @@ class ChatAnswer:
         provider = self._route.provider
         reason = "content_filter" if self._is_refused else reason_in(_REASONS, self._raw_reason)
         given = Given(provider, self._model, self._response_id, reason or "error")
-        finished = judge(
+        finished = finalize(
             self._call,
             WholeAnswer(
                 reason=reason,
@@ -460,7 +460,7 @@ _PATH = "/chat/completions"
 
 
 class ChatWire:
-    """A `DirectWire`."""
+    """A `ProviderProtocol`."""
 
     def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
         self.route = route

@@ -27,7 +27,7 @@ from worker.models.anthropic import AnthropicWire
 from worker.models.builtin import BuiltinModel
 from worker.models.chat import ChatWire
 from worker.models.connections import Connections
-from worker.models.direct_model import DirectModel, DirectWire
+from worker.models.http_model import HttpModel, ProviderProtocol
 from worker.models.provider import LONGEST_WAIT, AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
 
 NO_KEY = "none"
@@ -208,8 +208,8 @@ class Models:
             return self._direct(AnthropicWire(route, self._new_call_id), self._connections)
         return await asyncio.to_thread(self._build_on_sdk, route, self._connections)
 
-    def _direct(self, wire: DirectWire, connections: Connections) -> ModelProvider:
-        return DirectModel(wire, connections.client, self._first_event_timeout, self._idle_timeout, self._now)
+    def _direct(self, wire: ProviderProtocol, connections: Connections) -> ModelProvider:
+        return HttpModel(wire, connections.client, self._first_event_timeout, self._idle_timeout, self._now)
 
     def _build_on_sdk(self, route: Route, connections: Connections) -> ModelProvider:
         try:

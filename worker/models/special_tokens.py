@@ -55,12 +55,12 @@ def tokenizes_text(model: str) -> bool:
     return _SERVED_BY_THEIR_MAKERS.match(model.removeprefix("~").rpartition("/")[2]) is None
 
 
-def broken_tokens(text: str) -> str:
+def escaped_tokens(text: str) -> str:
     """The text with a joiner behind the first character of each special token."""
     return _TOKEN_START.sub(lambda found: found[0] + _JOINER, text)
 
 
-class MendedTokens:
+class SpecialTokenUnescaper:
     """Takes the joiner out of text that comes in pieces, however they cut it.
 
     Only text from a joiner on is ever held back, until what follows shows whether it is in a token.

@@ -14,7 +14,7 @@ import h11
 import structlog
 
 from shared.concurrency import background
-from worker.proxy.exchange import BUFFER_BYTES, Destination, Exchange, Pace, Reach, Refused, Streams, cut
+from worker.proxy.exchange import BUFFER_BYTES, EgressDialer, EgressTarget, Exchange, Pace, Refused, Streams, cut
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -28,16 +28,16 @@ LOGGED_HOSTS = 20
 """Of one call: a tool that tries every name does not fill the log."""
 
 
-class CallProxy:
+class EgressProxy:
     """Serves one call, from when it has its socket. Made by `proxy_of_call`."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: EgressDialer) -> None:
         self._reach = reach
         self._listening: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._connections = Pace(CONNECTIONS_PER_S, CONNECTIONS_BURST)
         self._bytes = Pace(BYTES_PER_S, BYTES_BURST)
-        self._logged: set[Destination] = set()
+        self._logged: set[EgressTarget] = set()
 
     def listen(self, listening: socket.socket) -> None:
         """Gives it the socket, which it closes in the end."""
@@ -74,7 +74,7 @@ class CallProxy:
         finally:
             self._places.release()
 
-    def _tell(self, destination: Destination, refused: Refused | None) -> None:
+    def _tell(self, destination: EgressTarget, refused: Refused | None) -> None:
         if destination in self._logged or len(self._logged) >= LOGGED_HOSTS:
             return
         self._logged.add(destination)
@@ -99,9 +99,9 @@ async def _streams(accepted: socket.socket) -> AsyncGenerator[Streams]:
 
 
 @asynccontextmanager
-async def proxy_of_call(reach: Reach) -> AsyncGenerator[CallProxy]:
+async def proxy_of_call(reach: EgressDialer) -> AsyncGenerator[EgressProxy]:
     """A proxy for the block. Its connections have ended when the block has."""
-    proxy = CallProxy(reach)
+    proxy = EgressProxy(reach)
     try:
         async with background(proxy.serve(), name="proxy of a tool call"):
             yield proxy

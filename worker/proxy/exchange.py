@@ -39,7 +39,7 @@ class Refused(Exception):
         self.reason = plain[:LONGEST_REASON].encode("ascii", "replace").decode()
 
 
-class Destination(NamedTuple):
+class EgressTarget(NamedTuple):
     """A host in its plain spelling, and a port."""
 
     host: str
@@ -52,12 +52,12 @@ class Destination(NamedTuple):
         return host if self.port == HTTP_PORT else f"{host}:{self.port}"
 
 
-def of_connect(target: bytes) -> Destination:
+def of_connect(target: bytes) -> EgressTarget:
     """The destination of `CONNECT host:port`. Raises `Refused`."""
     return _destination(target.decode("ascii"), default_port=None)
 
 
-def of_url(target: bytes) -> tuple[Destination, bytes]:
+def of_url(target: bytes) -> tuple[EgressTarget, bytes]:
     """The destination of `GET http://host/path` and the like, and the target for the server there. Raises `Refused`."""
     text = target.decode("ascii")
     found = _URL.fullmatch(text)
@@ -70,13 +70,13 @@ def of_url(target: bytes) -> tuple[Destination, bytes]:
     return _destination(found["authority"], default_port=HTTP_PORT), path.encode()
 
 
-def _destination(authority: str, default_port: int | None) -> Destination:
+def _destination(authority: str, default_port: int | None) -> EgressTarget:
     found = _AUTHORITY.fullmatch(authority)
     port = default_port if found is None or found["port"] is None else int(found["port"])
     if found is None or port is None or not 0 < port < 65536:
         raise Refused(400, "the destination is not host:port")
     try:
-        return Destination(plain_host(found["host"]), port)
+        return EgressTarget(plain_host(found["host"]), port)
     except ValueError as error:
         raise Refused(403, f"the destination is refused: {error}") from error
 
@@ -122,7 +122,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host. Raises `OSError` when it has none."""
 
 
-class Reach:
+class EgressDialer:
     """Where tools may connect to. Closed once, by whoever made it."""
 
     def __init__(self, allowed: AllowedHosts, policy: AddressPolicy, resolve: Resolve | None = None) -> None:
@@ -132,13 +132,13 @@ class Reach:
         self._resolve = resolve or self._ask_system
         self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="names-for-tools")
 
-    def check(self, destination: Destination) -> None:
+    def check(self, destination: EgressTarget) -> None:
         """Raises `Refused` when the operator's list does not have it. Resolves nothing."""
         if not self._allowed.allows(*destination):
             host, port = destination
             raise Refused(403, f"{host} port {port} is not among the hosts that the operator allows ({SETTING})")
 
-    async def connect(self, destination: Destination, *, buffer_bytes: int) -> Streams:
+    async def connect(self, destination: EgressTarget, *, buffer_bytes: int) -> Streams:
         """Raises `Refused`."""
         self.check(destination)
         addresses = await self._addresses(destination)
@@ -159,7 +159,7 @@ class Reach:
         """Waits for no lookup."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _addresses(self, destination: Destination) -> Sequence[str]:
+    async def _addresses(self, destination: EgressTarget) -> Sequence[str]:
         try:
             async with asyncio.timeout(RESOLVE_S):
                 addresses = await self._resolve(*destination)
@@ -208,13 +208,13 @@ _OF_ONE_CONNECTION = frozenset(
 """RFC 9110, 7.6.1, and what clients send to proxies beside them."""
 
 Headers = list[tuple[bytes, bytes]]
-Told = Callable[[Destination, Refused | None], None]
+Told = Callable[[EgressTarget, Refused | None], None]
 
 
 class Exchange:
     """Serves one accepted connection. `told` hears where it leads, or why it leads nowhere."""
 
-    def __init__(self, streams: Streams, reach: Reach, bytes_pace: Pace, told: Told) -> None:
+    def __init__(self, streams: Streams, reach: EgressDialer, bytes_pace: Pace, told: Told) -> None:
         self._reader, self._writer = streams
         self._reach = reach
         self._pace = bytes_pace
@@ -247,7 +247,7 @@ class Exchange:
         return event if isinstance(event, h11.Request) else None
 
     @asynccontextmanager
-    async def _connected(self, destination: Destination) -> AsyncGenerator[Streams]:
+    async def _connected(self, destination: EgressTarget) -> AsyncGenerator[Streams]:
         try:
             streams = await self._reach.connect(destination, buffer_bytes=BUFFER_BYTES)
         except Refused as refused:

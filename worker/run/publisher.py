@@ -38,7 +38,7 @@ from worker.run.observation import (
 # How a run's new owner takes its log: what earlier owners have shown, and how the new one goes on behind that.
 
 
-class TakenLog(NamedTuple):
+class RecoveredLog(NamedTuple):
     """A log as its new owner finds it."""
 
     follows: Seq
@@ -49,7 +49,7 @@ class TakenLog(NamedTuple):
     """The owner's first event; None for the first owner, who needs none."""
 
 
-async def take_log(
+async def recover_log(
     run: Run,
     event_log: EventLog,
     events: EventStore,
@@ -58,12 +58,12 @@ async def take_log(
     *,
     goes_on: bool,
     stores_first: bool,
-) -> TakenLog:
+) -> RecoveredLog:
     """Adopts the log. `goes_on` is as in `Publisher.publishing`, `stores_first` as in `Publisher`. Raises `LeaseLost`,
     `StaleFence` or `Unavailable`."""
     adopted = await adopt_log(run, event_log, checkpoints, now)
     if run.fence == 1:
-        return TakenLog(adopted.follows, ShownStep(), None)
+        return RecoveredLog(adopted.follows, ShownStep(), None)
     is_shown = adopted.follows > run.checkpoint_seq
     behind = await events.read(run.id, run.checkpoint_seq, None) if is_shown else []
     shown = ShownStep(decode(entry) for _, entry in behind)
@@ -71,7 +71,7 @@ async def take_log(
     is_whole = adopted.is_whole or stores_first
     opening = _opening(run, shown, adopted.follows, unix_ms(now), goes_on=goes_on and is_whole)
     shown.take(opening)
-    return TakenLog(adopted.follows, shown, opening)
+    return RecoveredLog(adopted.follows, shown, opening)
 
 
 def _opening(run: Run, shown: ShownStep, follows: Seq, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
@@ -312,7 +312,7 @@ class Publisher:
         """Adopts the log, and continues where it ends."""
         stores = (self._event_log, self._events, self._checkpoints)
         now, stores_first = self._clock.now(), self._stores_first
-        taken = await take_log(self.run, *stores, now, goes_on=goes_on, stores_first=stores_first)
+        taken = await recover_log(self.run, *stores, now, goes_on=goes_on, stores_first=stores_first)
         self.shown = taken.shown
         if isinstance(taken.opening, StepRestarted) and taken.opening.void_message_ids:
             self.observation.restarted()

@@ -9,12 +9,12 @@ import structlog
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
-from worker.proxy.exchange import Reach
+from worker.proxy.exchange import EgressDialer
 from worker.tools.interpreter import NODE_LOOK, NodeProgram, described_node
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
+from worker.tools.isolated_sandbox import IsolatedSandbox
 from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox
 from worker.tools.scratch import ToolFolders
-from worker.tools.walled_sandbox import WalledSandbox
 from worker.tools.zygote import ZygotePlan
 
 OFF = "off"
@@ -96,13 +96,13 @@ def sandbox_of(
     *,
     grace_s: float,
     folders: ToolFolders | None = None,
-    reach: Reach | None = None,
+    reach: EgressDialer | None = None,
 ) -> ToolSandbox:
     """What runs calls behind these walls, in Python and, where there is a `node`, in JavaScript."""
     if isinstance(walls, PlainProcess):
         return ProcessSandbox(limits, grace_s=grace_s, python=walls.python, user=walls.user, node=node, folders=folders)
     walled = msgspec.structs.replace(walls, node=node)
-    return WalledSandbox(walled, limits, grace_s=grace_s, folders=folders, reach=reach)
+    return IsolatedSandbox(walled, limits, grace_s=grace_s, folders=folders, reach=reach)
 
 
 async def trial(node: NodeProgram, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> str | None:

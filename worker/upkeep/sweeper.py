@@ -16,7 +16,7 @@ from shared.domain.errors import LifecycleError, Unavailable
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.redis.queue import RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.runs.orphans import OrphanedRuns
 from shared.sql.runs.listing import QUIET_PAGE, QuietRun, RunListing
 from shared.sql.runs.run_store import RunStore
 
@@ -34,7 +34,7 @@ class Sweeper:
     listing: RunListing
     runs: RunStore
     queue: RunQueue
-    unowned: UnownedRuns
+    orphans: OrphanedRuns
     clock: Clock
     quiet_s: float
     """How long SQL must have heard nothing of a run before it is looked at."""
@@ -105,7 +105,7 @@ class Sweeper:
             try:
                 mode = run.cancel.mode if run.cancel else None
                 if mode is not None:
-                    await self.unowned.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
+                    await self.orphans.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
             except (LifecycleError, Unavailable) as error:
                 log.info("cancel_left_for_later", run_id=run.id, reason=str(error))
 

@@ -17,10 +17,10 @@ from shared.domain.agents import (
     with_approval_override,
     with_default_approvals,
 )
-from shared.domain.brought_agents import Arrival, BroughtAgent, BroughtAgents, without_missing
 from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
+from shared.domain.imported_agents import BroughtAgent, ImportedAgents, ImportReport, without_missing
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.domain.tool_catalog import is_base_tool
 from shared.domain.tools import Tool, refuse_foreign_rules
@@ -320,7 +320,7 @@ class BroughtAgentStore:
         self._database = database
         self._secret_keys = secret_keys
 
-    async def store(self, project_id: ProjectId, brought: BroughtAgents) -> Arrival:
+    async def store(self, project_id: ProjectId, brought: ImportedAgents) -> ImportReport:
         """Stores tools, blocks, agents and their histories in one transaction; what became of the tools.
 
         A base tool of the project is never replaced. Raises `Conflict` for an agent with two blocks of one label, and
@@ -338,7 +338,7 @@ class BroughtAgentStore:
             for one in brought.agents:
                 await _store_agent(connection, one, met.present, self._secret_keys)
             missing = sorted(wanted.difference(met.present))
-            return Arrival([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
+            return ImportReport([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
 
 
 async def _tools_by_name(connection: Connection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
@@ -358,7 +358,7 @@ class _Met(NamedTuple):
     """Names of those that were kept although they differ."""
 
 
-def _met(brought: BroughtAgents, own: Mapping[str, Tool]) -> _Met:
+def _met(brought: ImportedAgents, own: Mapping[str, Tool]) -> _Met:
     met = _Met(dict(own), [], [], [], [])
     for one in brought.tools:
         name = one.new.name

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
 from shared.concurrency import beside
-from shared.domain.brought_agents import PlacedMessage
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
+from shared.domain.imported_agents import ImportedMessage
 from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Compaction, Run
 from shared.sql.access.audit import record
@@ -118,7 +118,7 @@ def _values(message: NewMessage) -> dict[str, Any]:
     }
 
 
-async def insert_brought_history(connection: Connection, agent_id: AgentId, history: Sequence[PlacedMessage]) -> None:
+async def insert_brought_history(connection: Connection, agent_id: AgentId, history: Sequence[ImportedMessage]) -> None:
     """Fills the default history of an agent that has its system message and nothing else. What is out of the context
     counts as compacted."""
     if not history:

@@ -78,13 +78,13 @@ _STOPPED = (
 )
 
 
-def tell_agent(connection: Connection, run: Run, stop_reason: str | None) -> None:
+def set_last_stop_reason(connection: Connection, run: Run, stop_reason: str | None) -> None:
     """Stores how the agent's newest run stopped; deferred."""
     if run.answers_messages:
         connection.defer(_STOPPED, {"of_agent": run.agent_id, "stop_reason": stop_reason})
 
 
-async def call_back(connection: Connection, run: Run, now: datetime) -> None:
+async def enqueue_callback(connection: Connection, run: Run, now: datetime) -> None:
     """Puts the run's callback into the outbox, if it asked for one and the outbox has none."""
     if run.callback_url is None:
         return
@@ -97,7 +97,7 @@ async def call_back(connection: Connection, run: Run, now: datetime) -> None:
         )
 
 
-async def deny_what_waits(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
+async def deny_pending(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
     """Denies every call of the run that waits for a person. `cause`: why the run ends."""
     denial = Decision(tool_call_id="", approve=False, reason=reason)
     is_waiting = (approvals.c.run_id == run.id, approvals.c.decided_at.is_(None))
@@ -219,10 +219,10 @@ class SettlementStore:
             }
             await store_step(connection, run, checkpoint)
             await insert_events(connection, run.id, tail.behind(locked.last_seq))
-            tell_agent(connection, run, PARKED.stop_reason)
+            set_last_stop_reason(connection, run, PARKED.stop_reason)
             await apply(connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values)
             await insert_approvals(connection, asked)
-            await call_back(connection, run, checkpoint.now)
+            await enqueue_callback(connection, run, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
@@ -263,11 +263,11 @@ class SettlementStore:
         if settlement.step is not None:
             upsert_step(connection, run, settlement.step)
         if has_begun:
-            tell_agent(connection, run, end.stop_reason)
+            set_last_stop_reason(connection, run, end.stop_reason)
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         if run.status is RunStatus.AWAITING_APPROVAL:
-            await deny_what_waits(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)
-        await call_back(connection, run, now)
+            await deny_pending(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)
+        await enqueue_callback(connection, run, now)
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
 

@@ -16,7 +16,7 @@ from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.runs.orphans import OrphanedRuns
 from tests.kit.protocol.owner import LOG_TTL_S, Owner, Surroundings
 from tests.kit.protocol.round_trips import Party, Passing
 from tests.kit.protocol.witness import KnownRun
@@ -91,7 +91,7 @@ class ProtocolWorld:
             listing=self.trips.to(around.stores.listing, party),
             runs=self.trips.to(around.stores.runs, party),
             queue=self.trips.to(self._queue, party),
-            unowned=self._unowned(party),
+            orphans=self._orphans(party),
             clock=around.clock,
             quiet_s=0,
             patience_s=LEASE_MS / 2000,
@@ -106,19 +106,19 @@ class ProtocolWorld:
         runs = self.around.stores.runs
         await runs.request_cancel(await runs.look_up(known.run_id), CANCEL)
 
-    def take_unowned(self, known: KnownRun, party: Party) -> None:
+    def take_orphaned(self, known: KnownRun, party: Party) -> None:
         """The API begins to end a run that nobody holds."""
-        self.around.start(self._take_unowned(known, party), name=f"{party.name} cancels {known.run_id}")
+        self.around.start(self._take_orphaned(known, party), name=f"{party.name} cancels {known.run_id}")
 
-    async def _take_unowned(self, known: KnownRun, party: Party) -> None:
+    async def _take_orphaned(self, known: KnownRun, party: Party) -> None:
         run = await self.trips.to(self.around.stores.runs, party).look_up(known.run_id)
         if run.status is RunStatus.RUNNING and await self.trips.to(self._queue, party).is_leased(run.id, run.dispatch):
             return
-        await self._unowned(party).cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
+        await self._orphans(party).cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
 
-    def _unowned(self, party: Party) -> UnownedRuns:
+    def _orphans(self, party: Party) -> OrphanedRuns:
         stores, far = self.around.stores, self.trips.to
-        return UnownedRuns(
+        return OrphanedRuns(
             runs=far(stores.runs, party),
             agents=far(stores.agents, party),
             messages=far(stores.messages, party),
@@ -339,7 +339,7 @@ class ProtocolWorld:
         before = len(self.active)
         for known in self.active:
             if self.around.witness.trace(known.run_id).status == RunStatus.AWAITING_APPROVAL:
-                self.take_unowned(known, self.strangers[0])
+                self.take_orphaned(known, self.strangers[0])
         await self._claim_all()
         for owner in self.owners:
             owner.tell("settle")

@@ -16,8 +16,8 @@ import msgspec
 
 from shared.domain.ids import RunId
 from shared.domain.tools import SandboxTier
-from worker.proxy.call_proxy import CallProxy, proxy_of_call
-from worker.proxy.exchange import Reach
+from worker.proxy.call_proxy import EgressProxy, proxy_of_call
+from worker.proxy.exchange import EgressDialer
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome
 from worker.tools.outcomes import (
     NO_NODE,
@@ -41,7 +41,7 @@ CLOCK_S = 0.2
 """The kernel looks at the processor time that a call has used now and then."""
 
 
-class WalledSandbox:
+class IsolatedSandbox:
     """A `ToolSandbox` of tier 1 or 2."""
 
     def __init__(
@@ -52,7 +52,7 @@ class WalledSandbox:
         grace_s: float,
         pool: ZygotePool | None = None,
         folders: ToolFolders | None = None,
-        reach: Reach | None = None,
+        reach: EgressDialer | None = None,
     ) -> None:
         """`grace_s`: from SIGTERM to SIGKILL. `folders`: among the system's temporary ones if not given. `reach`: where
         calls with a network may connect to; None: nowhere."""
@@ -116,7 +116,7 @@ class WalledSandbox:
             yield process
 
     def _process(
-        self, invocation: ToolInvocation, directory: str, run_folder: Path | None, proxy: CallProxy | None
+        self, invocation: ToolInvocation, directory: str, run_folder: Path | None, proxy: EgressProxy | None
     ) -> "WalledProcess":
         plan = msgspec.structs.replace(self._plan, folders=invocation.folders)
         limits = self._limits.narrowed(invocation.limits)
@@ -158,7 +158,7 @@ class WalledProcess:
         directory: str,
         becomes_node: bool = False,
         run_folder: str = "",
-        proxy: CallProxy | None = None,
+        proxy: EgressProxy | None = None,
     ) -> None:
         """`sent`: the payload. `result_bytes`: the longest frame that is read. `directory`: for the call to write in,
         where it has no file system of its own. `run_folder`: as in `Zygote.fork`. `proxy`: gets the call's socket."""

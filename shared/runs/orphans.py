@@ -1,4 +1,4 @@
-"""Cancels of unowned runs: one that never began, one that waits for a person, one whose worker is gone.
+"""Cancels of orphaned runs: one that never began, one that waits for a person, one whose worker is gone.
 
 The API cancels them for its clients; the sweeper and the expiry of approvals cancel those that no API process came to
 end. All use the same guarded settle: if a worker claims the run at the same time, one of the two is refused.
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnownedRuns:
+class OrphanedRuns:
     """Cancels runs that no worker has."""
 
     runs: RunStore
@@ -85,7 +85,7 @@ class UnownedRuns:
             rollback=mode is CancelMode.ROLLBACK,
         )
         settled = await self._persist(lambda: self.settlements.settle(run, settlement))
-        log.info("unowned_run_cancelled", run_id=run.id, was=run.status, cause=cause)
+        log.info("orphaned_run_cancelled", run_id=run.id, was=run.status, cause=cause)
         self._trace_end(settled.run, now)
         await self._announce(settled)
         return settled.run
@@ -165,7 +165,7 @@ class ApprovalService:
     approvals: ApprovalStore
     decisions: DecisionStore
     runs: RunStore
-    unowned: UnownedRuns
+    orphans: OrphanedRuns
     queue: RunQueue
     clock: Clock
 
@@ -202,14 +202,14 @@ class ApprovalService:
             run = await self.runs.look_up(asked.run_id)
             if run.cancel is not None:
                 return  # a client has asked for a cancel before, and the run ends by that
-            await self.unowned.cancel(
+            await self.orphans.cancel(
                 run, cause="approval_expired", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_EXPIRY
             )
         log.info("approval_expired", approval_id=asked.id, run_id=asked.run_id, on_expiry=asked.on_expiry)
 
     def _clock_as_asker(self) -> Asker:
         """Nobody's key decides, and the audit log says so."""
-        return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.unowned.ids)
+        return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.orphans.ids)
 
     async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
         return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)

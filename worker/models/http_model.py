@@ -58,7 +58,7 @@ class Answer(Protocol):
         ...
 
 
-class DirectWire(Protocol):
+class ProviderProtocol(Protocol):
     """What is asked of one route, and how its answers are read."""
 
     @property
@@ -78,12 +78,12 @@ class DirectWire(Protocol):
     def answer(self, call: ModelCall) -> Answer: ...
 
 
-class DirectModel:
+class HttpModel:
     """A `ModelProvider` for one handle."""
 
     def __init__(
         self,
-        wire: DirectWire,
+        wire: ProviderProtocol,
         client: httpx2.AsyncClient,
         first_event_timeout: float,
         idle_timeout: float,

@@ -23,7 +23,7 @@ from shared.domain.settling import OpenCalls, close_calls
 from shared.domain.tools import Rule, Tool
 
 
-class PlacedMessage(msgspec.Struct, frozen=True):
+class ImportedMessage(msgspec.Struct, frozen=True):
     """A message with its turn. Turn 0 has the summaries with which a history begins."""
 
     turn: int
@@ -57,10 +57,10 @@ class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
     tool_names: list[str]
     """Its tools. Those that the project does not have are left out."""
     system_message_id: MessageId
-    history: list[PlacedMessage]
+    history: list[ImportedMessage]
 
 
-class BroughtAgents(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedAgents(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be stored together."""
 
     agents: list[BroughtAgent]
@@ -70,7 +70,7 @@ class BroughtAgents(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a tool takes the place of a different one of its name."""
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class ImportReport(msgspec.Struct, frozen=True):
     """What became of the tools, by name."""
 
     replaced: list[str]
@@ -93,7 +93,7 @@ class BroughtHistory:
 
     def __init__(self, ids: IdMaker) -> None:
         self._ids = ids
-        self._placed: list[PlacedMessage] = []
+        self._placed: list[ImportedMessage] = []
         self._turn = 0
         self._in_context = True
         self._asking: AssistantMessage | None = None
@@ -120,7 +120,7 @@ class BroughtHistory:
                 self._close()
                 self._place(body, created_at)
 
-    def finish(self) -> list[PlacedMessage]:
+    def finish(self) -> list[ImportedMessage]:
         """The whole history."""
         self._close()
         return self._placed
@@ -193,7 +193,7 @@ class BroughtHistory:
         turn = 0 if leads and self._in_context else max(self._turn, 1)
         self._turn = max(self._turn, turn)
         message = NewMessage(id=self._ids.message(), created_at=created_at, body=body)
-        self._placed.append(PlacedMessage(turn, message, self._in_context))
+        self._placed.append(ImportedMessage(turn, message, self._in_context))
 
 
 def without_missing(rules: Iterable[Rule], names: Container[str]) -> list[Rule]:

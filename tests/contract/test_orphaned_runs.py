@@ -21,7 +21,7 @@ from shared.redis.event_feed import EventFeed
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import RunQueue
-from shared.runs.unowned import UnownedRuns
+from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from tests.kit.services.redis_losses import lose_end_of_stream
 from tests.kit.services.redis_servers import PrivateRedis, read_only
@@ -85,8 +85,8 @@ async def shown_by_a_worker_that_died(stores: Stores, event_log: EventLog) -> Ru
     return await stores.runs.look_up(run.id)
 
 
-def unowned_of(stores: Stores, redis: PrivateRedis) -> UnownedRuns:
-    return UnownedRuns(
+def orphaned_of(stores: Stores, redis: PrivateRedis) -> OrphanedRuns:
+    return OrphanedRuns(
         runs=stores.runs,
         agents=stores.agents,
         messages=stores.messages,
@@ -143,7 +143,7 @@ async def test_a_cancel_of_a_run_that_nobody_held_left_an_unannounced_jump(
     async with feed.running(), reader.log_ends.watching(), background(read_live(), name="live reader"):
         await wait_until(lambda: len(live) == SHOWN, description="the reader to see what was shown")
         async with trouble(private_redis, run):
-            cancelled = await unowned_of(stores, private_redis).cancel(
+            cancelled = await orphaned_of(stores, private_redis).cancel(
                 run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL
             )
         assert cancelled.status is RunStatus.CANCELLED
@@ -171,7 +171,7 @@ async def test_a_run_that_never_began_ends_with_the_numbers_of_a_first_owner(
 ) -> None:
     run = await stores.submitted()
     async with trouble(private_redis, run):
-        cancelled = await unowned_of(stores, private_redis).cancel(
+        cancelled = await orphaned_of(stores, private_redis).cancel(
             run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL
         )
     stored = await stores.events.read(run.id, Seq(1))
@@ -182,10 +182,10 @@ async def test_a_run_that_never_began_ends_with_the_numbers_of_a_first_owner(
 async def test_two_who_cancel_a_run_that_nobody_holds_end_it_once(stores: Stores, private_redis: PrivateRedis) -> None:
     event_log = EventLog(private_redis.client(), ttl_s=3600)
     run = await shown_by_a_worker_that_died(stores, event_log)
-    unowned = unowned_of(stores, private_redis)
-    cancelled = await unowned.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
+    orphans = orphaned_of(stores, private_redis)
+    cancelled = await orphans.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
     with pytest.raises(StaleFence):
-        await unowned.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
+        await orphans.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
     assert await stores.runs.look_up(run.id) == cancelled
     stored = await stores.events.read(run.id, Seq(1))
     assert [is_end(entry) for _, entry in stored].count(True) == 1
@@ -197,7 +197,7 @@ async def test_a_run_waited_for_the_sweeper_because_two_had_cancelled_the_one_be
     """The second of them came when the run had ended and another one was submitted, gave that one a new dispatch, found
     that the end was sent already, and told nobody of the dispatch. Found by the interleavings of a conversation."""
     run = await stores.submitted()
-    first, second = unowned_of(stores, private_redis), unowned_of(stores, private_redis)
+    first, second = orphaned_of(stores, private_redis), orphaned_of(stores, private_redis)
     await first.cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
     submitted = await stores.submitted()
     await first.queue.dispatch(Dispatch(submitted.id, submitted.dispatch))
