@@ -26,7 +26,7 @@ from tests.kit.jail.keeper import FOLDER
 from tests.kit.jail.plants import Plants, segments
 from tests.kit.package_index import PackageIndex, wheel
 from worker.main import with_certificates
-from worker.proxy.exchange import Reach
+from worker.proxy.exchange import EgressDialer
 from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.sandbox_choice import PlainProcess, SandboxChoice
@@ -46,7 +46,7 @@ async def make_sandbox(tier: SandboxTier, allowed_port: int) -> ToolSandbox:
     if isinstance(walls, PlainProcess):
         return sandbox_of(walls, LIMITS, node, grace_s=GRACE_S)
     network = NetworkRules.of("127.0.0.0/8,::1/128", "")
-    reach = Reach(AllowedHosts.parse(f"localhost:{allowed_port}"), network.policy)
+    reach = EgressDialer(AllowedHosts.parse(f"localhost:{allowed_port}"), network.policy)
     walls = with_certificates(walls, FOLDER, network)
     return sandbox_of(walls, LIMITS, node, grace_s=GRACE_S, reach=reach)
 
