@@ -40,7 +40,8 @@ MIGRATIONS = frozenset({"alembic", "mako", "markupsafe", "pygments"})
 KEYS = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
 """A worker imported the SDKs of all providers that it had keys for, beside its first runs."""
 
-OF_THE_MACHINE = frozenset({"sitecustomize", "usercustomize"})
+OF_THE_MACHINE = frozenset({"sitecustomize", "usercustomize", "async_timeout"})
+"""`async_timeout` is what redis-py takes where Python is older than 3.11.3."""
 
 PROGRAM = f"""
 import atexit, json, os, sys
@@ -51,8 +52,8 @@ atexit.register(lambda: open(place, "w").write(json.dumps(list(sys.modules))))
 
 
 def _imported(directory: Path, command: str) -> frozenset[str]:
-    """The packages that a process had imported at its end, without Python's own and what the machine's distribution
-    starts each Python with, as Debian does."""
+    """The packages that a process had imported at its end, without Python's own, and what depends on the machine's
+    Python: Debian starts each with a module of its own."""
     packages = {name.partition(".")[0] for name in json.loads((directory / f"{command}.json").read_text())}
     return frozenset(name for name in packages - sys.stdlib_module_names - OF_THE_MACHINE if not name.startswith("_"))
 
