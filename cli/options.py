@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON for machines: an object per line where there are many.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 MOST_DAYS = 36_500
 

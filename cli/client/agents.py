@@ -56,7 +56,7 @@ def _name_of(server: Server, agent_id: str) -> str:
 
 @commands.command("list", epilog="Example: holdfast agents list --limit 10")
 def list_agents(
-    name: Annotated[str | None, typer.Option(help="Of this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only agents of this name.")] = None,
     limit: LimitOption = 50,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
@@ -85,7 +85,7 @@ def show(agent: AgentArgument, as_json: JsonOption = False, url: UrlOption = DEF
 
 @commands.command(epilog="Example: holdfast agents create first --model builtin/slow")
 def create(
-    name: Annotated[str, typer.Argument(help="What it is called.")],
+    name: Annotated[str, typer.Argument(help="The agent's name.")],
     model: Annotated[
         str | None, typer.Option(help="Such as openai/gpt-5-mini (default: the server's default model).")
     ] = None,

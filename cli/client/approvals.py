@@ -109,7 +109,7 @@ def _edited() -> Record | None:
         return None
 
 
-commands = typer.Typer(help="List and decide what waits for a person.")
+commands = typer.Typer(help="List and decide calls that wait for a person.")
 
 FIELDS = ("id", "status", "tool_name", "arguments", "decided_by", "decided_at", "continued_by")
 
@@ -134,7 +134,7 @@ def list_approvals(
 def decide_one(
     approval: Annotated[str, typer.Argument(metavar="APPROVAL", help="The approval's id: approval-…")],
     decision: Annotated[Literal["approve", "deny"], typer.Argument(help="approve or deny.")],
-    reason: Annotated[str | None, typer.Option(help="Of a denial; the model is told.")] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason for a denial; the model gets it.")] = None,
     arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Approve, but with these arguments.")] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,

@@ -15,7 +15,7 @@ from shared.domain.errors import InvalidRequest, Unavailable
 
 ConversationOption = Annotated[
     str | None,
-    typer.Option(metavar="CONV", help="A further conversation, conv-…; `new` begins one (default: the agent's own)."),
+    typer.Option(metavar="CONV", help="A conversation, conv-…; `new` begins one (default: the agent's own history)."),
 ]
 PAUSES_S = (0.5, 2.0)
 """Before a message is sent again whose answer was lost."""

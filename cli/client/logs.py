@@ -23,7 +23,7 @@ _HEAD = frozenset({"id", "message_type", "date", "run_id", "seq_id", "otid", "st
 @commands.command(epilog="Example: holdfast logs run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --follow --json")
 def logs(
     run: RunArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, to the run's end.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the run to its end.")] = False,
     starting_after: AfterOption = 0,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,

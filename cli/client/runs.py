@@ -15,7 +15,7 @@ commands = typer.Typer(help="List, show, watch, cancel and steer runs.")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: run-…")]
 AfterOption = Annotated[
-    int, typer.Option("--starting-after", min=0, metavar="N", help="Only what comes behind frame N of the stream.")
+    int, typer.Option("--starting-after", min=0, metavar="N", help="Only frames after frame N of the stream.")
 ]
 COLUMNS = ("id", "agent", "status", "stop_reason", "created_at", "duration_s")
 FIELDS = (
@@ -93,11 +93,11 @@ def watch(
 @commands.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
 def cancel(
     run: RunArgument,
-    reason: Annotated[str, typer.Option(help="For the record.")] = CANCEL_REASON,
+    reason: Annotated[str, typer.Option(help="The reason, for the record.")] = CANCEL_REASON,
     mode: Annotated[
-        Literal["interrupt", "rollback"], typer.Option(help="rollback takes the run's messages back.")
+        Literal["interrupt", "rollback"], typer.Option(help="rollback also removes the run's messages.")
     ] = "interrupt",
-    wait: Annotated[float, typer.Option(min=0, max=60, help="Seconds to wait for it to stop.")] = 10.0,
+    wait: Annotated[float, typer.Option(min=0, max=60, help="Seconds to wait until it stops.")] = 10.0,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
@@ -114,7 +114,7 @@ def inject(
     text: Annotated[str, typer.Argument(help="The message.")],
     if_ended: Annotated[
         Literal["refuse", "next"],
-        typer.Option(help="next keeps it for the agent's next run where this one ends before."),
+        typer.Option(help="next keeps it for the agent's next run if this one ends first."),
     ] = "refuse",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,

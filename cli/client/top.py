@@ -25,8 +25,8 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 @commands.command(epilog="Example: holdfast top --once --json")
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:

@@ -35,7 +35,7 @@ def _seconds(text: str) -> int:
 @commands.command(epilog="Example: KEY=$(holdfast keys create --name backend --scope write)")
 def create(
     name: Annotated[str, typer.Option(help="Who will use the key.")],
-    project: Annotated[str, typer.Option(help="Whose data the key opens.")] = "default",
+    project: Annotated[str, typer.Option(help="The project that the key gives access to.")] = "default",
     scope: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,7 +99,7 @@ def rotate(
         typer.Option(
             parser=_seconds,
             metavar="SECONDS",
-            help="How long the old secret goes on; 0: it ends at once. The default is a day.",
+            help="How long the old secret stays valid; 0: it ends at once. The default is a day.",
         ),
     ] = DEFAULT_GRACE_S,
     as_json: JsonOption = False,
@@ -117,7 +117,7 @@ def rotate(
 
 @commands.command("callback-secret", epilog="Example: holdfast keys callback-secret --project default")
 def callback_secret(
-    project: Annotated[str, typer.Option(help="Whose callbacks the secret signs.")] = "default",
+    project: Annotated[str, typer.Option(help="The project whose callbacks the secret signs.")] = "default",
     as_json: JsonOption = False,
 ) -> None:
     """Print the secret with which a project's receivers check callbacks. Needs HOLDFAST_CALLBACK_SECRET alone."""

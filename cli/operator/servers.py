@@ -44,7 +44,7 @@ PortOption = Annotated[int, typer.Option(parser=_port_number, metavar="PORT", he
 def dev(
     host: HostOption = LOOPBACK,
     port: PortOption = PORT,
-    data_dir: Annotated[str | None, typer.Option(help="Where the database is kept (default: .holdfast).")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Directory of the database (default: .holdfast).")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=DRAIN_HELP.format(default="0, at once"))] = None,
 ) -> None:
     """Run everything in one process, on embedded parts; no key, loopback only."""
@@ -76,7 +76,7 @@ def worker(
         typer.Option(
             parser=_port_number,
             metavar="PORT",
-            help="Port of health and metrics (default: HOLDFAST_WORKER_PORT).",
+            help="Port for health checks and metrics (default: HOLDFAST_WORKER_PORT).",
         ),
     ] = None,
 ) -> None:

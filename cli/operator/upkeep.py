@@ -26,7 +26,7 @@ commands = typer.Typer()
 
 @commands.command("migrate", epilog="Example: holdfast migrate && holdfast api")
 def migrate_database(as_json: JsonOption = False) -> None:
-    """Bring the database to the shape that this version needs. Needs HOLDFAST_DATABASE_URL."""
+    """Migrate the database to the schema of this version. Needs HOLDFAST_DATABASE_URL."""
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
@@ -60,7 +60,7 @@ def prune(
 
 @commands.command(epilog="Example: holdfast doctor --call && holdfast worker")
 def doctor(
-    call: Annotated[bool, typer.Option("--call", help="Ask a model of each provider for a word.")] = False,
+    call: Annotated[bool, typer.Option("--call", help="Also call a model of each provider.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look at the settings, at the services that they name, and at this machine: what is wrong, and the fix.
@@ -119,7 +119,7 @@ def audit(
     action: Annotated[str | None, typer.Option(help="Such as key.revoked (default: all).")] = None,
     key: Annotated[str | None, typer.Option(help="The id of the key that was used (default: all).")] = None,
     object_id: Annotated[
-        str | None, typer.Option("--object", help="The id of what it was done to (default: all).")
+        str | None, typer.Option("--object", help="The id of the object of the action (default: all).")
     ] = None,
     days: Annotated[
         int | None, typer.Option(parser=days_at_most, metavar="N", help="Of the last N days (default: all).")
