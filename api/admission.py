@@ -5,14 +5,27 @@ it. What waits here holds nothing but its body. It is refused only when too many
 """
 
 import asyncio
+import math
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
+import structlog
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from shared.concurrency import background
+from api.access.callers import Caller
+from api.errors import domain_error_answer
+from shared.concurrency import Clock, background, repeating
 from shared.domain.errors import Unavailable
+from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits
+from shared.redis.queue import READER_S, Bucket, Empty, Group, Quotas
 
 _SUBMITS = re.compile(
     r"/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
@@ -109,3 +122,188 @@ async def _until_left(receive: Receive) -> None:
 def is_submission(scope: Scope) -> bool:
     """Whether the request makes a run."""
     return scope["method"] == "POST" and _SUBMITS.fullmatch(scope["path"]) is not None
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+AWAY_S = 5.0
+"""Seconds without a question to a Redis that did not answer the last one."""
+
+STAY_AT_ONCE = 1000
+
+PREFETCH_SHARE, MOST_IN_HAND = 1 / 500, 8
+"""What a process takes at once for a busy caller: this share of a burst, and so many requests at most. By the limits as
+they are, it asks Redis about every eighth of his requests."""
+
+BUSY_S = 0.1
+"""Who asks again within so many seconds is busy. So few callers within a limit are busy that all they have in hand, in
+all processes together, is less than half of a burst: nobody is refused for it."""
+
+MOST_CALLERS = 1000
+"""Callers whose limits are worked out once: many requests and streams are theirs."""
+
+READER_RETRY_S = 10.0
+"""Seconds that a refused reader is asked to wait: nobody knows when another one leaves."""
+
+_STOPS_OR_DECIDES = re.compile(r"/v1/.+/cancel|/v1/approvals/[^/]+")
+"""Paths whose POST stops runs or decides about them. A caller must be able to do so however much he has sent."""
+
+
+class CallerQuotas:
+    """Holds callers to their limits."""
+
+    def __init__(self, quotas: Quotas, limits: ProjectLimits, clock: Clock, ids: IdMaker) -> None:
+        self._quotas = quotas
+        self._limits = limits
+        self._clock = clock
+        self._ids = ids
+        self._away_until: float | None = None
+        self._batch_of = lru_cache(maxsize=MOST_CALLERS)(_batch_of)
+        self._reading = defaultdict[str, set[str]](set)
+        self.open_streams = 0
+        """Streams that this process has open, limited or not."""
+
+    async def take_request(self, caller: Caller, kind: str) -> None:
+        """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
+        hand = self._batch_of(self._limits.of(caller.project_id), caller.project_id, caller.key_id, kind)
+        if not hand.buckets:
+            return
+        if hand.left:
+            hand.left -= 1
+            return
+        empty = await self._unless_away(lambda: self._fill(hand))
+        if empty is not None:
+            bucket, setting = hand.buckets[empty.position], hand.settings[empty.position]
+            who = _who(bucket.owner.removeprefix(f"{kind}:"))
+            log.info("limit_reached", limit=setting, project=caller.project_id, key=caller.key_id)
+            raise LimitReached(
+                f"{who} sends more than {bucket.per_s:g} requests per second",
+                setting=setting,
+                retry_after_s=empty.wait_s,
+            )
+
+    async def _fill(self, hand: "_TokenBatch") -> Empty | None:
+        """Takes a request for who asks, and for a busy caller the next ones, too."""
+        now = self._clock.monotonic()
+        count = hand.handful if now - hand.asked_at < BUSY_S else 1
+        # Whoever asks meanwhile, or after a refusal, takes one.
+        hand.asked_at = -math.inf
+        empty = await self._quotas.take(hand.buckets, count)
+        if empty is not None and count > 1:
+            count = 1
+            empty = await self._quotas.take(hand.buckets)
+        if empty is None:
+            hand.asked_at = now
+            hand.left += count - 1
+        return empty
+
+    def reading_of(self, project_id: ProjectId, scope: Scope) -> AbstractAsyncContextManager[None]:
+        """As `reading`, for the sender of a request. One that came with a token for this stream has no key."""
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        return self.reading(project_id, None if caller is None else caller.key_id)
+
+    @asynccontextmanager
+    async def reading(self, project_id: ProjectId, key_id: str | None) -> AsyncGenerator[None]:
+        """Counts an open stream for as long as the block lasts. Raises `LimitReached`."""
+        groups, settings = _groups(self._limits.of(project_id), project_id, key_id)
+        reader = self._ids.claim()
+        full = await self._unless_away(lambda: self._quotas.enter(reader, groups)) if groups else None
+        if full is not None:
+            group, setting = groups[full], settings[full]
+            log.info("limit_reached", limit=setting, project=project_id, key=key_id)
+            raise LimitReached(
+                f"{_who(group.owner)} has {group.most} streams open", setting=setting, retry_after_s=READER_RETRY_S
+            )
+        for group in groups:
+            self._reading[group.owner].add(reader)
+        self.open_streams += 1
+        try:
+            yield
+        finally:
+            self.open_streams -= 1
+            for group in groups:
+                self._reading[group.owner].discard(reader)
+                if not self._reading[group.owner]:
+                    del self._reading[group.owner]
+            if groups:
+                await self._unless_away(lambda: self._quotas.leave(reader, groups))
+
+    @asynccontextmanager
+    async def counting(self) -> AsyncGenerator[None]:
+        """Keeps open streams counted for as long as the block lasts."""
+        async with repeating(self._stay, every_s=READER_S / 3, name="count readers"):
+            yield
+
+    async def _stay(self) -> None:
+        for owner in list(self._reading):
+            readers = list(self._reading.get(owner, ()))
+            for start in range(0, len(readers), STAY_AT_ONCE):
+                some = readers[start : start + STAY_AT_ONCE]
+                await self._unless_away(lambda owner=owner, some=some: self._quotas.stay(owner, some))
+
+    async def _unless_away(self, ask: Callable[[], Awaitable[Result]]) -> Result | None:
+        if self._away_until is not None and self._clock.monotonic() < self._away_until:
+            return None
+        try:
+            answer = await ask()
+        except Unavailable as error:
+            if self._away_until is None:
+                log.warning("limits_not_held", reason=str(error))
+            self._away_until = self._clock.monotonic() + AWAY_S
+            return None
+        if self._away_until is not None:
+            self._away_until = None
+            log.info("limits_held_again")
+        return answer
+
+
+async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | None:
+    """Counts a request of its caller's, before its body is read. The 429 for one too many; None for all others."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is None:
+        return None
+    method, path = scope["method"], scope["path"]
+    stops = method == "POST" and _STOPS_OR_DECIDES.fullmatch(path.rstrip("/")) is not None
+    try:
+        await quotas.take_request(caller, "stop" if stops else "any")
+    except LimitReached as error:
+        return domain_error_answer(f"{method} {path}", error)
+    return None
+
+
+@dataclass(slots=True)
+class _TokenBatch:
+    """The buckets out of which a caller's requests are taken, the settings behind them, and what this process has taken
+    and not let through yet."""
+
+    buckets: Sequence[Bucket]
+    settings: Sequence[str]
+    handful: int
+    left: int = 0
+    asked_at: float = -math.inf
+
+
+def _batch_of(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> _TokenBatch:
+    said = (
+        (f"project:{project_id}", limits.requests_per_s, "HOLDFAST_REQUESTS_PER_S"),
+        (f"key:{project_id}:{key_id}", limits.key_requests_per_s, "HOLDFAST_KEY_REQUESTS_PER_S"),
+    )
+    buckets = [Bucket(f"{kind}:{owner}", per_s, max(1.0, per_s * BURST_S)) for owner, per_s, _ in said if per_s]
+    handful = max(1, min([MOST_IN_HAND, *(int(one.burst * PREFETCH_SHARE) for one in buckets)]))
+    return _TokenBatch(buckets, [setting for _, per_s, setting in said if per_s], handful)
+
+
+@lru_cache(maxsize=MOST_CALLERS)
+def _groups(limits: Limits, project_id: ProjectId, key_id: str | None) -> tuple[Sequence[Group], Sequence[str]]:
+    """The groups with which a caller's streams count, and the settings behind them."""
+    said = [(f"project:{project_id}", limits.readers, "HOLDFAST_READERS")]
+    if key_id is not None:
+        said.append((f"key:{project_id}:{key_id}", limits.key_readers, "HOLDFAST_KEY_READERS"))
+    return [Group(owner, most) for owner, most, _ in said if most], [setting for _, most, setting in said if most]
+
+
+def _who(owner: str) -> str:
+    kind, _, name = owner.partition(":")
+    return f"The project {name!r}" if kind == "project" else "This key"

@@ -7,17 +7,15 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from api.access.authentication import Authentication
 from api.admission import Admission
-from api.answer_headers import UnusedInputWarnings
 from api.console import static_files
 from api.direct_route import RouteIndex
-from api.errors import SHOULD_RETRY, add_error_answers
-from api.every_answer import ClientSide, EveryAnswer
+from api.errors import SHOULD_RETRY, Dialects, add_error_answers
+from api.every_answer import ClientSide, EveryAnswer, UnusedInputWarnings
 from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
-from api.openai.errors import openai_error
+from api.openai.chat_request import openai_error
 from api.openapi_document import describe_truly
-from api.refusals import Dialects
-from api.request_input import BodyReader, RequestInput
+from api.request_input import BodyReader, RequestInput, StrictRequests
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestRecord
 from api.routes import (
@@ -48,9 +46,8 @@ from api.routes import (
 )
 from api.runs.streaming import CONTINUED_BY
 from api.services import Services
-from api.strict_requests import StrictRequests
+from shared.process.importing import VERSION
 from shared.process.settings import listed
-from shared.process.version import VERSION
 
 ROUTES = (
     health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,

@@ -13,8 +13,8 @@ from pydantic import AfterValidator
 
 from api.access.accepted_keys import LONGEST
 from api.access.callers import Caller
+from api.agent_answers import types_for
 from api.letta.messages import MessageType, in_utc
-from api.message_answers import types_for
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
 from api.services import Services
 from shared.domain.errors import InvalidRequest

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.accepted_keys import AcceptedKeys
 from api.access.authentication import Authentication, NotLetIn, NotNow, needs_key
-from api.caller_quotas import CallerQuotas, over_request_limit
+from api.admission import CallerQuotas, over_request_limit
 from api.errors import SHOULD_RETRY, answer_domain_error, refused
 from shared.domain.errors import ErrorCode, Unavailable
 from shared.sql.access.audit import asked_by

@@ -15,46 +15,39 @@ import structlog
 from fastapi import FastAPI
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
-from api.access.agent_reach import AgentReach
 from api.access.authentication import Access
 from api.access.callers import ConfiguredKeys, networks_of, project_of_request
-from api.admission import Admission
+from api.access.route_rules import AgentReach
+from api.admission import Admission, CallerQuotas
 from api.application import create_app
 from api.approvals import ApprovalDecisions
-from api.base_tools import BaseToolSeeder
-from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
-from api.callbacks.signature import signing_key
-from api.caller_quotas import CallerQuotas
+from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces, signing_key
 from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
-from api.letta.answer_service import AnswerService
+from api.letta.conversations import AnswerService
 from api.letta.model_settings import OfferedModels, changed_by_settings
 from api.letta.runs import wire_callback
 from api.openai.chat_service import ChatService
-from api.operations_parts import operations_service, showing_process
+from api.operations import operations_service, showing_process
 from api.runs.cancel import CancelService, RunCanceller
+from api.runs.command import AgentThreads
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
 from api.runs.submission import QueuedRuns, SubmissionService, SubmissionTraces
-from api.runs.threads import AgentThreads
-from api.services import Readiness, Services
+from api.services import BaseToolSeeder, Readiness, Services
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
-from shared.packages.environments import PackageEnvironments
-from shared.packages.setup import package_environments
+from shared.packages.environments import PackageEnvironments, package_environments
 from shared.process.context import ProcessContext
-from shared.process.measurements import measured
+from shared.process.importing import VERSION, measured
+from shared.process.logging import traced
 from shared.process.service_answers import ServiceAnswers
-from shared.process.traces import traced
-from shared.process.version import VERSION
 from shared.redis.channel_listener import CancelSignal
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
-from shared.redis.queue import IntervalLock, RunQueue, WorkerPresence
-from shared.redis.quotas import Quotas
+from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
@@ -72,12 +65,11 @@ from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.checkpoints import CheckpointStore, ToolRunStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
-from shared.sql.runs.steps import StepStore
+from shared.sql.runs.steps import EventStore, StepStore
 
 # The part of the composition root that makes what runs need: reading, submitting, deciding, cancelling.
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 import structlog
 from fastapi import Response
 
-from api.answer_headers import warning_of
+from api.every_answer import warning_of
 from api.letta.agents import AgentFields
 from api.letta.conversations import ConversationFields
 from api.letta.model_settings import OfferedModels

@@ -6,15 +6,19 @@ A service that is away costs its own fields and nothing else. It is when somethi
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from api.admission import CallerQuotas
 from api.letta.admin import OperationsView
 from shared.concurrency import Clock, unix_ms
 from shared.domain.errors import Unavailable
 from shared.domain.events import decode
 from shared.domain.ids import ProjectId
-from shared.process.version import VERSION
+from shared.domain.operations import ApiState
+from shared.process.context import ProcessContext
+from shared.process.importing import VERSION
 from shared.redis.connection import greet
 from shared.redis.event_log import EventLog
 from shared.redis.process_presence import ProcessPresence, RedisServers, ToolPresence
@@ -161,3 +165,46 @@ class Operations:
             return await ask()
         except Unavailable:
             return None
+
+
+def operations_service(
+    process: ProcessContext, everybodys: ProcessContext, queue: RunQueue, event_log: EventLog
+) -> Operations:
+    """Looks at the deployment, and at the rows of a caller's project. `everybodys` is the process with a database that
+    shows all projects."""
+    servers = RedisServers(shared=process.redis, logs=process.log_servers, is_embedded=process.is_embedded)
+    return Operations(
+        database=process.database,
+        redis=servers,
+        presence=ProcessPresence(process.redis),
+        tool_presence=ToolPresence(process.redis),
+        queue=queue,
+        figures=RunFigureStore(process.database),
+        callbacks=CallbackStore(process.database),
+        clock=process.clock,
+        deployment_figures=DeploymentFigures(
+            metrics=process.metrics,
+            figures=RunFigureStore(everybodys.database),
+            queue=queue,
+            redis=servers,
+            event_log=event_log,
+            clock=process.clock,
+        ),
+    )
+
+
+def showing_process(process: ProcessContext, name: str, quotas: CallerQuotas) -> AbstractAsyncContextManager[None]:
+    """Shows this process in `/v1/admin/operations` for as long as the block lasts, under its name in traces."""
+    started_at = process.clock.now()
+
+    def state() -> ApiState:
+        return ApiState(
+            name=name,
+            version=VERSION,
+            started_at=started_at,
+            seen_at=process.clock.now(),
+            readers=quotas.open_streams,
+            secret_keys=process.secret_keys.fingerprints,
+        )
+
+    return ProcessPresence(process.redis).showing(state)

@@ -5,21 +5,22 @@ from dataclasses import dataclass
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
+from api.admission import CallerQuotas
 from api.approvals import ApprovalDecisions
-from api.base_tools import BaseToolSeeder
-from api.caller_quotas import CallerQuotas
 from api.input_limits import InputLimits
-from api.letta.answer_service import AnswerService
+from api.letta.conversations import AnswerService
 from api.letta.model_settings import OfferedModels
 from api.openai.chat_service import ChatService
 from api.operations import Operations
 from api.runs.cancel import CancelService
+from api.runs.command import AgentThreads
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
-from api.runs.threads import AgentThreads
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
-from shared.domain.ids import IdMaker
+from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.tool_catalog import BASE_TOOLS, BaseTool
+from shared.domain.tools import Tool
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.process.service_answers import ServiceAnswers
@@ -38,6 +39,44 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepStore
+
+
+class BaseToolSeeder:
+    """Puts the base tools of this release into projects. A tool of a project's own under such a name stays."""
+
+    def __init__(self, *, tools: ToolStore, clock: Clock, ids: IdMaker) -> None:
+        self._tools = tools
+        self._clock = clock
+        self._ids = ids
+        self._filled: set[ProjectId] = set()
+
+    async def fill(self, project_id: ProjectId) -> None:
+        """Makes sure that the project has them. Asks the database once per project and process."""
+        if project_id not in self._filled:
+            await self.add(project_id)
+
+    async def add(self, project_id: ProjectId) -> list[Tool]:
+        """Makes those that the project lacks, and brings the others to what this release says; all of them."""
+        stored = await self._tools.add_base_tools(project_id, [self._row(project_id, tool) for tool in BASE_TOOLS])
+        self._filled.add(project_id)
+        return stored
+
+    def _row(self, project_id: ProjectId, tool: BaseTool) -> Tool:
+        now = self._clock.now()
+        return Tool(
+            id=self._ids.tool(),
+            project_id=project_id,
+            name=tool.name,
+            description=tool.description,
+            source_code="",
+            json_schema=tool.json_schema,
+            tags=[tool.kind],
+            enable_parallel_execution=tool.enable_parallel_execution,
+            idempotent=not tool.starts_once,
+            tool_type=tool.kind,
+            created_at=now,
+            updated_at=now,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

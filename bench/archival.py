@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from shared.domain.archival import NewPassage, PassageQuery
 from shared.domain.ids import ArchiveId, IdMaker, ProjectId
+from shared.domain.searches import NewPassage, PassageQuery
 from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.archival import EMBEDDING, Archival, archival_memory

@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from bench.deployments import machine
-from shared.domain.archival import PassageQuery
 from shared.domain.ids import AgentId, IdMaker, ProjectId, RunId, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run, RunOptions, Usage
+from shared.domain.searches import PassageQuery
 from shared.sql.archival.passages import PassageSearchStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import EVERY_SHOWN

@@ -19,9 +19,9 @@ import uvloop
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
-from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.isolated_sandbox import IsolatedSandbox
 from worker.tools.node_choice import find_node
+from worker.tools.outcomes import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox, SandboxChoice
 
 LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=64 << 20)

@@ -53,7 +53,7 @@ def refuse_unknown_settings() -> None:
     """Raises `InvalidRequest` for a variable that looks like a setting and is none, with the nearest name."""
     if not any(_may_be_wrong(os.environ)):
         return
-    unknown: list[str] = load("shared.process.wrong_settings").unknown_names(os.environ)
+    unknown: list[str] = load("shared.process.settings").unknown_names(os.environ)
     if unknown:
         raise InvalidRequest("; ".join(unknown))
 

@@ -9,10 +9,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from cli.command_table import COMMANDS, CommandTable
-from cli.exit_statuses import FAILURE, MISTAKE, OK
-from cli.printable import event_line, printable
+from cli.printable import FAILURE, MISTAKE, OK, event_line, printable
 from shared.domain.errors import HoldfastError, Unavailable, Unusable
-from shared.process.version import VERSION
+from shared.process.importing import VERSION
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 """As pydantic reads a setting."""

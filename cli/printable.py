@@ -3,8 +3,10 @@
 import re
 import unicodedata
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
+import typer
 
 _JOINER = "\u200d"
 """Between the parts of one emoji."""
@@ -39,3 +41,48 @@ def event_line(event: str, level: str, **facts: object) -> str:
     moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     line = {"event": event, **facts, "level": level, "logger": "holdfast", "timestamp": moment}
     return msgspec.json.encode(line).decode()
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+
+MOST_DAYS = 36_500
+
+
+def days_at_most(text: str) -> int:
+    """A number of days, of a hundred years at most; raises what the command line says otherwise."""
+    number = positive(text)
+    if number > MOST_DAYS:
+        raise typer.BadParameter(f"must be at most {MOST_DAYS}")
+    return number
+
+
+def positive(text: str) -> int:
+    """A number from 1 on; raises what the command line says otherwise."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise typer.BadParameter("write it as a number, such as 10") from None
+    if number < 1:
+        raise typer.BadParameter("must be at least 1")
+    return number
+
+
+OK = 0
+
+FAILURE = 1
+"""Something else is amiss, such as a server or a database that does not answer. Starting it again may help."""
+
+MISTAKE = 2
+"""Somebody has to ask otherwise, or set it up otherwise; starting it again does not help."""
+
+RUN_FAILED = 3
+"""The run that the command followed has failed."""
+
+RUN_CANCELLED = 4
+"""The run that the command followed was cancelled."""
+
+WAITS_FOR_APPROVAL = 5
+"""The run that the command followed waits for a decision."""
+
+INTERRUPTED = 130
+"""Ctrl-C has ended the command; a run that it followed goes on."""

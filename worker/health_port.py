@@ -20,8 +20,7 @@ import structlog
 from shared.concurrency import background
 from shared.domain.errors import ErrorCode, error_fields
 from shared.process.context import ProcessContext
-from shared.process.listening import bound_sockets
-from shared.process.service_answers import ServiceAnswers, ends, not_ready, what_is_missing
+from shared.process.service_answers import ServiceAnswers, bound_sockets, ends, not_ready, what_is_missing
 from shared.process.settings import Settings
 from shared.telemetry.metrics import CONTENT_TYPE
 from worker.queue.queue_worker import QueueWorker

@@ -24,14 +24,11 @@ from shared.domain.tool_catalog import RUNS_CODE, RUNS_CODE_WITH_TOOLS
 from shared.domain.tools import BASE_TYPES, SandboxTier
 from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
-from shared.packages.environments import PackageEnvironments
-from shared.packages.setup import package_environments
+from shared.packages.environments import PackageEnvironments, package_environments
 from shared.process.context import ProcessContext
-from shared.process.importing import without_collections
-from shared.process.measurements import measured
+from shared.process.importing import VERSION, measured, without_collections
+from shared.process.logging import traced
 from shared.process.settings import Settings
-from shared.process.traces import traced
-from shared.process.version import VERSION
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
@@ -50,19 +47,17 @@ from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RetentionStore, RunStore
 from shared.sql.runs.settlement import SettlementStore
-from shared.sql.runs.steps import StepStore
+from shared.sql.runs.steps import EventStore, StepStore
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.context_window import compact_thread
 from worker.bodies.single_runs import generate, run_tool
 from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets
-from worker.models.prices import Prices
-from worker.models.registry import Models
+from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
 from worker.queue.queue_worker import QueueWorker
 from worker.readable_secrets import readable_secrets
@@ -77,12 +72,12 @@ from worker.run.spending import BudgetService
 from worker.runners.base_tools import BaseToolRunner
 from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
 from worker.runners.tool_runner import RunnerRow, ToolRunners
-from worker.tools.invocation import CallLimits, ToolSandbox
+from worker.sweeper import Sweeper
 from worker.tools.node_choice import find_node, sandbox_of
+from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
 from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
 from worker.tools.zygote import ZygotePlan
-from worker.upkeep.sweeper import Sweeper
 
 # The part of the composition root that makes what is due once per interval, for the whole fleet.
 

@@ -13,9 +13,8 @@ from starlette.types import Scope
 from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens
-from api.access.agent_reach import AgentReach
 from api.access.callers import EVERYBODY, Caller, Network, client_address
-from api.access.route_rules import OF_ADMINS, RULES, Reach
+from api.access.route_rules import OF_ADMINS, RULES, AgentReach, Reach
 from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Refused
 from shared.concurrency import Clock

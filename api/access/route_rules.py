@@ -5,11 +5,24 @@ by a route that names it, and nothing that the whole project shares or that make
 route shows an agent, a tool or a history, the answer leaves out what the project has written into it.
 """
 
-from collections.abc import Iterable, Iterator
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, cast
+from urllib.parse import parse_qsl
 
+from starlette.responses import Response
+from starlette.types import Scope
+
+from api.access.callers import Caller
+from api.errors import refused
 from shared.domain.api_keys import Level
+from shared.domain.errors import ErrorCode
+from shared.domain.ids import ProjectId, is_id
+from shared.sql.access.api_keys import OwnerStore
 
 
 class Reach(Enum):
@@ -130,3 +143,122 @@ RULES = dict(_rules())
 
 OF_ADMINS = Rule(Level.ADMIN, Reach.PROJECT)
 """What is not in the table."""
+
+
+# Which fields of a body a key of single agents may not send: those that replace what the agent is.
+#
+# Such a key is for strangers. They talk with the agent that the project has made; its instructions, its model, its
+# tools, the length of its runs and the shape of its memory are the project's. A field that is null, or an empty list,
+# asks for nothing, so that clients which send every field go on working.
+
+
+OF_THE_AGENT = frozenset(
+    [
+        *("override_model", "override_system", "client_skills", "client_tools", "tools"),
+        *("model", "model_settings", "context_window_limit", "compaction_settings"),
+    ]
+)
+"""In the body of any route; `model` of a chat completion names the agent."""
+
+OF_A_BLOCK = frozenset(("label", "description", "limit", "read_only", "metadata", "tags"))
+"""All of a memory block but its value."""
+
+MOST_STEPS = 50
+"""What a submission has that does not say `max_steps`."""
+
+_BLOCK = re.compile(r"/v1/agents/[^/]+/core-memory/blocks/[^/]+")
+
+
+def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat: bool) -> str | None:
+    """The first field of this body that such a key may not send, as a person would name it."""
+    refused = (OF_THE_AGENT - {"model"}) if is_chat else OF_THE_AGENT
+    refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
+    # In a change null is a value: it takes away what the project has set.
+    is_change = method == "PATCH"
+    named = (name for name, value in fields.items() if name in refused and (is_change or value not in (None, [])))
+    return next(chain(named, _beyond(fields, is_chat=is_chat)), None)
+
+
+def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
+    steps = fields.get("max_steps")
+    if steps is not None and not (isinstance(steps, int) and steps <= MOST_STEPS):
+        yield f"max_steps above {MOST_STEPS}"
+    messages = fields.get("messages")
+    # Of a chat completion only users' messages and results of tools become input.
+    if is_chat or not isinstance(messages, list):
+        return
+    for number, message in enumerate(cast("list[Any]", messages)):
+        role: Any = cast("dict[str, Any]", message).get("role", "user") if isinstance(message, dict) else "user"
+        if role != "user":
+            yield f"messages[{number}].role {str(role)[:50]!r}"
+
+
+NOBODY = ProjectId("")
+"""A project that no key is of, and that has nothing."""
+
+_OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id")
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class AgentReach:
+    """Decides whether what a request names belongs to the caller's agents. Raises `Unavailable`."""
+
+    owners: OwnerStore
+
+    async def through_path(self, caller: Caller, reach: Reach, path: Mapping[str, str], query: bytes) -> Caller | None:
+        """The caller as whom the request goes on. None: its query has to name the agent, and does not."""
+        if reach is Reach.NOTHING:
+            return caller
+        named = [value for name, value in _pairs(query) if name in ("agent_id", "agent_ids")]
+        if reach is Reach.QUERY and not named:
+            return None
+        named += [path[name] for name in ("agent_id", *_OWNED) if name in path and path[name] != _DEFAULT]
+        return await self._as(caller, named)
+
+    async def through_body(self, caller: Caller, path: str, fields: Mapping[str, Any]) -> Caller:
+        """The caller as whom the request goes on, by what its body names."""
+        named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
+        if path in CHAT:
+            named.append(fields.get("model"))
+        return await self._as(caller, named)
+
+    async def _as(self, caller: Caller, named: Iterable[object]) -> Caller:
+        for one in named:
+            if not (isinstance(one, str) and await self._is_theirs(caller, one)):
+                return replace(caller, project_id=NOBODY)
+        return caller
+
+    async def _is_theirs(self, caller: Caller, name: str) -> bool:
+        if is_id(name, "agent"):
+            return name in caller.scopes.agents
+        owners = await self.owners.agents_of(caller.project_id, name)
+        return bool(owners) and owners <= caller.scopes.agents
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """The fields of a body that is a JSON object; of another one there are none."""
+    try:
+        given: Any = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+
+
+async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> Response | None:
+    """Looks at what the body of a request names and changes, when its key sees single agents only. Puts the caller as
+    whom the request goes on into its state. The 403 for a field that such a key may not send; None for all others."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
+        return None
+    fields, method, path = _fields(body), scope["method"], scope["path"]
+    found = refused_field(fields, method, path, is_chat=path in CHAT)
+    if found is not None:
+        said = f"FORBIDDEN: {found} is for keys of the project; this key is for talking with the agent as it is"
+        return refused(403, ErrorCode.FORBIDDEN, said, field=found.partition(" ")[0])
+    scope["state"]["caller"] = await reach.through_body(caller, path, fields)
+    return None

@@ -7,6 +7,10 @@ and the process died before it could say so): `webhook-id` is the same then.
 """
 
 import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -18,23 +22,64 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from api.callbacks.signature import key_of_project, signed_headers
 from shared.concurrency import Clock
 from shared.domain.approvals import WaitingCalls
-from shared.domain.errors import NotFound, Unavailable
+from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import ProjectId
 from shared.domain.messages import Message
 from shared.domain.runs import Run
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, Unreachable
-from shared.process.version import VERSION
+from shared.process.importing import VERSION
 from shared.redis.queue import IntervalLock
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import Callback, CallbackStore
 from shared.sql.runs.run_store import RunStore
-from shared.telemetry.run_attributes import of_run
-from shared.telemetry.tracer import Tracer
+from shared.telemetry.tracer import Tracer, of_run
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the standard's mark of an encoded secret, not one
+
+
+_OF_PROJECT = b"holdfast callbacks of the project "
+
+
+def signing_key(secret: str) -> bytes | None:
+    """The key: the base64 after `whsec_`, or the text itself. No secret, no key.
+
+    Raises `InvalidRequest` when `whsec_` is not followed by base64.
+    """
+    if not secret.startswith(SECRET_PREFIX):
+        return secret.encode() or None
+    try:
+        return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise InvalidRequest("HOLDFAST_CALLBACK_SECRET begins with whsec_, but base64 does not follow") from error
+
+
+def key_of_project(key: bytes | None, project_id: ProjectId) -> bytes | None:
+    """What signs one project's callbacks. Each project has a key of its own, made of the operator's secret, because who
+    submits chooses the receiver: with one key for all, a project could have another one's receiver believe it."""
+    return None if key is None else hmac.new(key, _OF_PROJECT + project_id.encode(), hashlib.sha256).digest()
+
+
+def written_secret(key: bytes) -> str:
+    """A key as receivers and their libraries take it."""
+    return SECRET_PREFIX + base64.b64encode(key).decode()
+
+
+def signed_headers(key: bytes | None, *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """The headers of a message; without a key it carries its id and time, but no signature.
+
+    `timestamp` is in Unix seconds. The id must not hold a full stop, which separates what is signed.
+    """
+    headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
+    if key is not None:
+        content = b".".join([message_id.encode(), str(timestamp).encode(), body])
+        digest = hmac.new(key, content, hashlib.sha256).digest()
+        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+    return headers
+
 
 # Who may deliver how much at once: one project's silent receivers must not keep another project's callbacks back.
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from api.bounded_fields import MOST_ENTRIES, Few, as_object
+from api.errors import place_of
 from api.letta.message_input import content_parts, tool_result
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
-from api.refusals import place_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.imported_agents import BroughtHistory, ImportedMessage

@@ -11,7 +11,10 @@ from api.letta.agents import EmbeddingConfigFields
 from api.letta.messages import wire_time
 from api.letta.model_settings import wire_embedding_config
 from shared.concurrency import beside
-from shared.domain.archival import (
+from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker, ProjectId
+from shared.domain.models import LONGEST_HANDLE
+from shared.domain.searches import (
+    LONGEST_QUERY,
     MOST_FOUND,
     MOST_TAGS,
     Archive,
@@ -19,10 +22,8 @@ from shared.domain.archival import (
     NewPassage,
     Passage,
     PassageQuery,
+    zone_of,
 )
-from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker, ProjectId
-from shared.domain.models import LONGEST_HANDLE
-from shared.domain.searches import LONGEST_QUERY, zone_of
 
 MOST_AT_ONCE = 500
 """Passages of one request."""

@@ -15,7 +15,7 @@ from api.letta.agents import AgentFields
 from api.letta.blocks import BlockCreate, BlockUpdate
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.model_settings import ModelSettingsFields
-from api.letta.run_requests import StreamRequest
+from api.letta.runs import StreamRequest
 from api.letta.tools import ToolFields
 
 

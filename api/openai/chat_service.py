@@ -7,16 +7,14 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.errors import SHOULD_RETRY, model_error_answer
+from api.event_stream import json_answer
 from api.input_limits import InputLimits
-from api.long_answers import json_answer
-from api.openai.chat_answer import ChatAnswer
-from api.openai.chat_chunks import ChunkStream
+from api.openai.chat_answer import ChatAnswer, ChunkStream
 from api.openai.chat_request import ChatRequest
-from api.runs.command import Command, Part, SubmissionHeaders, keys_of
+from api.runs.command import AgentThread, Command, Part, SubmissionHeaders, keys_of
 from api.runs.reader import RunWaiter, elsewhere
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
-from api.runs.threads import AgentThread
 from shared.concurrency import Clock
 from shared.domain.approvals import Approval
 from shared.domain.errors import PendingApproval

@@ -10,7 +10,7 @@ from api.direct_route import LateRoute
 from api.letta.admin import KeyCreate, KeyRotate, wire_audit_event, wire_key, wire_status
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId
-from shared.process.version import VERSION
+from shared.process.importing import VERSION
 from shared.sql.access.audit import AuditFilter
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Query
 from api.dependencies import AgentIdPath, ArchiveIdPath, Limit, ProjectDep, ServicesDep
 from api.direct_route import LateRoute
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
-from shared.domain.archival import DEFAULT_FOUND, MOST_FOUND, MOST_TAGS, PassageQuery
 from shared.domain.ids import PassageId
-from shared.domain.searches import LONGEST_QUERY, moment_of
+from shared.domain.searches import DEFAULT_FOUND, LONGEST_QUERY, MOST_FOUND, MOST_TAGS, PassageQuery, moment_of
 from shared.sql.archival.passages import PassagePage
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], route_class=LateRoute)

@@ -11,15 +11,15 @@ from fastapi import APIRouter, Form, Header, Request, Response, UploadFile
 from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.answer_headers import warning_of
 from api.bounded_fields import MOST_ENTRIES
 from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
 from api.direct_route import LateRoute
 from api.errors import Refused
+from api.event_stream import in_pieces
+from api.every_answer import warning_of
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
-from api.long_answers import in_pieces
 from api.services import Services
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
@@ -27,7 +27,7 @@ from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId
 from shared.domain.imported_agents import ImportedAgents, ImportReport
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
-from shared.process.version import VERSION
+from shared.process.importing import VERSION
 from shared.sql.definitions.agents import AgentDetails
 
 MULTIPART = "multipart/form-data"

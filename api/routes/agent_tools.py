@@ -17,7 +17,8 @@ from api.dependencies import (
     ToolIdPath,
 )
 from api.direct_route import LateRoute
-from api.letta.answer_service import run_or_refusal
+from api.event_stream import json_answer
+from api.letta.conversations import run_or_refusal
 from api.letta.tools import (
     ToolRunRequest,
     refuse_tool_of_clients,
@@ -25,7 +26,6 @@ from api.letta.tools import (
     wire_tool_result,
     without_source,
 )
-from api.long_answers import json_answer
 from api.runs.command import keys_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.runs import TOOL_RUN

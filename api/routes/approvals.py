@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Path
 from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, ServicesDep
 from api.direct_route import LateRoute
 from api.letta.runs import DecisionIn, wire_approval, wire_decided
-from api.runs.threads import DEFAULT
+from api.runs.command import DEFAULT
 from shared.concurrency import beside
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId

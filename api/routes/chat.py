@@ -5,7 +5,7 @@ from fastapi import APIRouter, Response
 from api.dependencies import ProjectDep, ServicesDep, SubmissionHeadersDep
 from api.direct_route import LateRoute
 from api.openai.chat_request import ChatRequest
-from api.runs.threads import AgentThread
+from api.runs.command import AgentThread
 from api.services import Services
 from shared.domain.errors import NotFound, UnknownModel
 from shared.domain.ids import ProjectId, is_id

@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict
 from api.access.callers import Caller
 from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ServicesDep, ThreadName
 from api.direct_route import LateRoute
-from api.letta.answer_service import run_or_refusal
+from api.event_stream import json_answer
 from api.letta.context import SETTINGS, CompactRequest, wire_compaction
-from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, wire_conversation
-from api.long_answers import json_answer
-from api.runs.threads import AgentThread
+from api.letta.conversations import ConversationCreate, NamedAgent, new_conversation, run_or_refusal, wire_conversation
+from api.runs.command import AgentThread
 from api.services import Services
 from shared.concurrency import beside
 from shared.domain.agents import characters_of_memory, render_system

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
+from api.agent_answers import message_answers
 from api.dependencies import (
     HundredNewestFirst,
     LastEventIdDep,
@@ -15,11 +16,9 @@ from api.dependencies import (
     ThreadName,
 )
 from api.direct_route import LateRoute
-from api.letta.answer_service import SendOptions
-from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest
-from api.letta.run_requests import CancelRequestIn
-from api.message_answers import message_answers
-from api.runs.threads import AgentThread
+from api.letta.conversations import ConversationMessagesRequest, ConversationStreamRequest, SendOptions
+from api.letta.runs import CancelRequestIn
+from api.runs.command import AgentThread
 from api.services import Services
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ProjectId, RunId, is_id

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator
 
 from api.dependencies import ServicesDep
 from api.direct_route import LateRoute
+from shared.process.importing import VERSION
 from shared.process.service_answers import RETRY_AFTER_S, not_ready, what_is_missing
-from shared.process.version import VERSION
 from shared.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"], route_class=LateRoute)

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from api.agent_answers import agent_answer
+from api.agent_answers import agent_answer, message_answers
 from api.dependencies import (
     AgentIdPath,
     CallerDep,
@@ -16,13 +16,11 @@ from api.dependencies import (
     SubmissionHeadersDep,
 )
 from api.direct_route import DirectRoute
-from api.letta.answer_service import SendOptions, run_or_refusal
+from api.letta.conversations import SendOptions, run_or_refusal
 from api.letta.message_input import CaptureRequest, MessagesRequest, captured_messages
-from api.letta.run_requests import CancelRequestIn, GenerateRequest, question_of, wire_generated
-from api.message_answers import message_answers
-from api.runs.command import keys_of
+from api.letta.runs import CancelRequestIn, GenerateRequest, question_of, wire_generated
+from api.runs.command import AgentThread, keys_of
 from api.runs.single_runs import text_of_answer
-from api.runs.threads import AgentThread
 from shared.domain.errors import NotFound
 from shared.domain.ids import ThreadId
 from shared.domain.models import split_handle

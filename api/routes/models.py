@@ -4,9 +4,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from api.answer_headers import warning_of
 from api.dependencies import ProjectDep, ServicesDep, Texts
 from api.direct_route import LateRoute
+from api.every_answer import warning_of
 from api.letta.model_settings import wire_embeddings
 
 router = APIRouter(prefix="/v1/models", tags=["models"], route_class=LateRoute)

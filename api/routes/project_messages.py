@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
+from api.agent_answers import message_answers, types_for
 from api.dependencies import CallerDep, HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
 from api.direct_route import LateRoute
 from api.letta.messages import MessageSearch, wire_found, wire_messages
-from api.message_answers import message_answers, types_for
-from api.runs.threads import DEFAULT
+from api.runs.command import DEFAULT
 from shared.domain.errors import NotFound
 from shared.domain.ids import UUID4_PATTERN, MessageId, ThreadId
 from shared.sql.history.message_lists import MessageFilter

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.access.accepted_keys import end_of_token
-from api.answer_headers import warn_if_pruned
+from api.agent_answers import run_message_answers
 from api.dependencies import (
     CallerDep,
     HundredNewestFirst,
@@ -23,14 +23,21 @@ from api.dependencies import (
     Texts,
 )
 from api.direct_route import DirectRoute
+from api.every_answer import warn_if_pruned
 from api.letta.message_input import InjectRequest, parts_in, user_messages
 from api.letta.messages import STORED_REASONS, WireStopReason, wire_time
-from api.letta.run_requests import CancelRequestIn, StreamRequest, StreamTokenRequest
-from api.letta.runs import WIRE_STATUSES, wire_receipt, wire_run, wire_step, wire_usage
+from api.letta.runs import (
+    WIRE_STATUSES,
+    CancelRequestIn,
+    StreamRequest,
+    StreamTokenRequest,
+    wire_receipt,
+    wire_run,
+    wire_step,
+    wire_usage,
+)
 from api.letta.traces import wire_run_metrics, wire_trace
-from api.message_answers import run_message_answers
-from api.runs.command import keys_of
-from api.runs.threads import DEFAULT
+from api.runs.command import DEFAULT, keys_of
 from api.services import Services
 from shared.concurrency import beside
 from shared.domain.errors import Conflict, InvalidRequest

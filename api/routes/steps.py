@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 
-from api.answer_headers import warn_if_pruned
+from api.agent_answers import message_answers, types_for
 from api.dependencies import (
     CallerDep,
     HundredOldestFirst,
@@ -17,10 +17,9 @@ from api.dependencies import (
     Texts,
 )
 from api.direct_route import LateRoute
-from api.letta.run_requests import FeedbackRequest
-from api.letta.runs import wire_step
+from api.every_answer import warn_if_pruned
+from api.letta.runs import FeedbackRequest, wire_step
 from api.letta.traces import wire_step_metrics
-from api.message_answers import message_answers, types_for
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, RunId
 from shared.domain.runs import Feedback

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Depends
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.answer_headers import warning_of
 from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
 from api.direct_route import LateRoute
+from api.every_answer import warning_of
 from api.letta.tools import (
     TOOL_TYPES,
     LimitsIn,

@@ -15,8 +15,7 @@ from shared.domain.ids import AgentId, ProjectId, RunId, Seq, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import CancelRequest, Run
 from shared.redis.channel_listener import CancelSignal
-from shared.redis.event_feed import EventFeed, Subscription
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog, Subscription
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import OrphanedRuns
 from shared.sql.runs.listing import RunListing

@@ -2,16 +2,20 @@
 this, and the service of submissions knows nothing else of them."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from shared.domain.agents import Agent
+from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval
-from shared.domain.ids import ConversationId, ThreadId
+from shared.domain.conversations import Conversation
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId, is_id
 from shared.domain.messages import Decision, UserMessage
 from shared.domain.runs import (
     IDEMPOTENCY_KEY,
@@ -21,6 +25,8 @@ from shared.domain.runs import (
     SubmissionKeys,
     key_of_otids,
 )
+from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.conversations import ConversationStore
 
 BusyPolicy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
 """What to do with a message to a history whose run is active: refuse it, let it wait, stop the run, stop it and take
@@ -143,3 +149,69 @@ def _hash_of(*texts: str) -> str:
     for text in texts:
         whole.update(hashlib.sha256(text.encode()).digest())
     return whole.hexdigest()
+
+
+DEFAULT = "default"
+"""The name of an agent's default history where clients give a conversation's id."""
+
+
+@dataclass(frozen=True)
+class AgentThread:
+    """One history of an agent. Without a conversation: the default one."""
+
+    agent: Agent
+    conversation: Conversation | None = None
+    read_options: Callable[[], ModelOptions | None] = lambda: None
+
+    @property
+    def id(self) -> ThreadId:
+        return ThreadId(self.conversation_id or self.agent.id)
+
+    @property
+    def conversation_id(self) -> ConversationId | None:
+        return None if self.conversation is None else self.conversation.id
+
+    @property
+    def model(self) -> str | None:
+        """The model that the conversation has instead of the agent's."""
+        return None if self.conversation is None else self.conversation.model
+
+    @property
+    def model_options(self) -> ModelOptions | None:
+        """How the model is asked in this conversation. None: as the agent says."""
+        return self.read_options()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentThreads:
+    """Finds histories."""
+
+    agents: AgentStore
+    conversations: ConversationStore
+    changed_by: Callable[[ModelOptions, Mapping[str, Any]], ModelOptions]
+    """Options as a conversation's own settings change them. These are stored in the words of the dialect that made
+    them. Raises `ValueError` for settings that it does not know."""
+
+    async def find(self, project_id: ProjectId, name: str, agent_id: AgentId | None = None) -> AgentThread:
+        """The history of this name: a conversation's id, an agent's id, or `default` with the agent's id beside it.
+
+        Raises `NotFound`, or `InvalidRequest` when the agent of a default history is not named.
+        """
+        if name == DEFAULT and agent_id is None:
+            raise InvalidRequest(
+                "agent_id is missing: conversation 'default' is the default history of the agent named",
+                field="agent_id",
+            )
+        if name == DEFAULT or is_id(name, "agent"):
+            return AgentThread(await self.agents.get(project_id, AgentId(agent_id or name)))
+        conversation = await self.conversations.get(project_id, ConversationId(name))
+        agent = await self.agents.get(project_id, conversation.agent_id)
+        return AgentThread(agent, conversation, partial(self._options, agent, conversation))
+
+    def _options(self, agent: Agent, conversation: Conversation) -> ModelOptions | None:
+        # The chosen window was that of another model.
+        options = agent.options if conversation.model is None else replace(agent.options, context_window=None)
+        options = self.changed_by(options, conversation.model_settings or {})
+        if conversation.context_window_limit is not None:
+            options = replace(options, context_window=conversation.context_window_limit)
+        return None if options == agent.options else options

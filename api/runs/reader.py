@@ -20,10 +20,9 @@ from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, of_bytes, unbroken
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, RunEnd, end_events
-from shared.redis.event_feed import MAX_BYTES, EventFeed, Subscription
-from shared.redis.event_log import EventLog
-from shared.sql.runs.event_blocks import EventStore
+from shared.redis.event_log import MAX_BYTES, EventFeed, EventLog, Subscription
 from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.steps import EventStore
 
 # Where logs end, for readers that hear nothing.
 #

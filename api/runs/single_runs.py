@@ -8,10 +8,9 @@ cancelled. `shared.domain.runs` says what such a run is, and why it does not wai
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from api.runs.command import SubmissionHeaders
+from api.runs.command import AgentThread, SubmissionHeaders
 from api.runs.reader import RunWaiter
 from api.runs.submission import SubmissionService
-from api.runs.threads import AgentThread
 from shared.concurrency import Clock
 from shared.domain.agents import Agent
 from shared.domain.errors import Conflict, InvalidRequest, NotFound

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from api.caller_quotas import CallerQuotas
+from api.admission import CallerQuotas
 from api.event_stream import EventStream
 from api.runs.reader import RunReader, Sent
 from shared.concurrency import Clock

@@ -31,8 +31,7 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
-from shared.telemetry.run_attributes import of_run
-from shared.telemetry.tracer import Span, Tracer
+from shared.telemetry.tracer import Span, Tracer, of_run
 
 # How many runs a project may have waiting. SQL has the truth; it is not asked at every submission.
 

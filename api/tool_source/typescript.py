@@ -9,7 +9,7 @@ from tree_sitter import Node
 from api.tool_source.reader import MAX_PARAMETERS, ToolDeclaration, refuse_unstorable, require_name
 from api.tool_source.syntax import ReadState
 from shared.domain.errors import InvalidToolSource
-from shared.typescript.functions import (
+from shared.typescript import (
     FoundFunction,
     line,
     parameter_name,

@@ -8,7 +8,7 @@ from bench.chaos.ledger import Ledger, RunRecord
 from shared.domain.ids import RunId, Seq
 from shared.sql.engine import Database
 from shared.sql.run_tables import runs
-from shared.sql.runs.event_blocks import EventStore
+from shared.sql.runs.steps import EventStore
 
 LOG_LINES = 40
 

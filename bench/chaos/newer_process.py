@@ -9,7 +9,7 @@ from bench.chaos.counted_worker import count_starts
 from cli.main import main
 from shared.domain.log_writer import LogWriter
 from shared.runs import orphans
-from shared.sql.runs import submissions
+from shared.sql.runs import rows
 from shared.sql.tables import to_json
 from worker.run import publisher
 
@@ -48,5 +48,5 @@ def work() -> None:
     count_starts()
     for module in (publisher, orphans):
         setattr(module, LogWriter.__name__, NewerLogWriter)
-    setattr(submissions, to_json.__name__, newer_json)
+    setattr(rows, to_json.__name__, newer_json)
     main()

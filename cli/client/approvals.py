@@ -10,8 +10,7 @@ import typer
 from cli.client.agents import LimitOption, agent_of, with_agents
 from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, segment, server_at
 from cli.client.terminal import console, hint, print_all, print_fields, print_json
-from cli.options import JsonOption
-from cli.printable import printable
+from cli.printable import JsonOption, printable
 from shared.domain.errors import InvalidRequest
 
 # Decisions on tool calls that wait: asked for in place, and sent.

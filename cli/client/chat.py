@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cli.client.agents import AgentArgument, agent_of
+from cli.client.agents import AgentArgument, Conversation, ConversationOption, agent_of, conversation_of
 from cli.client.approvals import decide_in_place
-from cli.client.conversations import Conversation, ConversationOption, conversation_of
 from cli.client.follow import CANCEL_REASON, Follower
 from cli.client.server import DEFAULT_URL, Server, UrlOption, server_at
 from cli.client.terminal import console, hint

@@ -11,8 +11,7 @@ from rich.text import Text
 from cli.client.approvals import continuation_of, decide_in_place, is_decided
 from cli.client.server import Record, Server, Silence, segment
 from cli.client.terminal import console, hint, is_interactive, print_json
-from cli.exit_statuses import FAILURE, INTERRUPTED, OK, RUN_CANCELLED, RUN_FAILED, WAITS_FOR_APPROVAL
-from cli.printable import printable
+from cli.printable import FAILURE, INTERRUPTED, OK, RUN_CANCELLED, RUN_FAILED, WAITS_FOR_APPROVAL, printable
 from shared.domain.errors import HoldfastError, Unavailable
 
 # A run's frames as text: what the agent says goes to standard output as it comes, tools and notes stand on lines of

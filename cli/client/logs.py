@@ -11,9 +11,7 @@ from cli.client.follow import RunStream, say_how_to_come_back
 from cli.client.runs import AfterOption, RunArgument
 from cli.client.server import DEFAULT_URL, Record, UrlOption, server_at
 from cli.client.terminal import console, hint, print_json, second
-from cli.exit_statuses import INTERRUPTED
-from cli.options import JsonOption
-from cli.printable import printable
+from cli.printable import INTERRUPTED, JsonOption, printable
 
 commands = typer.Typer()
 

@@ -5,13 +5,11 @@ from typing import Annotated
 
 import typer
 
-from cli.client.agents import AgentArgument, agent_of
-from cli.client.conversations import ConversationOption, conversation_of
+from cli.client.agents import AgentArgument, ConversationOption, agent_of, conversation_of
 from cli.client.follow import Follower, say_how_to_come_back, status_of
 from cli.client.server import DEFAULT_URL, UrlOption, server_at
 from cli.client.terminal import hint, print_json
-from cli.options import JsonOption
-from cli.printable import printable
+from cli.printable import JsonOption, printable
 from shared.domain.errors import InvalidRequest
 
 commands = typer.Typer()

@@ -9,7 +9,7 @@ from cli.client.agents import LimitOption, agent_of, with_agents
 from cli.client.follow import CANCEL_REASON, Follower, status_of
 from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
 from cli.client.terminal import print_all, print_fields, print_json
-from cli.options import JsonOption
+from cli.printable import JsonOption
 
 commands = typer.Typer(help="List, show, watch, cancel and steer runs.")
 

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, server_at
 from cli.client.terminal import console, print_json, second
-from cli.options import JsonOption
-from cli.printable import printable
+from cli.printable import JsonOption, printable
 from shared.domain.errors import Unavailable
 
 commands = typer.Typer()

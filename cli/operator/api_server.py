@@ -15,7 +15,7 @@ from api.main import serving
 from cli.operator.processes import production_process
 from cli.operator.start import announce
 from shared.domain.errors import InvalidRequest
-from shared.process.listening import bound_sockets
+from shared.process.service_answers import bound_sockets
 from shared.process.settings import Settings
 from shared.sql.access.api_keys import ApiKeyStore
 

@@ -12,16 +12,15 @@ import msgspec
 import typer
 
 from api.letta.admin import wire_audit_event
-from cli.exit_statuses import FAILURE
 from cli.operator.processes import named_database, production_database, production_redis, told_to_end
 from cli.operator.progress import shown_progress
-from cli.printable import printable, printable_json
+from cli.printable import FAILURE, printable, printable_json
 from shared.concurrency import SystemClock
 from shared.domain.ids import ProjectId
 from shared.domain.limits import Amount, Budgets, Limit, dollars
 from shared.domain.tools import SandboxTier
+from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.process.version import VERSION
 from shared.redis.connection import Redis, is_reachable
 from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import WorkerPresence

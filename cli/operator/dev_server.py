@@ -8,7 +8,7 @@ from api.main import serving
 from cli.operator.api_server import refuse_if_open, serve_on
 from cli.operator.processes import named_file, open_process
 from shared.process.data_directory import DATABASE, only_process, own_keys
-from shared.process.listening import bound_sockets
+from shared.process.service_answers import bound_sockets
 from shared.process.settings import Settings
 from shared.redis.embedded import connect_embedded
 from shared.sql.access.api_keys import ApiKeyStore

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 
 import typer
 
-from cli.exit_statuses import FAILURE
 from cli.operator.findings import (
     Finding,
     Verdict,
@@ -27,11 +26,12 @@ from cli.operator.findings import (
     stored_secret_findings,
     wrong,
 )
+from cli.printable import FAILURE
 from shared.concurrency import SystemClock
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
 from shared.domain.operations import ServerMemory
+from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.process.version import VERSION
 from shared.redis.connection import Redis, connect
 from shared.redis.log_servers import LogServers, log_servers
 from shared.redis.process_presence import ServerSettings, memory_of, settings_of

@@ -18,15 +18,14 @@ from shared.domain.ids import AgentId, IdMaker, ThreadId
 from shared.domain.messages import Message, UserMessage
 from shared.domain.models import BUILTIN, MODELS, PROVIDERS
 from shared.network.checked_http import NetworkRules
-from shared.packages.setup import package_rules
+from shared.packages.environments import package_rules
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.redis.connection import Redis
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import NO_KEYS, SecretKeys, can_read
-from shared.sql.address import database_url
 from shared.sql.definitions.tools import StoredSecretStore
-from shared.sql.engine import Database
+from shared.sql.engine import Database, database_url
 from worker.models.provider import ModelCall
 from worker.models.registry import Models
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.operator.start import operate, read_settings, require_database
-from cli.options import JsonOption, days_at_most
+from cli.printable import JsonOption, days_at_most
 from shared.domain.api_keys import DEFAULT_GRACE_S, LONGEST_GRACE_S
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import KeyId, ProjectId

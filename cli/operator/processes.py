@@ -19,8 +19,7 @@ from shared.process.settings import Settings
 from shared.redis.connection import Redis, connect, greet
 from shared.redis.log_servers import log_servers
 from shared.secret_keys import SecretKeys
-from shared.sql.address import database_url, shown
-from shared.sql.engine import ANSWER_S, WAIT_S, Database
+from shared.sql.engine import ANSWER_S, WAIT_S, Database, database_url, shown
 from shared.sql.migrate import require_current
 
 UNENCRYPTED = (

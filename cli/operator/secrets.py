@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.operator.start import operate, read_settings, require_database
-from cli.options import JsonOption
+from cli.printable import JsonOption
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
 

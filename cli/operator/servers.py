@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.operator.start import operate, require_database, require_redis
-from cli.options import positive
+from cli.printable import positive
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
 

@@ -13,8 +13,7 @@ from shared.crash_points import arm
 from shared.domain.errors import InvalidRequest
 from shared.process.importing import without_collections
 from shared.process.logging import configure_logging
-from shared.process.settings import Settings
-from shared.process.wrong_settings import wrong_values
+from shared.process.settings import Settings, wrong_values
 
 
 def operate(command: Callable[[Settings], Coroutine[Any, Any, None]], **chosen: object) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.operator.start import operate, require_database, require_redis
-from cli.options import JsonOption, days_at_most, positive
+from cli.printable import JsonOption, days_at_most, positive
 from shared.concurrency import SystemClock
 from shared.domain.errors import InvalidRequest
 from shared.domain.limits import day_of

@@ -20,7 +20,11 @@ import structlog
 from msgspec.structs import replace
 
 from shared.concurrency import Clock
-from shared.domain.archival import (
+from shared.domain.errors import ModelError, ModelErrorType
+from shared.domain.ids import AgentId, ArchiveId, IdMaker, PassageId, ProjectId
+from shared.domain.model_servers import without_credentials
+from shared.domain.models import PROVIDERS, can_embed, split_handle
+from shared.domain.searches import (
     FoundPassage,
     NewPassage,
     Passage,
@@ -29,10 +33,6 @@ from shared.domain.archival import (
     refuse_oversized,
     unit_vector,
 )
-from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.ids import AgentId, ArchiveId, IdMaker, PassageId, ProjectId
-from shared.domain.model_servers import without_credentials
-from shared.domain.models import PROVIDERS, can_embed, split_handle
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules, operators_client
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, StoredPassages, VectorStore, WaitingPassage
 

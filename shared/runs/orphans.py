@@ -7,7 +7,7 @@ end. All use the same guarded settle: if a worker claims the run at the same tim
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -18,24 +18,51 @@ from shared.domain.errors import CancelMode, Conflict, LeaseLost, LifecycleError
 from shared.domain.events import LogContinued, StopReason, decode, encode
 from shared.domain.ids import Fence, IdMaker, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
+from shared.domain.log_writer import LogTail, LogWriter, first_seq_of, unbroken
 from shared.domain.messages import Decision, NewMessage, text_to_count
 from shared.domain.runs import Cause, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd, ShownStep, lost_usage, open_calls
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
-from shared.runs.log_adoption import adopt_log
 from shared.sql.access.audit import Asker, asked_by
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.decisions import Decided, DecisionStore
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore, Submitted
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
-from shared.telemetry.run_attributes import of_run
-from shared.telemetry.tracer import NoTracer, Tracer
+from shared.sql.runs.steps import EventStore
+from shared.telemetry.tracer import NoTracer, Tracer, of_run
+
+
+class AdoptedLog(NamedTuple):
+    """A log of which SQL has everything that is left."""
+
+    follows: Seq
+    """The number that the first event of its new owner follows: what readers may have seen after it is void."""
+    is_whole: bool
+    """Redis still has the log's end, so readers have seen nothing after `follows`."""
+
+
+async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime) -> AdoptedLog:
+    """Shuts earlier owners out of a run's log, and stores what they have shown and SQL lacks.
+
+    A repetition does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
+    `Unavailable`.
+    """
+    last = await event_log.open(run.id, run.fence)
+    if last <= run.last_seq:
+        return AdoptedLog(run.last_seq, is_whole=last == run.last_seq)
+    entries = await event_log.read(run.id, run.last_seq, limit=None)
+    shown = unbroken(run.last_seq, entries)
+    if len(shown) < len(entries):
+        # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
+        await event_log.drop(run.id)
+    if shown:
+        await checkpoints.adopt(run, shown, now)
+    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=len(shown) == len(entries))
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -14,8 +14,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
-from shared.domain.archival import Vector
 from shared.domain.errors import InvalidRequest
+from shared.domain.searches import Vector
 
 Struct = TypeVar("Struct")
 

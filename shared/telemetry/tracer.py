@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from shared.domain.runs import Run
+
 AttributeValue = str | bool | int | float | Sequence[str]
 
 Attributes = Mapping[str, AttributeValue | None]
@@ -118,3 +120,15 @@ def trace_id_of(traceparent: str | None) -> str | None:
     """The trace's id, 32 hexadecimal digits, of a W3C trace context; None for a text that is none."""
     found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
     return None if found is None else found[1]
+
+
+def of_run(run: Run) -> Attributes:
+    """By these the spans of a run, an agent or a conversation are found."""
+    return {
+        "gen_ai.agent.id": run.agent_id,
+        "gen_ai.conversation.id": run.thread_id,
+        "holdfast.project": run.project_id,
+        "holdfast.run.id": run.id,
+        "holdfast.run.type": run.options.run_type,
+        "holdfast.run.continues": run.continues,
+    }

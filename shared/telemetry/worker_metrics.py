@@ -29,7 +29,7 @@ CUT_OFF = ("model", "tool", "between")
 """What a cancel may cut off."""
 
 FOUND_BECAUSE = ("worker_lost", "not_dispatched", "waited")
-"""Why the sweeper dispatches a run again: see `worker.upkeep.sweeper.Reason`."""
+"""Why the sweeper dispatches a run again: see `worker.sweeper.Reason`."""
 
 _TOKEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 """A token is in Redis within a millisecond; seconds mean that Redis or SQL was away."""

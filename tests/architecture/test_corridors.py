@@ -35,8 +35,6 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "shared": ("shared/domain",),
     # Other servers: what may be asked for, and which models the operator's own servers have.
     "shared/network": ("shared", "shared/domain"),
-    # TypeScript is read by the API, for its model, and by the worker, for Node.js.
-    "shared/typescript": ("shared/domain",),
     "shared/redis": ("shared", "shared/domain"),
     "shared/sql": ("shared", "shared/domain"),
     "shared/sql/migrations": ("shared/sql",),
@@ -91,16 +89,15 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
         *("shared/sql/history", "shared/sql/runs"),
     ),
     # What makes the calls of tools: it knows the run whose calls these are by a protocol of its own.
-    "worker/runners": (*_STATE, "shared/typescript", "worker/tools"),
+    "worker/runners": (*_STATE, "worker/tools"),
     # What runs do: bodies have a run by its handle.
     "worker/bodies": (
         *("shared", "shared/domain", "shared/sql/definitions", "shared/sql/history", "shared/sql/runs"),
         *("worker/models", "worker/run", "worker/runners", "worker/tools"),
     ),
-    "worker/upkeep": _STATE,
     "worker": (*_STATE, "shared/process", "shared/telemetry", "worker/*"),
     # The API. Routes are read by `application` alone; what happens to a run does not know the routes that ask for it.
-    "api/tool_source": ("shared/domain", "shared/typescript"),
+    "api/tool_source": ("shared", "shared/domain"),
     "api/letta": (
         "shared",
         "shared/domain",

@@ -8,7 +8,7 @@ import pytest
 from letta_client import APIStatusError, AsyncLetta, BadRequestError, NotFoundError, UnprocessableEntityError
 from letta_client.types.archives.passage_create_many_params import Passage
 
-from shared.domain.archival import LONGEST_TEXT, MOST_TAGS
+from shared.domain.searches import LONGEST_TEXT, MOST_TAGS
 from shared.sql.engine import Database
 from tests.kit.model_server import ModelServer
 from tests.kit.product import api_client

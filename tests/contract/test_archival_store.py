@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import Engine, event
 from structlog.testing import capture_logs
 
-from shared.domain.archival import LONGEST_TAG, LONGEST_TEXT, MOST_TAGS
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
 from shared.domain.ids import PassageId
+from shared.domain.searches import LONGEST_TAG, LONGEST_TEXT, MOST_TAGS
 from shared.sql.archival.archives import ArchiveFilter
 from shared.sql.archival.passages import PassagePage, insert_for_agent
 from shared.sql.migrate import migrate

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from shared.archival.archival_memory import LONGEST_INPUT, RANK_CONSTANT, RETRY_AFTER, TEXTS_PER_CALL
-from shared.domain.archival import MOST_MULTIPLIED, PassageQuery, unit_vector
+from shared.domain.searches import MOST_MULTIPLIED, PassageQuery, unit_vector
 from shared.sql.archival.archives import STORER_EMBEDS_FOR
 from shared.sql.archival.passages import PassagePage, insert_for_agent
 from shared.sql.tables import passage_vectors

@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from api.bounded_fields import LONGEST_METADATA, LONGEST_SETTINGS, MOST_ENTRIES
-from api.errors import LONGEST_DETAIL
-from api.refusals import MOST_FLAWS
+from api.errors import LONGEST_DETAIL, MOST_FLAWS
 from shared.domain.agents import LARGEST_PART, SEALED
 from shared.domain.searches import zone_of
 from tests.kit.product.in_process import api_client

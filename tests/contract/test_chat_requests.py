@@ -7,9 +7,8 @@ import httpx
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from api.openai.chat_request import ChatRequest, input_of, left_out
-from api.openai.errors import openai_error
-from api.refusals import Failure, Refusal
+from api.errors import Failure, Refusal
+from api.openai.chat_request import ChatRequest, input_of, left_out, openai_error
 from shared.domain.errors import ErrorCode
 from shared.sql.engine import Database
 from tests.kit.product import api_client

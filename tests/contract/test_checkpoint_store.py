@@ -15,8 +15,7 @@ from shared.domain.messages import AssistantMessage, Message, NewMessage, Summar
 from shared.domain.runs import Compaction, Run, Step, Usage
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
-from shared.sql.runs.event_blocks import BLOCK_ENTRIES
-from shared.sql.runs.steps import StepFilter
+from shared.sql.runs.steps import BLOCK_ENTRIES, StepFilter
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,

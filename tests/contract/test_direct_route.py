@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from api.application import ROUTES
-from api.declarations import declaration_of
-from api.direct_route import DirectRoute, Plan
+from api.direct_route import DirectRoute, Plan, declaration_of
 from api.routes import agents, messages, runs
 from tests.kit.product.in_process import asgi_client
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from api.errors import MOST_FLAWS
 from api.letta.refusals import validation_refusal
-from api.refusals import MOST_FLAWS
 from shared.domain.errors import ErrorCode, ModelErrorType
 from tests.kit.product import api_client
 from tests.kit.project.documents import table_rows

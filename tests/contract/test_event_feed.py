@@ -12,8 +12,7 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis.connection import connect
 from shared.redis.embedded import connect_embedded
-from shared.redis.event_feed import EventFeed, Subscription
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog, Subscription
 from shared.redis.log_servers import OneLogServer
 from tests.kit.services.redis_fixtures import LogService
 from tests.kit.services.redis_servers import PrivateRedis

@@ -11,8 +11,7 @@ from shared.domain.events import StatusChanged, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries, LogTail, continues
 from shared.domain.runs import Run
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import OneLogServer
 from tests.kit.runs.stored_runs import Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved

@@ -16,7 +16,7 @@ from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from worker.run.active_runs import ActiveRuns
 from worker.run.publisher import Publisher
-from worker.upkeep.sweeper import Sweeper
+from worker.sweeper import Sweeper
 
 RETAKEN_AFTER = 2
 """The sweeper's second look finds that nobody has the run. Then it renews the dispatch in SQL, and looks once more."""

@@ -10,7 +10,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message
 from shared.sql.history.message_lists import LONGEST_PAGE, MessageFilter, Order
 from shared.sql.run_tables import event_blocks
-from shared.sql.runs.event_blocks import BLOCK_BYTES
+from shared.sql.runs.steps import BLOCK_BYTES
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import THREAD, Stores, answer, checkpoint, stored_runs
 

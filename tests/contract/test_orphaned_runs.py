@@ -17,8 +17,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, continues, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog, RedisLostData
+from shared.redis.event_log import EventFeed, EventLog, RedisLostData
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import OrphanedRuns

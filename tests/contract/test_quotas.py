@@ -9,14 +9,14 @@ from arq.connections import ArqRedis
 from structlog.testing import capture_logs
 
 from api.access.callers import Caller
-from api.caller_quotas import AWAY_S, CallerQuotas
+from api.admission import AWAY_S, CallerQuotas
 from shared.domain.api_keys import EVERYTHING
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.limits import LimitReached, Limits, ProjectLimits, parse_own_limits
 from shared.redis import keys
 from shared.redis.connection import connect
 from shared.redis.embedded import connect_embedded
-from shared.redis.quotas import Bucket, Empty, Group, Quotas
+from shared.redis.queue import Bucket, Empty, Group, Quotas
 from tests.kit.clocks import FrozenClock, embedded_redis_follows
 
 ACME = ProjectId("acme")

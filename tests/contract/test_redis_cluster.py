@@ -11,8 +11,7 @@ from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis import keys
 from shared.redis.channel_listener import CancelSignal
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import LogServers, log_servers
 from tests.kit.services.redis_cluster import NODES, PrivateCluster
 from tests.kit.services.tcp_proxy import TcpProxy

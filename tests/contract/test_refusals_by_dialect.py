@@ -11,10 +11,9 @@ import pytest
 from fastapi import FastAPI
 
 from api.application import ERROR_SHAPES
-from api.errors import add_error_answers, input_refusal, model_error_answer, refused
+from api.errors import ErrorShape, Refusal, RefusalAnswer, add_error_answers, input_refusal, model_error_answer, refused
 from api.letta.refusals import letta_error
-from api.openai.errors import openai_error
-from api.refusals import ErrorShape, Refusal, RefusalAnswer
+from api.openai.chat_request import openai_error
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import ErrorCode
 from shared.domain.ids import AgentId, ApprovalId, MessageId, RunId, ThreadId

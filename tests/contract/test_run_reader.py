@@ -17,13 +17,12 @@ from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.runs import Run, RunError, RunOptions
 from shared.redis.connection import connect
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.sql.engine import Database
 from shared.sql.run_tables import event_blocks
-from shared.sql.runs.event_blocks import BLOCK_ENTRIES
 from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.steps import BLOCK_ENTRIES
 from tests.kit.free_ports import free_port
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, approve, call, run_end, stored_runs
 from tests.kit.services.databases import statements

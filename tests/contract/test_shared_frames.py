@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from arq.connections import ArqRedis
 
-from api.caller_quotas import CallerQuotas
+from api.admission import CallerQuotas
 from api.letta.frames import FrameOptions, FrameStream
 from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import StreamService
@@ -17,10 +17,9 @@ from shared.domain.events import Ended, ReasoningChunk, StatusChanged, encode
 from shared.domain.ids import Seq
 from shared.domain.limits import Limits, ProjectLimits
 from shared.domain.log_writer import LogTail
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import OneLogServer
-from shared.redis.quotas import Quotas
+from shared.redis.queue import Quotas
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from tests.kit.wait_until import HANGS_S, wait_until
 

@@ -17,10 +17,9 @@ from shared.domain.events import StatusChanged, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import LogTail, of_bytes
 from shared.domain.runs import Run
-from shared.redis.event_feed import MAX_BYTES, EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import MAX_BYTES, EventFeed, EventLog
 from shared.redis.log_servers import OneLogServer
-from shared.sql.runs.event_blocks import BLOCK_ENTRIES, FIRST_BLOCKS
+from shared.sql.runs.steps import BLOCK_ENTRIES, FIRST_BLOCKS
 from tests.kit.free_ports import free_port
 from tests.kit.product.processes import api_at, processes_in
 from tests.kit.raw_http import RawConnection, head, raw_connection

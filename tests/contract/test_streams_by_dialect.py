@@ -14,7 +14,7 @@ import pytest
 
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.messages import STOP_REASONS, STORED_REASONS, wire_stop_reason
-from api.openai.chat_chunks import ChunkStream
+from api.openai.chat_answer import ChunkStream
 from api.runs.streaming import Projection
 from shared.domain import events
 from shared.domain.ids import Seq

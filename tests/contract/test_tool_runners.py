@@ -42,7 +42,7 @@ from worker.runners.tool_runner import (
     ToolRunner,
     ToolRunners,
 )
-from worker.tools.invocation import ToolOutcome
+from worker.tools.outcomes import ToolOutcome
 
 SECRET = 's3cr3t "quoted" value'
 LIMIT = 500

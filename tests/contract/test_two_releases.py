@@ -21,8 +21,7 @@ from shared.domain.log_writer import Entries, LogTail, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.channel_listener import Announcements, CancelSignal, ChannelListener
-from shared.redis.event_feed import EventFeed
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns, adopt_log

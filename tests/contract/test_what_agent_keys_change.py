@@ -10,8 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from api.access.agent_reach import MOST_STEPS, OF_A_BLOCK, OF_THE_AGENT
-from api.access.route_rules import CHAT, RULES, Reach
+from api.access.route_rules import CHAT, MOST_STEPS, OF_A_BLOCK, OF_THE_AGENT, RULES, Reach
 from api.application import ROUTES
 from api.letta.message_input import MessagesRequest
 from tests.kit.keys import KeyMaker

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.client.conversations import conversation_of
+from cli.client.agents import conversation_of
 from cli.client.server import server_at
 from tests.kit.commands import Command, fork
 from tests.kit.free_ports import free_port

@@ -8,8 +8,8 @@ from typing import Any
 
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
 from shared.domain.agents import Agent
-from shared.domain.archival import Archive, NewPassage, Passage, PassageQuery
 from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.searches import Archive, NewPassage, Passage, PassageQuery
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor

@@ -8,8 +8,8 @@ import pytest
 
 from shared.domain.errors import InvalidRequest
 from worker.tools.interpreter import NodeProgram
-from worker.tools.invocation import CallLimits, ToolSandbox
 from worker.tools.isolated_sandbox import IsolatedSandbox
+from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import ProcessSandbox, SandboxChoice
 from worker.tools.zygote import ZygotePlan
 

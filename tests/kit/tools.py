@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.domain.ids import ProjectId
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 
 PLAIN_TOOLS = {"sandbox": "process", "tool_user": "root"}
 """Settings for tests whose tools leave marks where the test can see them: walls allow no file but a call's own,

@@ -13,7 +13,7 @@ from shared.domain.ids import RunId
 from tests.kit.jail.jail import Jail
 from tests.kit.jail.plants import secret
 from tests.security.hostile.hostile_tool import PROJECT
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 
 SLACK_S = 60.0
 """For a busy machine, on top of what a call is given."""

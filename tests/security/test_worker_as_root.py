@@ -18,7 +18,7 @@ from tests.security.hostile.kernel_calls import KERNEL_CALLS
 from tests.security.hostile.other_processes import OTHER_PROCESSES
 from tests.security.hostile.spy import SPY
 from tests.security.trial import findings
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 
 WALLS = pytest.mark.parametrize("tier", [SandboxTier.ONE, SandboxTier.TWO])
 NOBODY = 65534

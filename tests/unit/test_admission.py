@@ -10,9 +10,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admission, release_permit
-from api.answer_headers import UnusedInputWarnings
-from api.request_input import BodyReader, RequestInput
-from api.strict_requests import StrictRequests
+from api.every_answer import UnusedInputWarnings
+from api.request_input import BodyReader, RequestInput, StrictRequests
 from tests.kit.product.refusing import in_an_application
 from tests.kit.wait_until import wait_until
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.chat_answer import ChatAnswer
-from api.openai.chat_chunks import ChatChunks
+from api.openai.chat_answer import ChatAnswer, ChatChunks
 from shared.domain import events
 from shared.domain.ids import AgentId, IdMaker, MessageId, ProjectId, Seq, StepId, ThreadId
 from shared.domain.runs import Run, RunOptions

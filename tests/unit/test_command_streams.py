@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from rich.console import Console
 
-from cli.client.conversations import Conversation
+from cli.client.agents import Conversation
 from cli.client.follow import RunStream, Transcript
 from cli.client.server import Record, Server, segment, server_at
 from cli.client.terminal import print_json

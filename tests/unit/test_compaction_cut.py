@@ -15,8 +15,8 @@ from shared.domain.messages import (
 )
 from shared.domain.runs import CompactionOptions
 from tests.kit.model_server.model_calls import history, returned
+from worker.bodies.request_size import transcript
 from worker.bodies.summary import messages_to_summarise
-from worker.bodies.transcript import transcript
 
 WINDOW = 100_000
 CALLS = AssistantMessage(tool_calls=[ToolCall("c1", "add", '{"a": 1}')])

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from tests.kit.sandboxes import sandbox_of
 from tests.kit.tools import tool_call
-from worker.tools.invocation import ToolOutcome, ToolSandbox
+from worker.tools.outcomes import ToolOutcome, ToolSandbox
 
 
 class Item(BaseModel):

@@ -16,8 +16,8 @@ from tests.kit.log_events import log_events
 from tests.kit.node import need_node
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, WALLED, sandbox_of, walls
 from tests.kit.wait_until import wait_until
-from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.node_choice import find_node
+from worker.tools.outcomes import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.sandbox_choice import PlainProcess
 
 PLAIN = PlainProcess(sys.executable, None)

@@ -7,7 +7,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, Response
 
 from api.direct_route import DirectRoute, LateRoute
-from api.long_answers import in_pieces, is_long
+from api.event_stream import in_pieces, is_long
 from tests.kit.product.in_process import asgi_client
 
 LONG: dict[str, Any] = {

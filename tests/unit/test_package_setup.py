@@ -8,11 +8,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from shared.domain.errors import InvalidRequest
-from shared.packages import setup
-from shared.packages.environments import target_python
-from shared.packages.setup import package_rules, prepare
-from shared.process.settings import Settings
-from shared.process.wrong_settings import wrong_values
+from shared.packages import environments
+from shared.packages.environments import package_rules, prepare, target_python
+from shared.process.settings import Settings, wrong_values
 
 
 def test_a_folder_is_made_for_its_user(tmp_path: Path) -> None:
@@ -47,7 +45,7 @@ def test_a_machine_without_the_installer_says_how_to_get_it(monkeypatch: pytest.
 
     monkeypatch.setattr(shutil, "which", nothing)
     with pytest.raises(InvalidRequest, match=r"HOLDFAST_PACKAGE_INDEX: .* pip install uv"):
-        setup.installer()
+        environments.installer()
 
 
 def test_a_python_that_is_none_is_refused() -> None:

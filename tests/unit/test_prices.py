@@ -7,7 +7,7 @@ import pytest
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.runs import Usage
-from worker.models.prices import Price, Prices
+from worker.models.registry import Price, Prices
 
 MILLION = Usage(prompt_tokens=1_000_000, completion_tokens=1_000_000)
 DOLLAR = 1_000_000_000

@@ -17,7 +17,7 @@ import uvloop
 from tests.kit.sandboxes import LIMITS
 from tests.kit.tools import is_alive, tool_call, written_pids
 from tests.kit.wait_until import wait_until
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 from worker.tools.sandbox_choice import ProcessSandbox
 
 GRACE_S = 240.0

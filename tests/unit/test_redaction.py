@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from shared.concurrency import background
-from worker.tools.invocation import CUT, MOST, ToolOutcome, without_secrets
+from worker.tools.outcomes import CUT, MOST, ToolOutcome, without_secrets
 
 
 async def redacted(text: str, **secrets: str) -> str:

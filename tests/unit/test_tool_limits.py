@@ -8,7 +8,7 @@ import pytest
 from shared.domain.tools import ToolLimits
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, sandbox_of
 from tests.kit.tools import tool_call
-from worker.tools.invocation import ToolSandbox
+from worker.tools.outcomes import ToolSandbox
 
 ENDLESS = "def tool():\n    while True:\n        pass"
 HUNGRY = "def tool():\n    return len(bytes(300 << 20)) >> 20"

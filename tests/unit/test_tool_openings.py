@@ -20,8 +20,8 @@ from tests.kit.stream_server import stream_server
 from tests.kit.tools import tool_call
 from worker.main import with_certificates
 from worker.proxy.exchange import EgressDialer
-from worker.tools.invocation import ToolInvocation, ToolSandbox
 from worker.tools.isolated_sandbox import IsolatedSandbox
+from worker.tools.outcomes import ToolInvocation, ToolSandbox
 
 RUN, OTHER = RunId("run-1"), RunId("run-2")
 FETCH = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, sandbox_of
 from tests.kit.tools import tool_call
-from worker.tools.invocation import ToolSandbox
+from worker.tools.outcomes import ToolSandbox
 from worker.tools.sandbox_choice import ProcessSandbox
 from worker.tools.tool_process import OUTPUT_BYTES
 

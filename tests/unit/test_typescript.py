@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.domain.errors import InvalidToolSource
-from shared.typescript.functions import as_javascript, program_module, tool_module
+from shared.typescript import as_javascript, program_module, tool_module
 from tests.kit.node import need_node
 
 WHOLE = """

@@ -22,9 +22,8 @@ from shared.domain.ids import ProjectId
 from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, WALLED, sandbox_of, walls
 from tests.kit.tools import is_alive, named_processes, tool_call
 from tests.kit.wait_until import wait_until
-from worker.tools.invocation import ToolInvocation, ToolOutcome, ToolSandbox
-from worker.tools.isolated_sandbox import IsolatedSandbox
-from worker.tools.zygote_pool import ZygotePool
+from worker.tools.isolated_sandbox import IsolatedSandbox, ZygotePool
+from worker.tools.outcomes import ToolInvocation, ToolOutcome, ToolSandbox
 
 REPOSITORY = Path(__file__).parents[2]
 GRACE_S = 240.0

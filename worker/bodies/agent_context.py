@@ -28,7 +28,7 @@ from worker.run.body import Body, Outcome
 from worker.run.observation import RunObservation
 from worker.run.run_handle import Parked, RunHandle
 from worker.runners.tool_runner import ToolRunners
-from worker.tools.invocation import ToolSandbox
+from worker.tools.outcomes import ToolSandbox
 
 Result = TypeVar("Result")
 

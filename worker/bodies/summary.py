@@ -33,8 +33,7 @@ from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer import PlainAnswer, ask_as_step, question
-from worker.bodies.request_size import body_tokens, history_tokens
-from worker.bodies.transcript import as_text, excerpt, transcript, without_middle
+from worker.bodies.request_size import as_text, body_tokens, excerpt, history_tokens, transcript, without_middle
 from worker.models.provider import ModelCall
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

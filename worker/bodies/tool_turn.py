@@ -20,10 +20,10 @@ from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer
-from worker.bodies.transcript import without_middle
+from worker.bodies.request_size import without_middle
 from worker.run.run_handle import Parked
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
-from worker.tools.invocation import ToolOutcome, without_secrets
+from worker.tools.outcomes import ToolOutcome, without_secrets
 
 # Makes one call of a tool: checks its arguments, has its runner make it, and takes secrets out of what it says.
 

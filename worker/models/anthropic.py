@@ -22,7 +22,6 @@ from worker.models.answer_parts import (
     reason_in,
 )
 from worker.models.anthropic_models import claude_model
-from worker.models.decoding import Decoder, number_in
 from worker.models.history_mapping import (
     Answered,
     AnswerPart,
@@ -41,6 +40,7 @@ from worker.models.history_mapping import (
 )
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
+from worker.models.special_tokens import Decoder, number_in
 from worker.models.tool_schema import NO_PARAMETERS, without_titles
 
 # A request of Anthropic's Messages.

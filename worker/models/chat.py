@@ -26,7 +26,6 @@ from worker.models.answer_parts import (
     finalize,
     reason_in,
 )
-from worker.models.decoding import Decoder, number_in
 from worker.models.history_mapping import (
     Answered,
     Called,
@@ -43,7 +42,7 @@ from worker.models.history_mapping import (
 )
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, ToolSpec, WireRequest
-from worker.models.special_tokens import escaped_tokens, tokenizes_text
+from worker.models.special_tokens import Decoder, escaped_tokens, number_in, tokenizes_text
 from worker.models.tool_schema import NO_PARAMETERS, inlined, tool_schema
 
 # A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.

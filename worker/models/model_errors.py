@@ -10,9 +10,8 @@ from typing import Any, cast
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.decoding import read_json
 from worker.models.provider import LONGEST_WAIT, Route
-from worker.models.special_tokens import whole_characters
+from worker.models.special_tokens import read_json, whole_characters
 
 LONGEST_DETAIL = 2000
 

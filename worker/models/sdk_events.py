@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from shared.domain.errors import ModelError
-from worker.models.decoding import is_json, read_json, whole_number
 from worker.models.model_errors import stream_error
 from worker.models.sdk_fields import ENDS, SdkFields
-from worker.models.special_tokens import whole_characters, with_hidden_halves
+from worker.models.special_tokens import is_json, read_json, whole_characters, whole_number, with_hidden_halves
 from worker.models.sse import EventStream, is_whole, unstreamed_answers
 
 _DONE = b"[DONE]"

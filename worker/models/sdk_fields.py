@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import msgspec.inspect
 
-from worker.models.decoding import NOT_READ, as_text, read_json, whole_number
+from worker.models.special_tokens import NOT_READ, as_text, read_json, whole_number
 
 ENDS = ("response.completed", "response.incomplete")
 

@@ -8,9 +8,8 @@ import re
 from typing import Any, cast
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.decoding import is_json, read_json
 from worker.models.model_errors import message_in, stream_error
-from worker.models.special_tokens import whole_characters
+from worker.models.special_tokens import is_json, read_json, whole_characters
 
 LONGEST_EVENT = 32 * 1024 * 1024
 """Bytes. Far beyond any answer; a server that never ends an event must not fill the memory."""

@@ -20,9 +20,9 @@ from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
-from shared.runs.log_adoption import adopt_log
+from shared.runs.orphans import adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
-from shared.sql.runs.event_blocks import EventStore
+from shared.sql.runs.steps import EventStore
 from worker.run.interruption import Interruption
 from worker.run.observation import (
     Observed,

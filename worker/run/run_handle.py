@@ -23,10 +23,10 @@ from shared.domain.settling import PARKED, ShownStep, lost_usage, unknown_return
 from shared.redis.event_log import EventLog
 from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
+from shared.sql.runs.steps import EventStore
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
 from worker.run.observation import ObserverOf, RunObservation

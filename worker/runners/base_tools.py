@@ -10,12 +10,21 @@ from typing import Any, TypeVar
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock, retry_while_unavailable
 from shared.domain.agents import Block
-from shared.domain.archival import MOST_FOUND, NewPassage, PassageQuery, refuse_oversized, refuse_oversized_query
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.memory import EditedMemory, Memory, RefusedEdit, edit_memory
 from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturn, UserMessage, text_of
-from shared.domain.searches import Role, moment_of, refuse_long_query, zone_of
+from shared.domain.searches import (
+    MOST_FOUND,
+    NewPassage,
+    PassageQuery,
+    Role,
+    moment_of,
+    refuse_long_query,
+    refuse_oversized,
+    refuse_oversized_query,
+    zone_of,
+)
 from shared.domain.tool_catalog import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS, JsonObject, base_tool_arguments
 from shared.domain.tools import Tool
 from shared.sql.definitions.blocks import MemoryStore

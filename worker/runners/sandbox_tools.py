@@ -17,10 +17,9 @@ from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.tool_catalog import RUNS_CODE_WITH_TOOLS, JsonObject, base_tool_arguments, is_base_tool
 from shared.domain.tools import PYTHON, TYPESCRIPT, Tool, ToolLimits
 from shared.packages.environments import PackageEnvironments
-from shared.typescript.functions import Module, program_module, tool_module
+from shared.typescript import Module, program_module, tool_module
 from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerTraits, error_return
-from worker.tools.invocation import ToolInvocation, ToolOutcome, ToolSandbox
-from worker.tools.outcomes import MAX_RESULT_CHARS
+from worker.tools.outcomes import MAX_RESULT_CHARS, ToolInvocation, ToolOutcome, ToolSandbox
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
 """What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""

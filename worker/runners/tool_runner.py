@@ -16,7 +16,7 @@ from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.domain.tool_catalog import JsonObject
 from shared.domain.tools import Tool
-from worker.tools.invocation import ToolOutcome
+from worker.tools.outcomes import ToolOutcome
 
 Result = TypeVar("Result")
 

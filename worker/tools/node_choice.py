@@ -11,8 +11,8 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from worker.proxy.exchange import EgressDialer
 from worker.tools.interpreter import NODE_LOOK, NodeProgram, described_node
-from worker.tools.invocation import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.isolated_sandbox import IsolatedSandbox
+from worker.tools.outcomes import CallLimits, ToolInvocation, ToolSandbox
 from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox
 from worker.tools.scratch import ToolFolders
 from worker.tools.zygote import ZygotePlan

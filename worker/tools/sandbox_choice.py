@@ -21,13 +21,21 @@ from shared.domain.ids import ProjectId, RunId
 from shared.domain.tools import SandboxTier
 from worker.tools.inside.child_seccomp import is_known
 from worker.tools.interpreter import LOOK, Interpreter, NodeProgram, described, own_interpreter
-from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
-from worker.tools.isolated_sandbox import WalledProcess
-from worker.tools.outcomes import NO_NODE, not_started, payload, refused, result_bytes
+from worker.tools.isolated_sandbox import WalledProcess, ZygoteNeeds, ZygotePool
+from worker.tools.outcomes import (
+    NO_NODE,
+    CallLimits,
+    ToolInvocation,
+    ToolOutcome,
+    ToolSandbox,
+    not_started,
+    payload,
+    refused,
+    result_bytes,
+)
 from worker.tools.scratch import ToolFolders, is_too_full, room, scratch_directory, with_run_folder
 from worker.tools.tool_process import RunningCalls, ToolProcess
 from worker.tools.zygote import ZygotePlan, bubblewrap
-from worker.tools.zygote_pool import ZygoteNeeds, ZygotePool
 
 SYSTEM_PYTHONS = ("/usr/local/bin/python3", "/usr/bin/python3")
 """Where root's own Python is closed to the tools' user."""

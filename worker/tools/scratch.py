@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from shared.domain.ids import ProjectId, RunId
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """How a folder is opened, and nothing that leads elsewhere."""

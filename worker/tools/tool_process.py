@@ -14,12 +14,13 @@ from typing import Any, Protocol, cast
 
 from shared.concurrency import AnswerTimeout
 from worker.tools.inside.child_watcher import descendants, kill_all, processes
-from worker.tools.invocation import ToolInvocation, ToolOutcome
 from worker.tools.outcomes import (
     SHUTTING_DOWN,
     CappedPipe,
     Frame,
     PayloadPipe,
+    ToolInvocation,
+    ToolOutcome,
     how_it_ended,
     not_started,
     outcome,

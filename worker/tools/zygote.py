@@ -16,8 +16,7 @@ import msgspec
 from shared.concurrency import AnswerTimeout
 from shared.domain.tools import SandboxTier
 from worker.tools.interpreter import Interpreter, NodeProgram
-from worker.tools.invocation import CallLimits
-from worker.tools.outcomes import CappedPipe
+from worker.tools.outcomes import CallLimits, CappedPipe
 
 # How a zygote is started: its command line, its program, and what its calls may see.
 

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from sqlalchemy import RowMapping
 from sqlalchemy.dialects import postgresql, sqlite
 
-from shared.domain.archival import AUTOMATIC_DESCRIPTION, Archive, NewPassage, Passage
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
 from shared.domain.models import can_embed
-from shared.domain.searches import MOST_WORDS, phrases_of, words_of
+from shared.domain.searches import AUTOMATIC_DESCRIPTION, MOST_WORDS, Archive, NewPassage, Passage, phrases_of, words_of
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database

@@ -9,7 +9,9 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.types import UserDefinedType
 
-from shared.domain.archival import (
+from shared.domain.errors import NotFound
+from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
+from shared.domain.searches import (
     MOST_MULTIPLIED,
     Archive,
     NewPassage,
@@ -20,8 +22,6 @@ from shared.domain.archival import (
     nearest_by_signs,
     signs_of,
 )
-from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
 from shared.sql.access.audit import record
 from shared.sql.archival.archives import (
     agent_row,

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from shared.crash_points import CrashPoint
 from shared.domain.agents import Block
-from shared.domain.archival import NewPassage
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ArchiveId, BlockId, ProjectId
 from shared.domain.memory import EditedBlock, EditedMemory, FinishedEdit, RefusedEdit
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
+from shared.domain.searches import NewPassage
 from shared.sql.access.audit import record
 from shared.sql.archival.passages import insert_for_agent
 from shared.sql.connection import Connection

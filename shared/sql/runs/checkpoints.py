@@ -28,9 +28,8 @@ from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import insert_messages, replace_by_summary
 from shared.sql.run_tables import runs, tool_intents
 from shared.sql.runs.budgets import count_usage
-from shared.sql.runs.event_blocks import insert_events, packed_blocks
 from shared.sql.runs.rows import LockedRun, input_of, lock_owned, lock_run, update_owned
-from shared.sql.runs.steps import first_token, upsert_step
+from shared.sql.runs.steps import first_token, insert_events, packed_blocks, upsert_step
 from shared.sql.tables import from_json, microseconds, to_json
 
 # What is known of a run's tool calls before their results are in the history: that a tool was about to start, and the

@@ -21,9 +21,8 @@ from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.approvals import approval_of, requests_of, waiting_on
-from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, run_of
+from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
-from shared.sql.runs.submissions import insert_run
 from shared.sql.tables import to_json
 
 

@@ -18,8 +18,7 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
-from shared.sql.runs.rows import lock_run, update_owned
-from shared.sql.runs.submissions import run_of_keys, store_keys
+from shared.sql.runs.rows import lock_run, run_of_keys, store_keys, update_owned
 from shared.sql.tables import from_json, to_json
 
 IfEnded = Literal["refuse", "next"]

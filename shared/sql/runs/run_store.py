@@ -39,6 +39,7 @@ from shared.sql.runs.rows import (
     cancel_mode_of,
     get_run,
     input_of,
+    insert_run,
     lock_owned,
     lock_run,
     move_of,
@@ -46,10 +47,10 @@ from shared.sql.runs.rows import (
     parameters_of,
     refusal,
     run_of,
+    run_of_keys,
     status_of,
     update_owned,
 )
-from shared.sql.runs.submissions import insert_run, run_of_keys
 from shared.sql.tables import from_json
 
 # The claim of a run, inside a caller's transaction. The first claim puts the run's input into the history.

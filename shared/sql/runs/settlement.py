@@ -52,19 +52,25 @@ from shared.sql.run_tables import approvals, callbacks
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage
 from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
-from shared.sql.runs.event_blocks import count_small_blocks, insert_events, merge_small_blocks, read_events
 from shared.sql.runs.rows import (
     LockedRun,
     apply,
     get_run,
     input_of,
+    insert_run,
     lock_run,
     lock_run_and_thread,
     refusal,
 )
 from shared.sql.runs.run_store import submitted_before
-from shared.sql.runs.steps import first_token, upsert_step
-from shared.sql.runs.submissions import insert_run
+from shared.sql.runs.steps import (
+    count_small_blocks,
+    first_token,
+    insert_events,
+    merge_small_blocks,
+    read_events,
+    upsert_step,
+)
 from shared.sql.tables import agents, to_json
 
 # What the end of a run changes beside the run, inside the transaction that ends it: its agent, the outbox of callbacks

@@ -27,8 +27,8 @@ from tests.kit.jail.plants import Plants, segments
 from tests.kit.package_index import PackageIndex, wheel
 from worker.main import with_certificates
 from worker.proxy.exchange import EgressDialer
-from worker.tools.invocation import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
 from worker.tools.node_choice import find_node, sandbox_of
+from worker.tools.outcomes import CallLimits, ToolInvocation, ToolOutcome, ToolSandbox
 from worker.tools.sandbox_choice import PlainProcess, SandboxChoice
 
 SHOWN_CHARS = 600

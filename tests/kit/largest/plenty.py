@@ -12,7 +12,7 @@ from shared.domain.messages import ToolReturn
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import approvals, event_blocks, runs, steps
-from shared.sql.runs.event_blocks import blocks_of
+from shared.sql.runs.steps import blocks_of
 from shared.sql.tables import (
     agent_blocks,
     agent_tools,

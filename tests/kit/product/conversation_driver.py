@@ -9,12 +9,11 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from api.access.callers import act_for
-from api.letta.answer_service import SendOptions
+from api.letta.conversations import SendOptions
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.messages import wire_messages
 from api.runs.cancel import Cancel
-from api.runs.command import BusyPolicy, Command, SubmissionHeaders
-from api.runs.threads import AgentThread
+from api.runs.command import AgentThread, BusyPolicy, Command, SubmissionHeaders
 from api.services import Services
 from shared.domain.agents import Agent
 from shared.domain.errors import CancelMode, Conflict, HoldfastError

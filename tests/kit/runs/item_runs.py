@@ -7,8 +7,8 @@ from shared.domain.ids import AgentId, MessageId, RunId, ThreadId
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run, RunOptions
 from shared.redis.queue import RunQueue
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.steps import EventStore
 from tests.kit.product import Product
 from tests.kit.wait_until import wait_until
 

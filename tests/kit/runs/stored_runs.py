@@ -32,12 +32,11 @@ from shared.sql.runs.approvals import ApprovalStore, requests_of
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RetentionStore, RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
-from shared.sql.runs.steps import StepStore
+from shared.sql.runs.steps import EventStore, StepStore
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent
 from tests.kit.services.databases import open_database, patient_database
 

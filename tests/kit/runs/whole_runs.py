@@ -13,8 +13,8 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import MessageStore
 from shared.sql.run_tables import steps
 from shared.sql.runs.checkpoints import CheckpointStore
-from shared.sql.runs.event_blocks import EventStore
 from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.steps import EventStore
 from tests.kit.wait_until import wait_until
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.security.hostile.hostile_tool import HostileTool
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 
 TOOLKIT = """
 const fs = require("node:fs"), net = require("node:net"), os = require("node:os");

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.domain.ids import ProjectId, RunId
-from worker.tools.invocation import ToolInvocation
+from worker.tools.outcomes import ToolInvocation
 
 PROJECT = ProjectId("project-of-all")
 """Hostile and honest calls are of one project: between two there are more walls."""

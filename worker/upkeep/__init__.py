@@ -1,1 +1,0 @@
-"""What the workers look after beside their runs."""
