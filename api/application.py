@@ -13,46 +13,36 @@ from api.errors import SHOULD_RETRY, Dialects, add_error_answers
 from api.every_answer import ClientSide, EveryAnswer, UnusedInputWarnings
 from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
+from api.letta.routes import (
+    absent_lists,
+    agent_files,
+    agents,
+    conversations,
+    memory,
+    messages,
+    models,
+    project_messages,
+    runs,
+    tools,
+)
+from api.openai import routes as chat
 from api.openai.chat_request import openai_error
 from api.openapi_document import describe_truly
 from api.request_input import BodyReader, RequestInput, StrictRequests
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestRecord
-from api.routes import (
-    absent_lists,
-    admin,
-    agent_archives,
-    agent_blocks,
-    agent_files,
-    agent_tools,
-    agents,
-    approvals,
-    archives,
-    blocks,
-    chat,
-    conversation_contexts,
-    conversation_messages,
-    conversations,
-    health,
-    messages,
-    models,
-    operations,
-    passages,
-    project_messages,
-    runs,
-    steps,
-    tags,
-    tools,
-)
+from api.routes import admin, approvals, health
 from api.runs.streaming import CONTINUED_BY
 from api.services import Services
 from shared.process.importing import VERSION
 from shared.process.settings import listed
 
-ROUTES = (
-    health, agents, agent_files, agent_tools, agent_blocks, agent_archives, tools, blocks, archives, passages, tags,
-    models, conversations, conversation_messages, conversation_contexts, messages, project_messages, chat, runs, steps,
-    approvals, absent_lists, admin, operations, static_files,
+ROUTERS = (
+    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agents.archives_router,
+    tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
+    conversations.router, conversations.messages_router, conversations.contexts_router, messages.router,
+    project_messages.router, chat.router, runs.router, runs.steps_router, approvals.router, absent_lists.router,
+    admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
 
 ERROR_SHAPES = Dialects({"/": letta_error, "/v1/chat/": openai_error})
@@ -74,9 +64,9 @@ def _with_routes(*, openapi_url: str | None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for routes in ROUTES:
+    for router in ROUTERS:
         # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
-        app.router.routes.extend(routes.router.routes)
+        app.router.routes.extend(router.routes)
     return app
 
 

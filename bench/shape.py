@@ -36,7 +36,7 @@ TITLES = {
     "modules": "product modules",
     "lines": "product lines",
     "import_lines": "import lines",
-    "closure_of_routes_messages": "modules that api.routes.messages imports",
+    "closure_of_routes_messages": "modules that api.letta.routes.messages imports",
     "closure_of_execute_run": "modules that worker.run.execute_run imports",
     "middlewares": "middlewares of our own",
     "dialect_questions": "dialect questions outside the driver",

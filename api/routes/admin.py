@@ -5,9 +5,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime
 
-from api.dependencies import CallerDep, NewestFirst, ProjectDep, ServicesDep
+from api.dependencies import CallerDep, NewestFirst, ProjectDep, RunIdPath, ServicesDep
 from api.direct_route import LateRoute
-from api.letta.admin import KeyCreate, KeyRotate, wire_audit_event, wire_key, wire_status
+from api.letta.admin import (
+    KeyCreate,
+    KeyRotate,
+    wire_audit_event,
+    wire_key,
+    wire_open_callback,
+    wire_operations,
+    wire_status,
+)
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId
 from shared.process.importing import VERSION
@@ -88,3 +96,27 @@ async def list_audit_events(
     """What callers did in the project: acts of administration, and decisions."""
     wanted = AuditFilter(action=action, key_id=key_id, object_id=object_id, since=since, until=until)
     return [wire_audit_event(event) for event in await services.access.audit.list(project_id, wanted, page)]
+
+
+operations_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
+
+
+@operations_router.get("/operations")
+async def show_operations(services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """What this deployment does now and did in the last hour. What a service that is away would know is null, and the
+    answer is a 200 all the same."""
+    return wire_operations(await services.operations.look(project_id, await services.readiness.everything.look()))
+
+
+@operations_router.get("/callbacks")
+async def list_callbacks(services: ServicesDep, project_id: ProjectDep, page: NewestFirst) -> list[dict[str, Any]]:
+    """The project's callbacks that wait or were given up. Cursors are ids of runs."""
+    callbacks = await services.operations.callbacks.list_open(project_id, page)
+    return [wire_open_callback(callback) for callback in callbacks]
+
+
+@operations_router.post("/callbacks/{run_id}/retry")
+async def retry_callback(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+    """Makes a callback due now, also one that was given up: that one gets one more attempt."""
+    now = services.clock.now()
+    return wire_open_callback(await services.operations.callbacks.retry(project_id, run_id, now))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from api.application import ROUTES
+from api.application import ROUTERS
 from shared.process.settings import Settings
 from tests.kit.project.documents import ROOT, anchors, documents, links
 from tests.kit.project.source_tree import suite_sources
@@ -87,8 +87,8 @@ def test_the_paths_that_work_are_all_documented() -> None:
 
 
 def _routed() -> Iterator[tuple[str, str]]:
-    for module in ROUTES:
-        for route in module.router.routes:
+    for router in ROUTERS:
+        for route in router.routes:
             methods: set[str] = getattr(route, "methods", set())
             path: str = getattr(route, "path", "")
             yield from ((method, path) for method in methods)

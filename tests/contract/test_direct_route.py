@@ -10,9 +10,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
-from api.application import ROUTES
+from api.application import ROUTERS
 from api.direct_route import DirectRoute, Plan, declaration_of
-from api.routes import agents, messages, runs
+from api.letta.routes import agents, messages, runs
 from tests.kit.product.in_process import asgi_client
 
 
@@ -126,10 +126,10 @@ def _read_by_fastapi(dependant: Any, of: str) -> Iterator[str]:
         yield from _read_by_fastapi(inner, of)
 
 
-@pytest.mark.parametrize("routes", ROUTES, ids=lambda routes: routes.__name__)
-def test_what_a_route_declares_is_read_as_fastapi_reads_it(routes: Any) -> None:
+@pytest.mark.parametrize("router", ROUTERS)
+def test_what_a_route_declares_is_read_as_fastapi_reads_it(router: Any) -> None:
     """Names that nobody acts on are found by it: a name that is left out would be refused, or warned about."""
-    for route in routes.router.routes:
+    for route in router.routes:
         if isinstance(route, APIRoute):
             declared = declaration_of(route)
             for kind, of in (("query", "query_params"), ("header", "header_params")):

@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 from letta_client import APIConnectionError, AsyncLetta
 
-from api.application import ROUTES
+from api.application import ROUTERS
 from tests.kit.project.documents import ROOT, documents, table_rows
 
 NOT_OURS = frozenset(
@@ -75,8 +75,8 @@ def with_all_parameters(method: Callable[..., Awaitable[object]]) -> Awaitable[o
 def operations() -> dict[tuple[str, str], frozenset[str]]:
     """The product's routes by method and path, with the query parameters that they declare."""
     app = FastAPI()
-    for routes in ROUTES:
-        app.router.routes.extend(routes.router.routes)
+    for router in ROUTERS:
+        app.router.routes.extend(router.routes)
     return {
         (method.upper(), path): frozenset(one["name"] for one in said.get("parameters", []) if one["in"] == "query")
         for path, methods in app.openapi()["paths"].items()

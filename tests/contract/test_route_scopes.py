@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from api.access.route_rules import RULES, Reach, Rule
-from api.application import ROUTES
+from api.application import ROUTERS
 from shared.domain.api_keys import Level, Scopes
 from shared.sql.engine import Database
 from tests.kit.keys import KeyMaker
@@ -25,7 +25,7 @@ _NAMES = {"block_label": "human", "tool_name": "look"}
 
 
 def routes() -> set[str]:
-    found = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
+    found = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     return {f"{method} {route.path}" for route in found for method in route.methods or ()}
 
 

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from api.access.route_rules import CHAT, MOST_STEPS, OF_A_BLOCK, OF_THE_AGENT, RULES, Reach
-from api.application import ROUTES
+from api.application import ROUTERS
 from api.letta.message_input import MessagesRequest
 from tests.kit.keys import KeyMaker
 from tests.kit.model_server import ModelServer
@@ -93,8 +93,8 @@ async def setup(sqlite_url: str) -> AsyncGenerator[Setup]:
 
 def _bodies() -> Iterator[tuple[str, type[BaseModel]]]:
     """The bodies of all routes that a key of single agents reaches."""
-    for module in ROUTES:
-        for route in module.router.routes:
+    for router in ROUTERS:
+        for route in router.routes:
             if not isinstance(route, APIRoute):
                 continue
             for method in route.methods or ():

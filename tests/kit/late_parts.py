@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from api.application import ROUTES
+from api.application import ROUTERS
 from api.direct_route import LateRoute
 
 LATE = (
@@ -22,7 +22,7 @@ LATE = (
 
 for _module in LATE:
     import_module(_module)
-for _routes in ROUTES:
-    for _route in _routes.router.routes:
+for _router in ROUTERS:
+    for _route in _router.routes:
         if isinstance(_route, LateRoute):
             _route.read()

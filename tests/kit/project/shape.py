@@ -35,7 +35,7 @@ def static_figures(sources: Iterable[Source]) -> dict[str, int]:
         "modules": len(everything),
         "lines": sum(len(source.text.splitlines()) for source in everything),
         "import_lines": sum(map(import_lines, everything)),
-        "closure_of_routes_messages": len(closure("api.routes.messages", everything)),
+        "closure_of_routes_messages": len(closure("api.letta.routes.messages", everything)),
         "closure_of_execute_run": len(closure("worker.run.execute_run", everything)),
         "middlewares": middlewares(files[MIDDLEWARES_FILE]),
         "dialect_questions": sum(dialect_questions(one) for one in everything if one.path not in DRIVER_FILES),

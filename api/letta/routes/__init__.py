@@ -1,0 +1,1 @@
+"""Letta's operations, a module per noun. `api.application` alone reads them."""

@@ -1,0 +1,328 @@
+"""Conversations: further histories of an agent."""
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Query, Response
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict
+
+from api.access.callers import Caller
+from api.agent_answers import message_answers
+from api.dependencies import (
+    AgentIdPath,
+    AgentIdQuery,
+    CallerDep,
+    ConversationIdPath,
+    HundredNewestFirst,
+    LastEventIdDep,
+    MessageTypes,
+    NewestFirst,
+    OptionalAgentIdQuery,
+    ProjectDep,
+    ServicesDep,
+    SubmissionHeadersDep,
+    ThreadName,
+)
+from api.direct_route import LateRoute
+from api.event_stream import json_answer
+from api.letta.context import SETTINGS, CompactRequest, wire_compaction
+from api.letta.conversations import (
+    ConversationCreate,
+    ConversationMessagesRequest,
+    ConversationStreamRequest,
+    ConversationUpdate,
+    NamedAgent,
+    SendOptions,
+    new_conversation,
+    run_or_refusal,
+    wire_conversation,
+)
+from api.letta.runs import CancelRequestIn
+from api.model_choice import with_served_model
+from api.runs.command import AgentThread
+from api.services import Services
+from shared.concurrency import beside
+from shared.domain.agents import characters_of_memory, render_system
+from shared.domain.conversations import Conversation, copies_of
+from shared.domain.errors import InvalidRequest, NotFound
+from shared.domain.ids import UUID4_PATTERN, MessageId, ProjectId, RunId, is_id
+from shared.domain.lifecycle import RunStatus
+from shared.domain.runs import Run
+from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder
+from shared.sql.history.message_lists import MessageFilter
+from shared.sql.paging import Page
+from shared.sql.runs.listing import RunFilter
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=LateRoute)
+
+
+@router.post("")
+async def create_conversation(
+    agent_id: AgentIdQuery,
+    response: Response,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    body: Annotated[ConversationCreate | None, Body()] = None,
+) -> dict[str, Any]:
+    """Begins a conversation with an agent."""
+    asked = with_served_model(body or ConversationCreate(), services.models, response)
+    conversation = new_conversation(asked, agent_id, project_id, services.ids, services.clock.now())
+    created = await services.conversations.create(conversation, system_message_id=services.ids.message())
+    return await _answer(services, created)
+
+
+@router.get("")
+async def list_conversations(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: NewestFirst,
+    agent_id: OptionalAgentIdQuery = None,
+    summary_search: str | None = None,
+    archive_status: ArchiveStatus = "unarchived",
+    order_by: ConversationOrder = "created_at",
+) -> list[dict[str, Any]]:
+    """The conversations of an agent, or of all."""
+    wanted = ConversationFilter(agent_id, summary_search, archive_status)
+    found = await services.conversations.list(project_id, wanted, page, order_by)
+    return [wire_conversation(details) for details in await services.conversations.details(found)]
+
+
+@router.get("/{conversation_id}")
+async def retrieve_conversation(
+    conversation_id: ConversationIdPath, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """One conversation."""
+    return await _answer(services, await services.conversations.get(project_id, conversation_id))
+
+
+@router.patch("/{conversation_id}")
+async def update_conversation(
+    conversation_id: ConversationIdPath,
+    body: ConversationUpdate,
+    response: Response,
+    services: ServicesDep,
+    project_id: ProjectDep,
+) -> dict[str, Any]:
+    """Changes a conversation."""
+    asked, now = with_served_model(body, services.models, response), services.clock.now()
+
+    def change(conversation: Conversation) -> Conversation:
+        return asked.apply(conversation, now)
+
+    return await _answer(services, await services.conversations.update(project_id, conversation_id, change, now))
+
+
+@router.delete("/{conversation_id}")
+async def delete_conversation(
+    conversation_id: ConversationIdPath, services: ServicesDep, project_id: ProjectDep
+) -> dict[str, str]:
+    """Deletes a conversation with its runs and messages."""
+    await services.conversations.delete(project_id, conversation_id)
+    return {"message": f"Conversation id={conversation_id} successfully deleted"}
+
+
+async def _answer(services: Services, conversation: Conversation) -> dict[str, Any]:
+    [details] = await services.conversations.details([conversation])
+    return wire_conversation(details)
+
+
+messages_router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"], route_class=LateRoute)
+
+FAR_ENOUGH = 20
+"""Newest runs among which the one is looked for whose stream can be resumed; the others are compactions."""
+
+
+@messages_router.post("/messages", response_model=None)
+async def send_messages(
+    conversation_id: ThreadName,
+    request: ConversationMessagesRequest,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+) -> Response:
+    """Sends messages and streams the answer. While a run is active, a second request is refused, or handled as its
+    `if_busy` says.
+
+    The same otids give the same run's stream again.
+    """
+    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    # An agent's default history that is addressed as a conversation refuses a second run as well.
+    return await services.sending.send(thread, request, SendOptions(headers, if_busy="reject"))
+
+
+@messages_router.get("/messages")
+async def list_messages(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    page: HundredNewestFirst,
+    types: MessageTypes,
+    agent_id: OptionalAgentIdQuery = None,
+) -> list[dict[str, Any]]:
+    """The history, newest first unless `order` is `asc`. An agent's default history is listed as the agent lists it:
+    oldest first, and `desc` takes the newest that fit."""
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    of = MessageFilter(project_id, thread_id=thread.id)
+    return await message_answers(services, of, page, types, turned=thread.conversation is not None)
+
+
+@messages_router.post("/stream", response_model=None)
+async def resume_stream(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    request: ConversationStreamRequest | None = None,
+    last_event_id: LastEventIdDep = None,
+    status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
+) -> Response:
+    """The stream of the conversation's newest run, or of the named one, from any frame on."""
+    request = request or ConversationStreamRequest()
+    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    run = await _run_to_resume(services, project_id, thread, request)
+    return services.sending.resume(run, request, last_event_id, status_events=status_events)
+
+
+@messages_router.post("/cancel")
+async def cancel_runs(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    agent_id: OptionalAgentIdQuery = None,
+    request: CancelRequestIn | None = None,
+) -> dict[str, str]:
+    """Cancels the conversation's runs that are active or wait for approval. The answer says what became of each."""
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    request = request or CancelRequestIn()
+    return await services.cancels.cancel_runs(
+        project_id, thread.agent.id, request.cancel(), run_ids=request.run_ids or (), thread_id=thread.id
+    )
+
+
+async def _run_to_resume(
+    services: Services, project_id: ProjectId, thread: AgentThread, request: ConversationStreamRequest
+) -> Run:
+    if request.run_id is not None:
+        if not is_id(request.run_id, "run"):
+            raise InvalidRequest(
+                f"Invalid run ID format: {request.run_id}. Expected format: 'run-<uuid4>'", field="run_id"
+            )
+        run = await services.runs.get(project_id, RunId(request.run_id))
+        if run.thread_id != thread.id:
+            raise NotFound(f"Run {run.id} is not one of this conversation")
+        return run
+    if request.otid is not None:
+        return await services.listing.of_otid(project_id, thread.id, request.otid)
+    active = [RunStatus.CREATED, RunStatus.RUNNING, RunStatus.AWAITING_APPROVAL]
+    for statuses in (active, None):
+        wanted = RunFilter(thread_id=thread.id, statuses=statuses)
+        found = await services.listing.page(project_id, wanted, Page(limit=FAR_ENOUGH))
+        speaking = [run for run in found if run.answers_messages]
+        if speaking:
+            return speaking[0]
+    raise InvalidRequest("No active runs found for this conversation: there is no stream before its first message.")
+
+
+contexts_router = APIRouter(prefix="/v1", tags=["conversations"], route_class=LateRoute)
+
+CHARACTERS_OF_A_COPY = 500
+"""As many characters become JSON in the time that a message is copied."""
+
+OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{UUID4_PATTERN}$")]
+
+
+class RecompileRequest(BaseModel):
+    """The body of a recompilation; all of it may be left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    agent_id: NamedAgent = None
+
+
+@contexts_router.post("/agents/{agent_id}/summarize", response_model=None)
+async def compact_agent(
+    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, request: CompactRequest | None = None
+) -> Response:
+    """Replaces the agent's messages by a summary. Waits for the active run, if there is one."""
+    thread = AgentThread(await services.agents.get(caller.project_id, agent_id))
+    return await _compacted(services, thread, request or CompactRequest(), caller, refuse_if_busy=False)
+
+
+@contexts_router.post("/conversations/{conversation_id}/compact", response_model=None)
+async def compact_conversation(
+    conversation_id: ThreadName, services: ServicesDep, caller: CallerDep, request: CompactRequest | None = None
+) -> Response:
+    """Replaces the conversation's messages by a summary. Refused while one of its runs is active."""
+    request = request or CompactRequest()
+    thread = await services.threads.find(caller.project_id, conversation_id, request.agent_id)
+    if thread.conversation is not None and await services.messages.is_empty(caller.project_id, thread.id):
+        raise InvalidRequest("this conversation has no messages to compact: send one first")
+    return await _compacted(services, thread, request, caller, refuse_if_busy=True)
+
+
+async def _compacted(
+    services: Services, thread: AgentThread, request: CompactRequest, caller: Caller, *, refuse_if_busy: bool
+) -> Response:
+    options = request.settings(thread.agent.extra.get(SETTINGS)).options()
+    submitted, ended = await services.compacting.compact(thread, options, caller.key_id, refuse_if_busy=refuse_if_busy)
+    run = run_or_refusal(submitted, ended)
+    if isinstance(run, Response):
+        return run
+    summary = await services.compacting.summary(run)
+    if summary is None or summary.stats is None:
+        return await json_answer(wire_compaction("", 1, 1))  # the history had nothing but the instructions
+    stats = summary.stats
+    return await json_answer(wire_compaction(summary.text, stats.messages_before, stats.messages_after))
+
+
+@contexts_router.post("/conversations/{conversation_id}/fork")
+async def fork_conversation(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    agent_id: OptionalAgentIdQuery = None,
+    message_id: OptionalMessageIdQuery = None,
+    hidden: bool = False,
+) -> dict[str, Any]:
+    """Begins a conversation with copies of the messages in another one's context; up to `message_id`, if that is
+    given."""
+    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    history = await services.messages.context(project_id, thread.id)
+    now = services.clock.now()
+    begun = new_conversation(ConversationCreate(hidden=hidden), thread.agent.id, project_id, services.ids, now)
+    if thread.conversation is not None:
+        begun = replace(
+            thread.conversation,
+            id=begun.id,
+            hidden=hidden,
+            archived_at=None,
+            last_message_at=None,
+            created_at=now,
+            updated_at=now,
+        )
+    copy = partial(copies_of, history, services.ids, message_id)
+    copies = await beside(copy, CHARACTERS_OF_A_COPY * len(history))
+    await services.conversations.create(begun, system_message_id=services.ids.message(), copies=copies)
+    [details] = await services.conversations.details([begun])
+    return wire_conversation(details)
+
+
+@contexts_router.post("/conversations/{conversation_id}/recompile")
+async def recompile_conversation(
+    conversation_id: ThreadName,
+    services: ServicesDep,
+    project_id: ProjectDep,
+    request: RecompileRequest | None = None,
+    dry_run: bool = False,
+) -> str:
+    """The instructions as the model gets them. They become the history's system message, unless it is a dry run.
+
+    Every call gives them to the model anew, whatever the system message says.
+    """
+    named = None if request is None else request.agent_id
+    thread = await services.threads.find(project_id, conversation_id, named)
+    if thread.conversation_id is not None and not dry_run:
+        await services.conversations.render_again(project_id, thread.conversation_id)
+    blocks = await services.blocks.for_agent(project_id, thread.agent.id)
+    show = partial(render_system, thread.agent, blocks, thread.conversation_id)
+    return await beside(show, characters_of_memory(blocks))
