@@ -1,7 +1,11 @@
-"""Submissions take turns: a few at a time are stored, and the others wait in the order in which they came.
+"""What callers may ask for at once.
 
-A burst would otherwise take every connection to the database, and whoever wants to read or to cancel would wait behind
-it. What waits here holds nothing but its body. It is refused only when too many wait, or when its time is over.
+Submissions take turns: the API stores a few at a time, and the others wait in the order of their arrival. A burst would
+otherwise take every connection to the database, and reads and cancels would wait behind it. A waiting submission holds
+nothing but its body. The API refuses one only if too many wait, or if its time is over.
+
+Quotas limit requests per moment and open streams. Redis counts them, so that all processes give one answer. Limits
+protect callers from each other and are not worth an outage: while Redis is away, the API admits everybody.
 """
 
 import asyncio

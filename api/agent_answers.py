@@ -1,4 +1,5 @@
-"""Answers that show agents: fetches what their state is made of, and what they wait for."""
+"""Answers that show agents or list messages: they fetch the parts of an agent's state, the calls that it waits for,
+and the pages of a history or of a run."""
 
 from collections.abc import Collection, Sequence
 from functools import partial

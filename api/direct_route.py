@@ -4,6 +4,10 @@ FastAPI looks at each request anew at what its route declares, dependency by dep
 the routes do beside SQL. What is declared does not change: `Plan` reads it once. A request is plain when it has no
 query and, where its route reads a body, a JSON object. Any other one, and any of which something is refused, goes to
 FastAPI, which says what is wrong with it. So nobody sees a difference but in time.
+
+`declaration_of` reads what a route's function declares, once, from its signature. The rules are FastAPI's, as its
+documentation has them: `Path`, `Query`, `Header` and `Depends` say what a parameter is; without one of them, a name of
+the path is of the path, a model is the body, and all else is of the query.
 """
 
 import json

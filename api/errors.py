@@ -1,4 +1,5 @@
-"""From errors to HTTP: one table. Whatever a route raises becomes its answer here and nowhere else."""
+"""From errors to HTTP. A route, a check or a middleware raises an error or makes a `Refusal`, in the words of no
+dialect. One table gives each its status, and the request's path decides in which dialect the bytes are written."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,10 @@
-"""A response that is a stream of server-sent events, whatever they say.
+"""Answers that take long to send: a stream of server-sent events, and JSON that a thread makes piece by piece.
 
-It sends its body itself. Everything that is ready leaves in one send, each send waits for the client's socket, and a
-client that goes away is noticed at once. A reader costs its socket and one batch of entries.
+A stream sends its body itself. Everything that is ready leaves in one send, each send waits for the client's socket,
+and the stream notices at once when its client goes away. A reader costs its socket and one batch of entries.
 
-A comment is one line without the empty line that ends an event. After an event with an id, some clients (`letta-client`
-among them) take every empty line for another event, without data, and fail on it.
+A long list (an agent with its tools and memory, a page of messages) takes a second and more to become JSON. A thread
+makes it, so that the event loop serves others meanwhile.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""What stands around every answer: HTTP that the application does not know of, and what an answer tells a browser."""
+"""What stands around every answer: HTTP that the application does not know of, headers that an answer's route or a
+check adds, and what a browser may do with it."""
 
 import asyncio
 import json

@@ -1,6 +1,7 @@
-"""What the deployment does and how it is: gathered from the database, Redis and what processes show of themselves.
+"""The state of the deployment: gathered from the database, Redis and what each process publishes of itself.
 
-A service that is away costs its own fields and nothing else. It is when something is away that people look here.
+A service that is away costs its own fields and nothing else, because operators look here when something is away. The
+composition root calls `operations_service` and `showing_process`.
 """
 
 import asyncio

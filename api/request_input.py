@@ -2,6 +2,10 @@
 on. What is left to the routes is a body that can be parsed, stored and shown again.
 
 Nobody makes this process keep more than the limit, however the body is sent.
+
+Strict requests: a name that the API does not act on refuses the request, which otherwise only gets a `Warning`. Letta's
+clients send fields that no server acts on, so strictness is asked for: by a header, or by the operator for every
+request. The refusal comes before the route has done anything.
 """
 
 import asyncio

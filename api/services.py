@@ -1,4 +1,8 @@
-"""What the routes work with. Made once in `main.py`, found in `app.state.services`."""
+"""What the routes work with. Made once in `main.py`, found in `app.state.services`.
+
+A project's base tools are rows like those of any other tool; `BaseToolSeeder` makes them when the project first asks
+for tools.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

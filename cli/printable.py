@@ -1,4 +1,9 @@
-"""Text of models, tools and users, as a terminal may show it: it could move the cursor or change the window's title."""
+"""What commands share: text that a terminal may show, options and the shapes of their values, and exit statuses.
+
+Text of models, tools and users could move the cursor or change the window's title; `printable` escapes it. Exit
+statuses are those of docs/command-line.md: Click has 2 for a command line that it cannot read, and a shell has 130 for
+a process that Ctrl-C has ended.
+"""
 
 import re
 import unicodedata

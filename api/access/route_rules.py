@@ -1,8 +1,11 @@
-"""What a key needs for each route. A route that is not here is refused to every key but an admin's.
+"""What a key needs for each route, and which agent a request is about. The API refuses a route that is not listed here
+to every key but an admin's.
 
-A key of single agents is a key for strangers: the page of a chat, a customer's program. It reaches what is its agents'
-by a route that names it, and nothing that the whole project shares or that makes an agent what it is. Where such a
-route shows an agent, a tool or a history, the answer leaves out what the project has written into it.
+A key of single agents is a key for strangers: the page of a chat, a customer's program. It reaches its agents' data by
+a route that names the agent, and nothing that the whole project shares or that makes an agent what it is. To such a key
+other agents do not exist: a request that names one goes on as a request of a project that has nothing, and its route
+answers as for an unknown id, in every detail. Where such a route shows an agent, a tool or a history, the answer leaves
+out what the project has written into it.
 """
 
 import json

@@ -4,6 +4,9 @@ The end of a run writes its callback into the outbox, in the same transaction; h
 the API because the body is a dialect's. One process of the fleet looks per interval, and several may deliver at once: a
 callback that one has claimed is nobody else's until its time is over. A receiver may get one twice (it was delivered,
 and the process died before it could say so): `webhook-id` is the same then.
+
+Each callback is signed as Standard Webhooks has it, so that a receiver can check it with any library:
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
 
 import asyncio

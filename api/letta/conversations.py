@@ -1,4 +1,5 @@
-"""Conversations on Letta's wire."""
+"""Conversations on Letta's wire, and the three forms in which senders of messages are answered: a stream, the whole
+answer, or the run."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,4 +1,5 @@
-"""Runs and steps as Letta's wire shows them. A run that waits for a person is `completed` there."""
+"""Runs and steps on Letta's wire, and what a client asks of a run that exists: cancel it, or show its stream again.
+A run that waits for a person is `completed` there."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, cast

@@ -3,6 +3,8 @@
 An agent's answer may be several texts with tool calls between them. A completion has one text, so they are joined by an
 empty line. Calls of tools that run here are not in it: a client takes a call that it is shown for one that it has to
 make.
+
+The same fold makes the whole completion and the chunks of a streamed one.
 """
 
 from collections.abc import Iterator

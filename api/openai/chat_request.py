@@ -2,6 +2,8 @@
 
 An agent keeps its own history, so the list of messages that such a client sends each time is not stored again: what is
 new stands behind the last answer in it.
+
+Errors have the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`.
 """
 
 import re

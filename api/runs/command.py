@@ -1,5 +1,8 @@
 """What a client wants done with an agent's history, in the words of no dialect: each dialect reads its requests into
-this, and the service of submissions knows nothing else of them."""
+this, and the service of submissions knows nothing else of them.
+
+A command names a thread: one of an agent's conversations, or its default history.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""`holdfast agents`: list, show, make and delete agents; and who is meant by a name."""
+"""`holdfast agents`: list, show, make and delete agents; which agent a name means; and whether a message goes to the
+agent's default history or to one of its further conversations."""
 
 import time
 from collections.abc import Iterable, Iterator

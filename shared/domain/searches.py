@@ -1,4 +1,9 @@
-"""What searches are made of: the words of texts in any language, and moments in the time zone of an agent."""
+"""Archival memory and searches: passages, archives and their limits; the words of texts in any language; and moments in
+the time zone of an agent.
+
+A passage is a text with tags; an archive holds passages, and agents share it by being attached to it. Archives with an
+embedding model are searched by words and by meaning, the others by words alone.
+"""
 
 import heapq
 import math

@@ -8,6 +8,8 @@ A build has a name of its own, because who has the folder of an earlier one in i
 
 Every process may be killed at any time. What a killed builder leaves is removed by the next one, and an environment is
 there as a whole or not at all. It can always be built again.
+
+`package_environments` makes the environments of a process from its settings, and refuses at the start what cannot work.
 """
 
 import asyncio

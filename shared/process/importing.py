@@ -1,4 +1,5 @@
-"""Imports of many modules at once, as they cost least."""
+"""What a process knows of itself: its version, how busy its event loop is, its connections to the database; and imports
+of many modules at once, as they cost least."""
 
 import asyncio
 import gc

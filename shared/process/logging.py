@@ -3,6 +3,8 @@
 A log is kept longer and read by more people than the database. So it has ids, types of errors and places in the code,
 and nothing that users wrote: no texts of unexpected errors and no tracebacks, unless the operator asks for them, and
 nothing of what libraries say about the statements and requests that pass through them.
+
+The tracer of a process is made here, too: one that exports over OTLP, or one that does nothing.
 """
 
 import logging

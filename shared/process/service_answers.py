@@ -2,6 +2,9 @@
 
 Health checks ask for it every few seconds, without a key, and each look costs questions to the database and Redis. So
 one look serves everybody who asks within a second, and no service is waited for for longer than a probe is patient.
+
+The sockets of a server are bound here before anything else is done: a port that is taken is the commonest mistake, and
+the HTTP server would report it last.
 """
 
 import asyncio

@@ -2,6 +2,8 @@
 
 Read once, in `main.py` and the command line; everything else receives what it needs. Model keys and base URLs come
 from the providers' usual variables and are read by `worker/models`.
+
+`wrong_values` and `unknown_names` say what is wrong with an operator's settings, one line for each.
 """
 
 import re

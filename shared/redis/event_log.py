@@ -4,6 +4,9 @@ The owner of a run opens the log first, which shuts out all owners before it, an
 stream is its number, so Redis itself refuses what an old owner would append behind a newer one's first entry. Readers
 need no permission. Redis may lose all of this at any time: the owner learns it from `RedisLostData`, and a reader from
 a first entry that does not continue its last one.
+
+The feed of live events is beside it: one connection per process and server of logs, however many readers. The feed is
+quick but forgets; the log is complete. A `Subscription` joins the two.
 """
 
 import asyncio

@@ -3,6 +3,8 @@ turns (`turns.lua`), and inside a project what has waited longest comes first.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
 worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches orphaned runs again.
+
+What callers have used of their quotas is counted here as well: one answer for all processes.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

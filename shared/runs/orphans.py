@@ -2,6 +2,8 @@
 
 The API cancels them for its clients; the sweeper and the expiry of approvals cancel those that no API process came to
 end. All use the same guarded settle: if a worker claims the run at the same time, one of the two is refused.
+
+`adopt_log` hands the log of such a run to its next owner.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

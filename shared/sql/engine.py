@@ -1,4 +1,7 @@
-"""Connections and transactions, on SQLite and on Postgres. The only file that commits."""
+"""Connections and transactions, on SQLite and on Postgres. The only file that commits.
+
+`HOLDFAST_DATABASE_URL` is parsed here, once, and is never shown with its password.
+"""
 
 import asyncio
 import copy

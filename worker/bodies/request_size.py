@@ -8,6 +8,8 @@ The estimate is a token for every three bytes of UTF-8, and errs on the safe sid
 today's models, English prose comes to about 0.7 of it, code and JSON to between 0.8 and 1.0, Chinese and Japanese to
 between 0.7 and 1.2. Long numbers, keys and base64 come to two or three times the estimate. So a request that is kept
 below 0.9 of a window by estimates alone is seldom refused, and when it is, `ContextWindow` makes it shorter.
+
+It also renders a history as text, for a model that summarises it and for a summary without a model.
 """
 
 from collections.abc import Mapping, Sequence

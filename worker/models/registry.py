@@ -5,6 +5,10 @@ Everything comes from the environment that the process was started with. A handl
 caller with the variable that is missing, before anything is imported or sent. A model is made once and asked by handle;
 an SDK is imported when a handle first needs it, in a thread, since an import of a second would hold up every other run.
 Most handles need none.
+
+What a call costs: the operator's own table first, because prices change and contracts differ, then the published prices
+that `genai-prices` brings. A model on a server of one's own costs nothing unless the table says so. A model without a
+known price has none; it is never taken to be free.
 """
 
 import asyncio

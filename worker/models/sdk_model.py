@@ -2,6 +2,8 @@
 
 Imported with the first SDK, never before. What differs from wire to wire is in `responses_wire.py` and
 `google_wire.py`.
+
+`as_model_error` translates what the SDKs raise: it is the only place that knows both.
 """
 
 import base64

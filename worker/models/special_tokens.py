@@ -6,6 +6,8 @@ So a zero-width joiner is put into each such token. It is taken out again of wha
 another invisible character, into what it writes.
 
 The shapes of the tokens are those of pydantic-ai (`_special_tokens.py`).
+
+JSON of providers is decoded here as far as it is needed.
 """
 
 import json

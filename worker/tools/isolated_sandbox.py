@@ -1,6 +1,10 @@
 """Runs each tool call as a fork of its project's zygote, behind walls: see `SandboxTier` for which.
 
 The worker holds the call by its pidfd. The call's end is its process's end, never an end of file.
+
+A worker has one zygote per project, so that no project's calls share a memory layout or a hash seed. A zygote that has
+made many calls is replaced: those that run finish on the old one. One that nobody needs for a while is ended, and of
+those that nobody needs just now only some are kept.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""What a tool's process has written, as an outcome. All of it is tenant data: nothing in it is trusted."""
+"""What a tool's process has written, as an outcome. All of it is tenant data: nothing in it is trusted.
+
+`Invocation` is a tool call as the sandbox gets it: the seam behind which isolation can be strengthened.
+"""
 
 import asyncio
 import contextlib

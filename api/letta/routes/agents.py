@@ -1,4 +1,4 @@
-"""Agents."""
+"""Agents: their state, their tools and which calls wait for a person, their memory blocks by label, their archives."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""Conversations: further histories of an agent."""
+"""Conversations, further histories of an agent: their messages, streams, cancels, and the context that a model sees."""
 
 from functools import partial
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Archives of a project and the passages in them."""
+"""Memory of a project: blocks, archives and their passages, the search over passages, and tags."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Runs: find them, read them, resume their streams, inject messages into them, cancel them."""
+"""Runs and their steps: find and read them, resume streams, inject messages, cancel, leave feedback on a step."""
 
 from collections.abc import Sequence
 from contextlib import suppress

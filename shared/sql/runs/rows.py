@@ -6,6 +6,8 @@ locked, the write looks at what is stored already: a commit whose answer was los
 twice.
 
 Statements that every run needs are made once: to make one of so many columns costs more than to execute it.
+
+The rows of a new run are written while its thread is locked.
 """
 
 from collections.abc import Callable, Sequence

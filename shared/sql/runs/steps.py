@@ -1,6 +1,7 @@
-"""Steps, as clients read them: by id, by run or by agent; and what people think of them.
+"""Steps as clients read them (by id, by run or by agent), people's feedback on them, and the events of runs.
 
-A worker writes a step's document again and again. What people think has columns of its own, which it never touches.
+A worker writes a step's document again and again. Feedback has columns of its own, which the worker never touches. A
+run's log is kept in compressed blocks for as long as the run.
 """
 
 import zlib
