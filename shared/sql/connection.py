@@ -12,11 +12,12 @@ each other (`defer`): Postgres gets them as one statement. And what a transactio
 """
 
 import sqlite3
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, cast, overload
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -115,6 +116,11 @@ class Connection(AsyncConnection):
         if self._deferred:
             last = self._deferred.pop()
             await self.execute_with_deferred(*last)
+
+    @property
+    def insert(self) -> Callable[[sa.Table], sqlite.Insert | postgresql.Insert]:
+        """The database's own `INSERT`, which knows `ON CONFLICT`."""
+        return sqlite.insert if self._is_sqlite else postgresql.insert
 
     async def open_transaction(self, command: str, first: Sequence[Filled]) -> None:
         """Begins a transaction with this command, and executes statements whose answers nobody needs, in this order:

@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping
 from shared.concurrency import beside
 from shared.domain.ids import ProjectId
 from shared.sql.connection import Connection
+from shared.sql.portable import JsonOf, OwnedBy
 from shared.sql.tables import deleted_rows
 
 
@@ -51,7 +52,7 @@ async def rows_of_page(
         query = query.where(table.c.project_id == project_id)
     if owner is not None:
         query, order = (
-            query.where(is_owned_by(*owner, is_sqlite=connection.dialect.name == "sqlite")),
+            query.where(OwnedBy(*owner)),
             [owner[0], *keys],
         )
     for cursor, is_behind in ((page.after, page.ascending), (page.before, not page.ascending)):
@@ -95,18 +96,6 @@ PLACES_KEPT = 100_000
 """Places of deleted rows. Nobody is in the middle of a list for longer."""
 
 
-def is_owned_by(column: sa.Column[str], value: str | sa.Column[str], *, is_sqlite: bool) -> sa.ColumnElement[bool]:
-    """That the column has this value, for a query that orders by the column and then by `number`.
-
-    Postgres is told a range, because it takes an equal column out of the order. Then the primary key has the order,
-    too, and it may walk back over everybody's newer rows to find the owner's. SQLite takes the index of an equal column
-    before any other, and its order with it.
-    """
-    if is_sqlite:
-        return column == value
-    return sa.and_(column >= value, column <= value)
-
-
 async def _place_of(
     connection: Connection,
     table: sa.Table,
@@ -140,12 +129,10 @@ def contains(column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[bool]
     return column.icontains(text, autoescape=True)
 
 
-def field_of_document(table: sa.Table, name: str | tuple[str, ...], *, is_sqlite: bool) -> Any:
+def field_of_document(table: sa.Table, name: str | tuple[str, ...]) -> Any:
     """A field of the JSON text in the table's `document`, for conditions that are too rare for a column; a tuple is the
     way to a field inside another."""
-    document = table.c.document
-    # SQLite reads JSON from text as it is, and its CAST would make a number of it; Postgres needs the type.
-    return (sa.type_coerce(document, sa.JSON) if is_sqlite else sa.cast(document, sa.JSON))[name]
+    return JsonOf(table.c.document)[name]
 
 
 # Nouns that are made of rows. Of many rows, or of long ones, they are made on a thread: nobody else waits for that.

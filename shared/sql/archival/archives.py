@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
@@ -206,8 +206,7 @@ async def insert_passages(
         return []
     embed_at = (now + STORER_EMBEDS_FOR if embeds_itself else now) if can_embed(archive.embedding) else None
     rows = [_values(project_id, archive.id, passage, now, embed_at) for passage in new]
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    unless_there = insert(passages).on_conflict_do_nothing(index_elements=[passages.c.id])
+    unless_there = connection.insert(passages).on_conflict_do_nothing(index_elements=[passages.c.id])
     added = await connection.execute(unless_there.returning(passages.c.id, passages.c.number), rows)
     numbers: dict[str, int] = {row.id: row.number for row in added}
     fresh = {passage.id: passage for passage in reversed(new) if passage.id in numbers}

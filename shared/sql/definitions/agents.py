@@ -24,11 +24,11 @@ from shared.sql.paging import (
     contains,
     count_rows,
     field_of_document,
-    is_owned_by,
     made_of,
     nulls_last,
     rows_of_page,
 )
+from shared.sql.portable import OwnedBy
 from shared.sql.run_tables import runs
 from shared.sql.tables import (
     agent_archives,
@@ -204,14 +204,14 @@ class LastRun(NamedTuple):
 
 async def last_runs(connection: Connection, agent_ids: Collection[AgentId]) -> dict[str, LastRun]:
     """The last run of each agent that has one."""
-    query = _last_runs(is_sqlite=connection.dialect.name == "sqlite")
+    query = _last_runs()
     found = await connection.execute(query, {"agent_ids": list(agent_ids)})
     return {row.id: LastRun(row.created_at, row.completed_at) for row in found}
 
 
 @cache
-def _last_runs(*, is_sqlite: bool) -> sa.Select[*tuple[Any, ...]]:
-    newest = _newest(runs.c.number, runs.c.agent_id, agents.c.id, has_ended=True, is_sqlite=is_sqlite)
+def _last_runs() -> sa.Select[*tuple[Any, ...]]:
+    newest = _newest(runs.c.number, runs.c.agent_id, agents.c.id, has_ended=True)
     return (
         sa.select(agents.c.id, runs.c.created_at, runs.c.completed_at)
         .join(runs, runs.c.number == newest)
@@ -224,16 +224,15 @@ def last_run_keys(
 ) -> list[sa.ColumnElement[Any]]:
     """The keys that order `rows` by their last run: a column of runs names them. Rows without a run come last."""
     by = runs.c.completed_at if order == "last_run_completion" else runs.c.created_at
-    is_sqlite = connection.dialect.name == "sqlite"
-    newest = _newest(by, owner, rows.c.id, has_ended=order == "last_run_completion", is_sqlite=is_sqlite)
+    newest = _newest(by, owner, rows.c.id, has_ended=order == "last_run_completion")
     return [nulls_last(newest, ascending=ascending), rows.c.number]
 
 
 def _newest(
-    wanted: sa.Column[Any], owner: sa.Column[str], row_id: sa.Column[str], *, has_ended: bool, is_sqlite: bool
+    wanted: sa.Column[Any], owner: sa.Column[str], row_id: sa.Column[str], *, has_ended: bool
 ) -> sa.ScalarSelect[Any]:
     is_in_history = runs.c.thread_id != runs.c.id
-    query = sa.select(wanted).where(is_owned_by(owner, row_id, is_sqlite=is_sqlite), is_in_history)
+    query = sa.select(wanted).where(OwnedBy(owner, row_id), is_in_history)
     if has_ended:
         query = query.where(runs.c.completed_at.is_not(None))
     newest_first = query.order_by(owner.desc(), runs.c.number.desc()).limit(1)
@@ -389,7 +388,7 @@ class AgentStore:
         self, project_id: ProjectId, wanted: AgentFilter, page: Page, order_by: AgentOrder = "created_at"
     ) -> list[Agent]:
         """A page of the project's agents. Those that have not run yet come last where runs order them."""
-        conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
+        conditions = _conditions(wanted)
         async with self._database.read() as connection:
             keys: list[sa.ColumnElement[Any]] = [agents.c.number]
             if order_by == "updated_at":
@@ -401,7 +400,7 @@ class AgentStore:
 
     async def count(self, project_id: ProjectId, wanted: AgentFilter = EVERY_SHOWN) -> int:
         """How many agents of the project a list would show in all."""
-        conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
+        conditions = _conditions(wanted)
         async with self._database.read() as connection:
             return await count_rows(connection, agents, project_id, *conditions)
 
@@ -425,8 +424,8 @@ class AgentStore:
         ]
 
 
-def _conditions(wanted: AgentFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
-    conditions = _kept_conditions(wanted, is_sqlite=is_sqlite)
+def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
+    conditions = _kept_conditions(wanted)
     if wanted.name is not None:
         conditions.append(agents.c.name == wanted.name)
     if wanted.query_text:
@@ -447,11 +446,11 @@ def _conditions(wanted: AgentFilter, *, is_sqlite: bool) -> list[sa.ColumnElemen
     return conditions
 
 
-def _kept_conditions(wanted: AgentFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+def _kept_conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
     """What is asked of the fields that are only kept and given back."""
 
     def kept(name: str) -> Any:
-        return field_of_document(agents, ("extra", name), is_sqlite=is_sqlite)
+        return field_of_document(agents, ("extra", name))
 
     conditions: list[sa.ColumnElement[bool]] = []
     if not wanted.show_hidden:

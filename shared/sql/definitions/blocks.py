@@ -30,6 +30,7 @@ from shared.sql.definitions.agents import (
 )
 from shared.sql.engine import Database
 from shared.sql.paging import Page, contains, count_rows, field_of_document, made_of, remember_place, rows_of_page
+from shared.sql.portable import PositionOf
 from shared.sql.runs.checkpoints import finish_intent, finished_edit
 from shared.sql.runs.rows import lock_owned
 from shared.sql.tables import agent_blocks, agent_tags, agents, blocks, from_json, to_json
@@ -74,7 +75,7 @@ class BlockStore:
     async def list(self, project_id: ProjectId, wanted: BlockFilter, page: Page) -> list[Block]:
         """A page of the project's blocks."""
         async with self._database.read() as connection:
-            conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
+            conditions = _conditions(wanted)
             rows = await rows_of_page(connection, blocks, project_id, page, *conditions)
             return await made_of(rows, block_of, "document")
 
@@ -126,7 +127,7 @@ class BlockStore:
             await record(connection, project_id, "block.deleted", block_id)
 
 
-def _conditions(wanted: BlockFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+def _conditions(wanted: BlockFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.label is not None:
         conditions.append(blocks.c.label == wanted.label)
@@ -134,16 +135,15 @@ def _conditions(wanted: BlockFilter, *, is_sqlite: bool) -> list[sa.ColumnElemen
         conditions.append(contains(blocks.c.label, wanted.label_search))
     for name, text in (("description", wanted.description_search), ("value", wanted.value_search)):
         if text:
-            field = field_of_document(blocks, name, is_sqlite=is_sqlite)
+            field = field_of_document(blocks, name)
             conditions.append(contains(field.as_string(), text))
     if wanted.agent_id is not None:
         linked = sa.select(agent_blocks.c.block_id).where(agent_blocks.c.agent_id == wanted.agent_id)
         conditions.append(blocks.c.id.in_(linked))
     if wanted.tags:
-        tags = field_of_document(blocks, "tags", is_sqlite=is_sqlite).as_string()
+        tags = field_of_document(blocks, "tags").as_string()
         # Unlike LIKE, these tell capitals from small letters on every database.
-        position = sa.func.instr if is_sqlite else sa.func.strpos
-        has = [position(tags, to_json(tag)) > 0 for tag in wanted.tags]
+        has = [PositionOf(tags, to_json(tag)) > 0 for tag in wanted.tags]
         conditions.append(sa.and_(*has) if wanted.match_all_tags else sa.or_(*has))
     return [*conditions, *_by_number_of_agents(wanted)]
 

@@ -164,7 +164,7 @@ class ConversationStore:
             await record(connection, project_id, "conversation.deleted", conversation_id)
 
     def _field(self, name: str) -> Any:
-        return field_of_document(conversations, name, is_sqlite=self._database.is_sqlite)
+        return field_of_document(conversations, name)
 
 
 async def _last_requests(connection: Connection, ids: Sequence[ConversationId]) -> dict[str, datetime]:

@@ -136,17 +136,13 @@ class ToolStore:
     async def list(self, project_id: ProjectId, wanted: ToolFilter, page: Page) -> list[Tool]:
         """A page of the project's tools."""
         async with self._database.read() as connection:
-            rows = await rows_of_page(
-                connection, tools, project_id, page, *_conditions(wanted, is_sqlite=self._database.is_sqlite)
-            )
+            rows = await rows_of_page(connection, tools, project_id, page, *_conditions(wanted))
             return await made_of(rows, tool_of, "document")
 
     async def count(self, project_id: ProjectId, wanted: ToolFilter) -> int:
         """How many tools of the project a list would show in all."""
         async with self._database.read() as connection:
-            return await count_rows(
-                connection, tools, project_id, *_conditions(wanted, is_sqlite=self._database.is_sqlite)
-            )
+            return await count_rows(connection, tools, project_id, *_conditions(wanted))
 
     async def for_agent(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[Tool]:
         """The agent's tools, in the order in which they were attached. Raises `NotFound`."""
@@ -200,7 +196,7 @@ def _name_taken(name: str) -> Conflict:
     return Conflict(f"There is a tool named {name!r} already: replace it with PUT /v1/tools/, or choose another name")
 
 
-def _conditions(wanted: ToolFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.name is not None:
         conditions.append(tools.c.name == wanted.name)
@@ -213,7 +209,7 @@ def _conditions(wanted: ToolFilter, *, is_sqlite: bool) -> list[sa.ColumnElement
     if wanted.agent_id is not None:
         linked = sa.select(agent_tools.c.tool_id).where(agent_tools.c.agent_id == wanted.agent_id)
         conditions.append(tools.c.id.in_(linked))
-    kind = field_of_document(tools, "tool_type", is_sqlite=is_sqlite).as_string()
+    kind = field_of_document(tools, "tool_type").as_string()
     if wanted.types is not None:
         conditions.append(kind.in_(wanted.types))
     if wanted.other_types_than:

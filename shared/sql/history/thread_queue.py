@@ -14,6 +14,7 @@ from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.messages import ApprovalResponse, NewMessage
 from shared.domain.runs import Dispatch, Run
 from shared.sql.connection import Connection, Filled
+from shared.sql.portable import AdvisoryLock
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.tables import messages
 
@@ -26,8 +27,8 @@ class InProgress(NamedTuple):
 
 
 def lock_of(thread_id: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
-    """`thread_lock` as a column of a query on Postgres."""
-    return sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(thread_id, 0))
+    """`thread_lock` as a column of a query."""
+    return AdvisoryLock(sa.func.hashtextextended(thread_id, 0))
 
 
 _LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.domain.errors import BudgetExceeded
 from shared.domain.ids import ProjectId, RunId
@@ -124,10 +123,9 @@ async def _change(connection: Connection, reservation: Reservation, *, used: Amo
 
 
 async def _ensure_row(connection: Connection, account: Account, day: str, project_id: ProjectId) -> None:
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     nothing = dict.fromkeys(("used_tokens", "used_nano_usd", "reserved_tokens", "reserved_nano_usd"), 0)
     await connection.execute(
-        insert(budget_totals)
+        connection.insert(budget_totals)
         .values(account=account.name, day=day, project_id=project_id, **nothing)
         .on_conflict_do_nothing(index_elements=[budget_totals.c.account, budget_totals.c.day])
     )

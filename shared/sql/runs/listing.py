@@ -15,7 +15,8 @@ from shared.domain.runs import MAX_OTIDS_CHARS, OTIDS, Run, has_otid, quoted_oti
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.paging import Page, is_owned_by, made_of, remember_place, rows_of_page
+from shared.sql.paging import Page, made_of, remember_place, rows_of_page
+from shared.sql.portable import OwnedBy
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
 from shared.sql.tables import messages
@@ -105,9 +106,7 @@ class RunListing:
             query, owner = query.where(runs.c.agent_id == agent_id), (runs.c.thread_id, thread_id)
         newest_first = query.order_by(owner[0].desc(), runs.c.number.desc())
         async with self._database.read() as connection:
-            found = await connection.execute(
-                newest_first.where(is_owned_by(*owner, is_sqlite=self._database.is_sqlite)).limit(1)
-            )
+            found = await connection.execute(newest_first.where(OwnedBy(*owner)).limit(1))
             row = found.mappings().one_or_none()
         newest = None if row is None else run_of(row)
         if newest is None or newest.completed_at is None or newest.completed_at < since:

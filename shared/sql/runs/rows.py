@@ -12,13 +12,12 @@ The rows of a new run are written while its thread is locked.
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.domain.errors import CancelMode, IllegalTransition, NameTaken, NotFound, StaleFence
@@ -183,8 +182,7 @@ async def lock_run_and_thread(connection: Connection, run_id: RunId) -> LockedRu
     """Locks the run's thread, and then its row: in this order, as every transaction that takes both. What it gives is
     the row as it is when both are locked. Raises `NotFound`."""
     # Postgres computes the columns of what it has found, and with them the lock of the thread, before it locks the row.
-    both = _LOCK_RUN_AND_THREAD if connection.dialect.name == "postgresql" else _LOCK_RUN
-    return await _locked(connection, both, run_id)
+    return await _locked(connection, _LOCK_RUN_AND_THREAD, run_id)
 
 
 async def _locked(connection: Connection, query: sa.Executable, run_id: RunId) -> LockedRun:
@@ -279,6 +277,7 @@ async def run_of_keys(
     return next((row.run_id for row in rows if row.sent_at >= body.sent_since), None)
 
 
+@cache
 def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
     stored = insert(submission_keys)
     last = {name: stored.excluded[name] for name in ("run_id", "sent_at")}
@@ -286,7 +285,6 @@ def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
 
 
 _INSERT_NAME = sa.insert(submission_keys)
-_UPSERT_BODY = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
 
 
 def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
@@ -296,7 +294,7 @@ def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys:
         connection.defer(_INSERT_NAME, {**of_run, "key": name, "content": keys.content})
     if keys.body is not None:
         last = {**of_run, "sent_at": keys.body.sent_at}
-        connection.defer(_UPSERT_BODY[connection.dialect.name], {**last, "key": keys.body.key})
+        connection.defer(_upsert_of(connection.insert), {**last, "key": keys.body.key})
 
 
 class InsertedRun(NamedTuple):

@@ -61,18 +61,16 @@ from shared.sql.tables import from_json
 
 # Only the first claim reads the input, which may be megabytes.
 _WAITING = (
-    sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"))
+    sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"), lock_of(runs.c.thread_id))
     .select_from(sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True))
     .where(runs.c.id == sa.bindparam("run_id"))
 )
-_WAITING_AND_LOCKED = _WAITING.add_columns(lock_of(runs.c.thread_id))
 
 
 async def waiting_run(connection: Connection, run_id: RunId) -> tuple[Run, list[NewMessage]]:
     """A run that is to be claimed, with its input if nobody has claimed it before. Another process that ends or claims
     a run of its thread waits from here on. Raises `NotFound`."""
-    query = _WAITING_AND_LOCKED if connection.dialect.name == "postgresql" else _WAITING
-    row = (await connection.execute(query, {"run_id": run_id})).mappings().one_or_none()
+    row = (await connection.execute(_WAITING, {"run_id": run_id})).mappings().one_or_none()
     if row is None:
         raise not_found(run_id)
     return run_of(row), from_json(row["given"] or "[]", list[NewMessage])

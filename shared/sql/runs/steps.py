@@ -7,13 +7,12 @@ run's log is kept in compressed blocks for as long as the run.
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
-from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.concurrency import beside
 from shared.domain.errors import NotFound
@@ -23,6 +22,7 @@ from shared.domain.runs import Feedback, Run, Step
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, field_of_document, made_of, rows_of_page
+from shared.sql.portable import PositionOf
 from shared.sql.run_tables import event_blocks, steps
 from shared.sql.tables import EPOCH, document_of, from_json, to_json
 
@@ -49,18 +49,16 @@ class StepFilter(msgspec.Struct, frozen=True, kw_only=True):
     """One of these is enough."""
 
 
+@cache
 def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
     stored = insert(steps)
     return stored.on_conflict_do_update(index_elements=[steps.c.id], set_={"document": stored.excluded.document})
 
 
-_UPSERT_STEP = {"sqlite": _upsert_of(sqlite.insert), "postgresql": _upsert_of(postgresql.insert)}
-
-
 def upsert_step(connection: Connection, run: Run, step: Step) -> None:
     """Stores a step, or its new state; deferred."""
     connection.defer(
-        _UPSERT_STEP[connection.dialect.name],
+        _upsert_of(connection.insert),
         {
             "id": step.id,
             "project_id": run.project_id,
@@ -97,7 +95,7 @@ class StepStore:
 
     async def list(self, project_id: ProjectId, page: Page, wanted: StepFilter) -> list[Step]:
         """A page of the project's steps, or of those of a run or an agent."""
-        conditions = _conditions(wanted, is_sqlite=self._database.is_sqlite)
+        conditions = _conditions(wanted)
         if wanted.run_id is not None:
             keys = [steps.c.number, steps.c.id]
         else:
@@ -121,14 +119,14 @@ class StepStore:
         return _step_of(row)
 
 
-def _conditions(wanted: StepFilter, *, is_sqlite: bool) -> list[sa.ColumnElement[bool]]:
+def _conditions(wanted: StepFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.run_id is not None:
         conditions.append(steps.c.run_id == wanted.run_id)
     if wanted.agent_id is not None:
         conditions.append(steps.c.agent_id == wanted.agent_id)
     if wanted.model is not None:
-        model = field_of_document(steps, "model", is_sqlite=is_sqlite).as_string()
+        model = field_of_document(steps, "model").as_string()
         conditions.append((model == wanted.model) | model.endswith(f"/{wanted.model}", autoescape=True))
     if wanted.since is not None:
         conditions.append(steps.c.created_at >= wanted.since)
@@ -142,9 +140,7 @@ def _conditions(wanted: StepFilter, *, is_sqlite: bool) -> list[sa.ColumnElement
         is_none = steps.c.feedback.is_(None)
         conditions.append(~is_none if wanted.has_feedback else is_none)
     if wanted.tags:
-        # LIKE does not know small letters from great ones on SQLite.
-        place_of = sa.func.instr if is_sqlite else sa.func.strpos
-        conditions.append(sa.or_(*(place_of(steps.c.tags, to_json(tag)) > 0 for tag in wanted.tags)))
+        conditions.append(sa.or_(*(PositionOf(steps.c.tags, to_json(tag)) > 0 for tag in wanted.tags)))
     return conditions
 
 

@@ -1,0 +1,88 @@
+"""SQL that SQLite and Postgres write differently: a caller writes it once, and the compiler knows the database."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+
+class OwnedBy(FunctionElement[bool]):
+    """That a column has a value, for a query that orders by the column and then by `number`. Two arguments.
+
+    Postgres is told a range, because it takes an equal column out of the order. Then the primary key has the order,
+    too, and it may walk back over everybody's newer rows to find the owner's. SQLite takes the index of an equal column
+    before any other, and its order with it.
+    """
+
+    # Not Boolean: SQLite would be asked whether it is 1, and would not find the index in that.
+    type = sa.types.NullType()
+    inherit_cache = True
+
+
+@compiles(OwnedBy, "sqlite")
+def _equal(element: OwnedBy, compiler: SQLCompiler, **options: Any) -> str:
+    column, value = element.clauses
+    return compiler.process(column == value, **options)
+
+
+@compiles(OwnedBy)
+def _in_a_range(element: OwnedBy, compiler: SQLCompiler, **options: Any) -> str:
+    column, value = element.clauses
+    return compiler.process(sa.and_(column >= value, column <= value), **options)
+
+
+class JsonOf(FunctionElement[Any]):
+    """A column of JSON text as a JSON value, whose fields can be asked for. SQLite reads JSON from text as it is, and
+    its CAST would make a number of it; Postgres needs the type."""
+
+    type = sa.JSON()
+    inherit_cache = True
+
+
+@compiles(JsonOf, "sqlite")
+def _text(element: JsonOf, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.clauses, **options)
+
+
+@compiles(JsonOf)
+def _cast(element: JsonOf, compiler: SQLCompiler, **options: Any) -> str:
+    [text] = element.clauses
+    return compiler.process(sa.cast(text, sa.JSON), **options)
+
+
+class PositionOf(FunctionElement[int]):
+    """Where a text (the second argument) begins in another (the first), from 1; 0: nowhere. Unlike LIKE, it tells
+    capitals from small letters on every database."""
+
+    type = sa.Integer()
+    inherit_cache = True
+
+
+@compiles(PositionOf, "sqlite")
+def _instr(element: PositionOf, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(sa.func.instr(*element.clauses), **options)
+
+
+@compiles(PositionOf)
+def _strpos(element: PositionOf, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(sa.func.strpos(*element.clauses), **options)
+
+
+class AdvisoryLock(FunctionElement[None]):
+    """Postgres's lock of a number, which the transaction holds to its end. SQLite has one writer, who needs no lock."""
+
+    name = "advisory_lock"
+    type = sa.types.NullType()
+    inherit_cache = True
+
+
+@compiles(AdvisoryLock, "sqlite")
+def _nothing(_element: AdvisoryLock, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "NULL"
+
+
+@compiles(AdvisoryLock)
+def _locked(element: AdvisoryLock, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(sa.func.pg_advisory_xact_lock(*element.clauses), **options)
