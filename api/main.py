@@ -42,9 +42,10 @@ from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments, package_environments
 from shared.process.context import ProcessContext
-from shared.process.importing import VERSION, measured
-from shared.process.logging import traced
+from shared.process.importing import VERSION
+from shared.process.measurements import measured
 from shared.process.service_answers import ServiceAnswers
+from shared.process.traces import traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence

@@ -26,9 +26,10 @@ from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments, package_environments
 from shared.process.context import ProcessContext
-from shared.process.importing import VERSION, measured, without_collections
-from shared.process.logging import traced
+from shared.process.importing import VERSION, without_collections
+from shared.process.measurements import measured
 from shared.process.settings import Settings
+from shared.process.traces import traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id

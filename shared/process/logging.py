@@ -3,15 +3,11 @@
 A log is kept longer and read by more people than the database. So it has ids, types of errors and places in the code,
 and nothing that users wrote: no texts of unexpected errors and no tracebacks, unless the operator asks for them, and
 nothing of what libraries say about the statements and requests that pass through them.
-
-The tracer of a process is made here, too: one that exports over OTLP, or one that does nothing.
 """
 
 import logging
 import sys
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
@@ -19,11 +15,7 @@ from typing import Any, cast
 
 import structlog
 
-from shared.domain.errors import InvalidRequest
-from shared.process.context import ProcessContext
-from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.telemetry.tracer import NoTracer, Tracer
 
 OURS = frozenset({"api", "cli", "shared", "worker", "holdfast"})
 """The packages whose loggers follow the setting."""
@@ -149,44 +141,3 @@ def without_control_characters(
         if isinstance(value, str) and name != "exception" and not value.isprintable():
             event[name] = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
     return event
-
-
-FLUSH_S = 3.0
-"""Seconds that a process which ends gives the receiver to take the last spans."""
-
-
-@asynccontextmanager
-async def traced(process: ProcessContext, *, service: str, instance: str) -> AsyncGenerator[ProcessContext]:
-    """The process with its tracer, as `tracer_of`."""
-    async with tracer_of(process.settings, service=service, instance=instance) as tracer:
-        yield replace(process, tracer=tracer)
-
-
-@asynccontextmanager
-async def tracer_of(
-    settings: Settings, *, service: str, instance: str, flush_s: float = FLUSH_S
-) -> AsyncGenerator[Tracer]:
-    """The tracer for the block; what it has is exported at the end, within `flush_s`. `service` and `instance` are this
-    process's names in the traces. Raises `InvalidRequest` when traces are asked for and the extra `otel` is not
-    installed."""
-    if not settings.otlp_endpoint:
-        yield NoTracer()
-        return
-    try:
-        # Here, and not above: a process that exports nothing does not load the SDK, and may be without it.
-        from shared.telemetry.otlp import exporting
-    except ImportError as error:
-        raise InvalidRequest(
-            f"HOLDFAST_OTLP_ENDPOINT is set and {error.name or 'a package'} is not installed: install the extra "
-            "`otel`, or unset the variable"
-        ) from error
-    resource = {"service.name": service, "service.version": VERSION, "service.instance.id": instance}
-    export = exporting(
-        settings.otlp_endpoint,
-        sample=settings.trace_sample,
-        shows_content=settings.trace_content,
-        resource=resource,
-        flush_s=flush_s,
-    )
-    async with export as tracer:
-        yield tracer

@@ -1,0 +1,51 @@
+"""The tracer of a process, as its settings say: one that exports over OTLP, or one that does nothing."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from shared.domain.errors import InvalidRequest
+from shared.process.context import ProcessContext
+from shared.process.importing import VERSION
+from shared.process.settings import Settings
+from shared.telemetry.tracer import NoTracer, Tracer
+
+FLUSH_S = 3.0
+"""Seconds that a process which ends gives the receiver to take the last spans."""
+
+
+@asynccontextmanager
+async def traced(process: ProcessContext, *, service: str, instance: str) -> AsyncGenerator[ProcessContext]:
+    """The process with its tracer, as `tracer_of`."""
+    async with tracer_of(process.settings, service=service, instance=instance) as tracer:
+        yield replace(process, tracer=tracer)
+
+
+@asynccontextmanager
+async def tracer_of(
+    settings: Settings, *, service: str, instance: str, flush_s: float = FLUSH_S
+) -> AsyncGenerator[Tracer]:
+    """The tracer for the block; what it has is exported at the end, within `flush_s`. `service` and `instance` are this
+    process's names in the traces. Raises `InvalidRequest` when traces are asked for and the extra `otel` is not
+    installed."""
+    if not settings.otlp_endpoint:
+        yield NoTracer()
+        return
+    try:
+        # Here, and not above: a process that exports nothing does not load the SDK, and may be without it.
+        from shared.telemetry.otlp import exporting
+    except ImportError as error:
+        raise InvalidRequest(
+            f"HOLDFAST_OTLP_ENDPOINT is set and {error.name or 'a package'} is not installed: install the extra "
+            "`otel`, or unset the variable"
+        ) from error
+    resource = {"service.name": service, "service.version": VERSION, "service.instance.id": instance}
+    export = exporting(
+        settings.otlp_endpoint,
+        sample=settings.trace_sample,
+        shows_content=settings.trace_content,
+        resource=resource,
+        flush_s=flush_s,
+    )
+    async with export as tracer:
+        yield tracer
