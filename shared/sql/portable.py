@@ -1,6 +1,6 @@
 """SQL that SQLite and Postgres write differently: a caller writes it once, and the compiler knows the database."""
 
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -17,7 +17,7 @@ class OwnedBy(FunctionElement[bool]):
     """
 
     # Not Boolean: SQLite would be asked whether it is 1, and would not find the index in that.
-    type = sa.types.NullType()
+    type = cast("sa.types.TypeEngine[bool]", sa.types.NullType())
     inherit_cache = True
 
 
