@@ -1,7 +1,8 @@
 """Answers that show agents or list messages: they fetch the parts of an agent's state, the calls that it waits for,
 and the pages of a history or of a run."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -9,7 +10,6 @@ from api.access.callers import Caller, may_see_instructions, may_see_secrets
 from api.event_stream import CHARACTERS_OF_A_VALUE
 from api.letta.agents import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent, without_instructions
 from api.letta.messages import MessageType, is_shown, parts_of, wire_approval_request, wire_messages
-from api.services import Services
 from shared.concurrency import beside
 from shared.domain.agents import Agent
 from shared.domain.approvals import waiting_calls
@@ -17,44 +17,116 @@ from shared.domain.errors import UnreadableSecret
 from shared.domain.ids import AgentId, MessageId, ThreadId
 from shared.domain.messages import Message
 from shared.domain.runs import Run
+from shared.secret_keys import SecretKeys
+from shared.sql.access.audit import AuditLog
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
-from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.message_lists import MessageFilter, MessageLists
+from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.run_store import RunStore
 
 
-async def agent_answers(
-    services: Services, agents: Sequence[Agent], include: Sequence[str] | None = None, caller: Caller | None = None
-) -> list[dict[str, Any]]:
-    """The wire's states of the agents. As many queries for a thousand agents as for one.
+@dataclass(frozen=True, kw_only=True)
+class AgentAnswers:
+    """Agents as the wire shows them."""
 
-    Secrets are shown when `include` asks for them; with their values if the caller may see those, else by name.
-    """
-    return await _answers(services, await services.agents.details(agents), include, caller)
+    editor: AgentEditor
+    environment: Mapping[str, str]
+    """The process's environment variables: which model providers are configured."""
+    audit: AuditLog
+    secret_keys: SecretKeys
+    approvals: ApprovalStore
+    messages: MessageStore
 
+    async def all(
+        self, agents: Sequence[Agent], include: Sequence[str] | None = None, caller: Caller | None = None
+    ) -> list[dict[str, Any]]:
+        """The states of the agents. As many queries for a thousand agents as for one.
 
-async def _answers(
-    services: Services, some: Sequence[AgentDetails], include: Sequence[str] | None, caller: Caller | None
-) -> list[dict[str, Any]]:
-    wanted, agents = include or (), [details.agent for details in some]
-    waiting = await _waiting(services, agents) if PENDING_APPROVAL in wanted else {}
-    with_values = caller is not None and may_see_secrets(caller)
-    if with_values and SECRETS in wanted:
-        await _record_who_is_shown(services, agents)
-    shows_instructions = caller is None or may_see_instructions(caller)
+        Secrets are shown when `include` asks for them; with their values if the caller may see those, else by name.
+        """
+        return await self._answers(await self.editor.details(agents), include, caller)
 
-    def shown() -> list[dict[str, Any]]:
-        states = [
-            wire_agent(
-                details,
-                services.environment,
-                secrets=shown_secrets(services, details.agent, with_values=with_values) if SECRETS in wanted else (),
-                pending_approval=waiting.get(ThreadId(details.agent.id)),
-            )
-            for details in some
-        ]
-        return states if shows_instructions else [without_instructions(state) for state in states]
+    async def one(
+        self, agent: Agent, include: Sequence[str] | None = None, caller: Caller | None = None
+    ) -> dict[str, Any]:
+        """The state of one agent."""
+        [answer] = await self.all([agent], include, caller)
+        return answer
 
-    return await beside(shown, sum(map(_size_of, some)))
+    async def changed(self, agent: Agent, include: Sequence[str] | None, caller: Caller) -> dict[str, Any]:
+        """The state of an agent that was just changed, as `new`."""
+        [details] = await self.editor.details([agent])
+        return await self.new(details, include, caller)
+
+    async def new(self, details: AgentDetails, include: Sequence[str] | None, caller: Caller) -> dict[str, Any]:
+        """The state of an agent that was just made. The wire always shows its secrets then; the values are there if
+        `include` asks for them."""
+        with_values = SECRETS in (include or ())
+        [answer] = await self._answers([details], [SECRETS, *(include or ())], caller if with_values else None)
+        return answer
+
+    def shown_secrets(self, agent: Agent, *, with_values: bool) -> list[ShownSecret]:
+        """The agent's secrets. One that cannot be read is shown without a value: the others are."""
+        stored = agent.tool_environment
+        if not with_values:
+            return [ShownSecret(name) for name in stored]
+        return [self._opened(agent.id, name, value) for name, value in stored.items()]
+
+    async def _answers(
+        self, some: Sequence[AgentDetails], include: Sequence[str] | None, caller: Caller | None
+    ) -> list[dict[str, Any]]:
+        wanted, agents = include or (), [details.agent for details in some]
+        waiting = await self._waiting(agents) if PENDING_APPROVAL in wanted else {}
+        with_values = caller is not None and may_see_secrets(caller)
+        if with_values and SECRETS in wanted:
+            await self._record_who_is_shown(agents)
+        shows_instructions = caller is None or may_see_instructions(caller)
+
+        def shown() -> list[dict[str, Any]]:
+            states = [
+                wire_agent(
+                    details,
+                    self.environment,
+                    secrets=self.shown_secrets(details.agent, with_values=with_values) if SECRETS in wanted else (),
+                    pending_approval=waiting.get(ThreadId(details.agent.id)),
+                )
+                for details in some
+            ]
+            return states if shows_instructions else [without_instructions(state) for state in states]
+
+        return await beside(shown, sum(map(_size_of, some)))
+
+    async def _record_who_is_shown(self, agents: Sequence[Agent]) -> None:
+        """Says in the audit log whose values are shown. Raises `Unavailable`: then they are not shown."""
+        with_secrets = [agent for agent in agents if agent.tool_environment]
+        if with_secrets:
+            shown = [agent.id for agent in with_secrets]
+            await self.audit.add(with_secrets[0].project_id, "secrets.shown", *shown)
+
+    def _opened(self, agent_id: AgentId, name: str, stored: str) -> ShownSecret:
+        try:
+            return ShownSecret(name, self.secret_keys.open(agent_id, name, stored))
+        except UnreadableSecret as error:
+            return ShownSecret(name, description=error.message)
+
+    async def _waiting(self, agents: Sequence[Agent]) -> dict[ThreadId, dict[str, Any] | None]:
+        """The request that waits in each agent's default history, as the wire's message. All are of one project."""
+        if not agents:
+            return {}
+        project_id = agents[0].project_id
+        asked = await self.approvals.waiting_on_threads(project_id, [ThreadId(agent.id) for agent in agents])
+        if not asked:
+            return {}
+        waiting = {thread_id: names for thread_id, some in asked.items() if (names := waiting_calls(some)) is not None}
+        found = await self.messages.find(project_id, [names.message_id for names in waiting.values()])
+        shown: dict[ThreadId, dict[str, Any] | None] = {}
+        for message in found:
+            thread_id = ThreadId(AgentId(message.agent_id))
+            shown[thread_id] = wire_approval_request(message, waiting[thread_id].tool_call_ids)
+        return shown
 
 
 def _size_of(details: AgentDetails) -> int:
@@ -69,72 +141,6 @@ HASHED_AT_ONCE = 10
 """So many times as many characters are hashed as are made JSON."""
 
 
-async def agent_answer(
-    services: Services, agent: Agent, include: Sequence[str] | None = None, caller: Caller | None = None
-) -> dict[str, Any]:
-    """The wire's state of one agent."""
-    [answer] = await agent_answers(services, [agent], include, caller)
-    return answer
-
-
-async def changed_agent_answer(
-    services: Services, agent: Agent, include: Sequence[str] | None, caller: Caller
-) -> dict[str, Any]:
-    """The wire's state of an agent that was just changed, as `new_agent_answer`."""
-    [details] = await services.agents.details([agent])
-    return await new_agent_answer(services, details, include, caller)
-
-
-async def new_agent_answer(
-    services: Services, details: AgentDetails, include: Sequence[str] | None, caller: Caller
-) -> dict[str, Any]:
-    """The wire's state of an agent that was just made. The wire always shows its secrets then; the values are there if
-    `include` asks for them."""
-    with_values = SECRETS in (include or ())
-    [answer] = await _answers(services, [details], [SECRETS, *(include or ())], caller if with_values else None)
-    return answer
-
-
-async def _record_who_is_shown(services: Services, agents: Sequence[Agent]) -> None:
-    """Says in the audit log whose values are shown. Raises `Unavailable`: then they are not shown."""
-    with_secrets = [agent for agent in agents if agent.tool_environment]
-    if with_secrets:
-        shown = [agent.id for agent in with_secrets]
-        await services.access.audit.add(with_secrets[0].project_id, "secrets.shown", *shown)
-
-
-def shown_secrets(services: Services, agent: Agent, *, with_values: bool) -> list[ShownSecret]:
-    """The agent's secrets. One that cannot be read is shown without a value: the others are."""
-    stored = agent.tool_environment
-    if not with_values:
-        return [ShownSecret(name) for name in stored]
-    return [_opened(services, agent.id, name, value) for name, value in stored.items()]
-
-
-def _opened(services: Services, agent_id: AgentId, name: str, stored: str) -> ShownSecret:
-    try:
-        return ShownSecret(name, services.secret_keys.open(agent_id, name, stored))
-    except UnreadableSecret as error:
-        return ShownSecret(name, description=error.message)
-
-
-async def _waiting(services: Services, agents: Sequence[Agent]) -> dict[ThreadId, dict[str, Any] | None]:
-    """The request that waits in the default history of each agent, as the wire's message. All are of one project."""
-    if not agents:
-        return {}
-    project_id = agents[0].project_id
-    asked = await services.approvals.waiting_on_threads(project_id, [ThreadId(agent.id) for agent in agents])
-    if not asked:
-        return {}
-    waiting = {thread_id: names for thread_id, some in asked.items() if (names := waiting_calls(some)) is not None}
-    found = await services.messages.find(project_id, [names.message_id for names in waiting.values()])
-    shown: dict[ThreadId, dict[str, Any] | None] = {}
-    for message in found:
-        thread_id = ThreadId(AgentId(message.agent_id))
-        shown[thread_id] = wire_approval_request(message, waiting[thread_id].tool_call_ids)
-    return shown
-
-
 _NO_INSTRUCTIONS = [name for name in get_args(MessageType) if name != "system_message"]
 
 
@@ -145,45 +151,51 @@ def types_for(caller: Caller, asked: Collection[str] | None) -> list[str] | None
     return [name for name in _NO_INSTRUCTIONS if asked is None or name in asked]
 
 
-async def message_answers(
-    services: Services, of: MessageFilter, page: Page, types: Collection[str] | None, *, turned: bool = False
-) -> list[dict[str, Any]]:
-    """The wire's messages of a page, oldest first; with `turned`, in the order that was asked for.
+@dataclass(frozen=True, kw_only=True)
+class MessageAnswers:
+    """Pages of messages as the wire shows them."""
 
-    The cursors are ids of messages: after is newer, before is older, whatever the order. The page is full when it has
-    as many messages as its limit of which a part is of the types.
-    """
+    lists: MessageLists
+    runs: RunStore
 
-    def is_wanted(message: Message) -> bool:
-        return types is None or is_shown(message, types)
+    async def page(
+        self, of: MessageFilter, page: Page, types: Collection[str] | None, *, turned: bool = False
+    ) -> list[dict[str, Any]]:
+        """The wire's messages of a page, oldest first; with `turned`, in the order that was asked for.
 
-    found = await services.message_lists.page(
-        of,
-        limit=page.limit,
-        before=None if page.before is None else MessageId(page.before),
-        after=None if page.after is None else MessageId(page.after),
-        order="asc" if page.ascending else "desc",
-        is_wanted=is_wanted,
-    )
-    return await wire_messages_beside(found[::-1] if turned and not page.ascending else found, types)
+        The cursors are ids of messages: after is newer, before is older, whatever the order. The page is full when it
+        has as many messages as its limit of which a part is of the types.
+        """
+
+        def is_wanted(message: Message) -> bool:
+            return types is None or is_shown(message, types)
+
+        found = await self.lists.page(
+            of,
+            limit=page.limit,
+            before=None if page.before is None else MessageId(page.before),
+            after=None if page.after is None else MessageId(page.after),
+            order="asc" if page.ascending else "desc",
+            is_wanted=is_wanted,
+        )
+        return await wire_messages_beside(found[::-1] if turned and not page.ascending else found, types)
+
+    async def of_run(self, run: Run, page: Page, caller: Caller) -> list[dict[str, Any]]:
+        """The wire's messages of a page of what the run has added, of the types that its submission asked for, oldest
+        first. A run that waits for its turn has added nothing: what it will begin with stands for that, with the same
+        ids. A run that asks a model one question never adds anything, and what it asks stands for that."""
+        types = types_for(caller, run.options.shown_types)
+        if run.turn is not None and run.options.generation is None:
+            return await self.page(MessageFilter(run.project_id, run_id=run.id), page, types)
+        waiting = await self.runs.waiting_input(run)
+        places = {message.id: place for place, message in enumerate(waiting)}
+        begin = 0 if page.after is None else places.get(MessageId(page.after), -1) + 1
+        end = len(waiting) if page.before is None else places.get(MessageId(page.before), len(waiting))
+        wanted = [message for message in waiting[begin:end] if types is None or is_shown(message, types)]
+        found = wanted[: page.limit] if page.ascending else wanted[-page.limit :]
+        return await wire_messages_beside(found, types)
 
 
 async def wire_messages_beside(messages: Sequence[Message], types: Collection[str] | None) -> list[dict[str, Any]]:
     """As `wire_messages`, for as many as there are."""
     return await beside(partial(wire_messages, messages, types), CHARACTERS_OF_A_VALUE * parts_of(messages))
-
-
-async def run_message_answers(services: Services, run: Run, page: Page, caller: Caller) -> list[dict[str, Any]]:
-    """The wire's messages of a page of what the run has added, of the types that its submission asked for, oldest
-    first. A run that waits for its turn has added nothing: what it will begin with stands for that, with the same
-    ids. A run that asks a model one question never adds anything, and what it asks stands for that."""
-    types = types_for(caller, run.options.shown_types)
-    if run.turn is not None and run.options.generation is None:
-        return await message_answers(services, MessageFilter(run.project_id, run_id=run.id), page, types)
-    waiting = await services.runs.waiting_input(run)
-    places = {message.id: place for place, message in enumerate(waiting)}
-    begin = 0 if page.after is None else places.get(MessageId(page.after), -1) + 1
-    end = len(waiting) if page.before is None else places.get(MessageId(page.before), len(waiting))
-    wanted = [message for message in waiting[begin:end] if types is None or is_shown(message, types)]
-    found = wanted[: page.limit] if page.ascending else wanted[-page.limit :]
-    return await wire_messages_beside(found, types)

@@ -76,7 +76,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     settings, access = services.settings, services.access
     has_docs = settings.docs == "on" or (settings.docs == "auto" and not has_keys)
     app = _with_routes(openapi_url="/openapi.json" if has_docs else None)
-    app.state.services = services
+    app.state.services, app.state.served = services, services.by_type()
     if has_docs:
         app.router.routes.extend(static_files.documentation.routes)
     app.router.routes.insert(0, RouteIndex(app.router.routes))

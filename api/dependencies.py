@@ -4,9 +4,10 @@ All of it is `async`, though nothing here waits: FastAPI runs any other dependen
 more than most of what it asks for.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
@@ -16,7 +17,6 @@ from api.access.callers import Caller
 from api.agent_answers import types_for
 from api.letta.messages import MessageType, in_utc
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
-from api.services import Services
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import (
     MAX_SEQ,
@@ -36,12 +36,18 @@ from shared.domain.runs import PRIORITIES
 from shared.sql.paging import Page
 
 
-async def services_of(request: Request) -> Services:
-    """The services of the application that answers."""
-    return request.app.state.services
+@cache
+def served(kind: Any) -> Any:
+    """The service of this type, as a dependency of a route. `Services` has one of each."""
+
+    async def find(request: Request) -> object:
+        return request.app.state.served[kind]
+
+    return Depends(find)
 
 
-ServicesDep = Annotated[Services, Depends(services_of)]
+EnvironmentDep = Annotated[Mapping[str, str], served(Mapping[str, str])]
+"""The process's environment variables: which model providers are configured."""
 
 
 async def caller_of(request: Request) -> Caller:

@@ -19,8 +19,10 @@ from api.access.authentication import Access
 from api.access.callers import ConfiguredKeys, networks_of, project_of_request
 from api.access.route_rules import AgentReach
 from api.admission import Admission, CallerQuotas
+from api.agent_answers import AgentAnswers, MessageAnswers
 from api.application import create_app
 from api.approvals import ApprovalDecisions
+from api.base_tools import BaseToolSeeder
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces, signing_key
 from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
@@ -35,7 +37,7 @@ from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
 from api.runs.submission import QueuedRuns, SubmissionService, SubmissionTraces
-from api.services import BaseToolSeeder, Readiness, Services
+from api.services import Services
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
@@ -44,7 +46,7 @@ from shared.packages.environments import PackageEnvironments, package_environmen
 from shared.process.context import ProcessContext
 from shared.process.importing import VERSION
 from shared.process.measurements import measured
-from shared.process.service_answers import ServiceAnswers
+from shared.process.service_answers import Readiness, ServiceAnswers
 from shared.process.traces import traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
@@ -335,7 +337,7 @@ def _services(
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
     run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
-    conversation_store, tool_store = ConversationStore(database), ToolStore(database)
+    conversation_store, tool_store, access = ConversationStore(database), ToolStore(database), _access(everybodys)
     event_log, queue = _event_log(process), RunQueue(process.redis)
     orphans = orphaned_runs(process, run_store, event_log, queue)
     canceller, decisions = run_canceller(process, orphans, feed), approval_service(process, orphans, approval_store)
@@ -343,16 +345,15 @@ def _services(
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
-    models = OfferedModels(process.environment, settings.builtin_models, settings.default_model)
     return Services(
         settings=settings,
         clock=clock,
         ids=ids,
-        access=_access(everybodys),
+        access=access,
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
         environment=process.environment,
-        models=models,
+        models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
@@ -383,7 +384,23 @@ def _services(
         streaming=streaming,
         cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
         readiness=_readiness(everybodys),
+        agent_answers=_agent_answers(process, agent_store, approval_store, message_store, access.audit),
+        message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),
+        input_limits=InputLimits.of(settings),
         operations=operations_service(process, everybodys, queue, event_log),
+    )
+
+
+def _agent_answers(
+    process: ProcessContext, editor: AgentEditor, approvals: ApprovalStore, messages: MessageStore, audit: AuditLog
+) -> AgentAnswers:
+    return AgentAnswers(
+        editor=editor,
+        environment=process.environment,
+        audit=audit,
+        secret_keys=process.secret_keys,
+        approvals=approvals,
+        messages=messages,
     )
 
 

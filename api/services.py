@@ -1,16 +1,15 @@
-"""What the routes work with. Made once in `main.py`, found in `app.state.services`.
-
-A project's base tools are rows like those of any other tool; `BaseToolSeeder` makes them when the project first asks
-for tools.
-"""
+"""What the routes work with. Made once in `main.py`, found in `app.state.services`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
 from api.admission import CallerQuotas
+from api.agent_answers import AgentAnswers, MessageAnswers
 from api.approvals import ApprovalDecisions
+from api.base_tools import BaseToolSeeder
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.model_settings import OfferedModels
@@ -22,12 +21,10 @@ from api.runs.single_runs import CompactionService, GenerationService, ToolRunSe
 from api.runs.streaming import StreamService
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
-from shared.domain.ids import IdMaker, ProjectId
-from shared.domain.tool_catalog import BASE_TOOLS, BaseTool
-from shared.domain.tools import Tool
+from shared.domain.ids import IdMaker
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
-from shared.process.service_answers import ServiceAnswers
+from shared.process.service_answers import Readiness
 from shared.process.settings import Settings
 from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
@@ -43,56 +40,6 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepStore
-
-
-class BaseToolSeeder:
-    """Puts the base tools of this release into projects. A tool of a project's own under such a name stays."""
-
-    def __init__(self, *, tools: ToolStore, clock: Clock, ids: IdMaker) -> None:
-        self._tools = tools
-        self._clock = clock
-        self._ids = ids
-        self._filled: set[ProjectId] = set()
-
-    async def fill(self, project_id: ProjectId) -> None:
-        """Makes sure that the project has them. Asks the database once per project and process."""
-        if project_id not in self._filled:
-            await self.add(project_id)
-
-    async def add(self, project_id: ProjectId) -> list[Tool]:
-        """Makes those that the project lacks, and brings the others to what this release says; all of them."""
-        stored = await self._tools.add_base_tools(project_id, [self._row(project_id, tool) for tool in BASE_TOOLS])
-        self._filled.add(project_id)
-        return stored
-
-    def _row(self, project_id: ProjectId, tool: BaseTool) -> Tool:
-        now = self._clock.now()
-        return Tool(
-            id=self._ids.tool(),
-            project_id=project_id,
-            name=tool.name,
-            description=tool.description,
-            source_code="",
-            json_schema=tool.json_schema,
-            tags=[tool.kind],
-            enable_parallel_execution=tool.enable_parallel_execution,
-            idempotent=not tool.starts_once,
-            tool_type=tool.kind,
-            created_at=now,
-            updated_at=now,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Readiness:
-    """Two questions that must not be mixed up: a balancer takes the process out for the first, and monitors
-    show the second."""
-
-    itself: ServiceAnswers
-    """What this process cannot answer any request without. While Redis or the workers are away it stores runs, shows
-    histories and cancels, so neither of them is among it."""
-    everything: ServiceAnswers
-    """What the deployment needs to work whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +85,13 @@ class Services:
     streaming: StreamService
     cancels: CancelService
     readiness: Readiness
+    agent_answers: AgentAnswers
+    message_answers: MessageAnswers
+    input_limits: InputLimits
     operations: Operations
     """What living processes show of themselves, and figures."""
 
-    @property
-    def input_limits(self) -> InputLimits:
-        """How long texts of requests may be."""
-        return InputLimits.of(self.settings)
+    def by_type(self) -> dict[Any, object]:
+        """Each service by the type that its field declares. A route names the types that it uses."""
+        declared = get_type_hints(type(self))
+        return {declared[field.name]: getattr(self, field.name) for field in fields(self)}

@@ -1,14 +1,19 @@
 """Chat completions: agents for clients that speak OpenAI's dialect."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, Response
 
-from api.dependencies import ProjectDep, ServicesDep, SubmissionHeadersDep
+from api.dependencies import ProjectDep, SubmissionHeadersDep, served
 from api.direct_route import LateRoute
 from api.openai.chat_request import ChatRequest
-from api.runs.command import AgentThread
-from api.services import Services
+from api.openai.chat_service import ChatService
+from api.runs.command import AgentThread, AgentThreads
 from shared.domain.errors import NotFound, UnknownModel
 from shared.domain.ids import ProjectId, is_id
+
+AgentThreadsDep = Annotated[AgentThreads, served(AgentThreads)]
+ChatServiceDep = Annotated[ChatService, served(ChatService)]
 
 router = APIRouter(tags=["chat"], route_class=LateRoute)
 
@@ -16,19 +21,23 @@ router = APIRouter(tags=["chat"], route_class=LateRoute)
 @router.post("/v1/chat/completions", response_model=None)
 @router.post("/v1/chat/completions/chat/completions", response_model=None)
 async def create_chat_completion(
-    request: ChatRequest, services: ServicesDep, project_id: ProjectDep, headers: SubmissionHeadersDep
+    request: ChatRequest,
+    chat: ChatServiceDep,
+    threads: AgentThreadsDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends what is new in the messages to the agent that `model` names, and answers with its text: whole, or streamed.
 
     A request to a busy history waits for its turn, unless the header says otherwise.
     """
-    return await services.chat.send(await _thread(services, project_id, request.model), request, headers)
+    return await chat.send(await _thread(threads, project_id, request.model), request, headers)
 
 
-async def _thread(services: Services, project_id: ProjectId, model: str) -> AgentThread:
+async def _thread(threads: AgentThreads, project_id: ProjectId, model: str) -> AgentThread:
     if not is_id(model, "agent") and not is_id(model, "conv"):
         raise UnknownModel(model)
     try:
-        return await services.threads.find(project_id, model)
+        return await threads.find(project_id, model)
     except NotFound as error:
         raise UnknownModel(model) from error

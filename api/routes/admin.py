@@ -5,7 +5,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime
 
-from api.dependencies import CallerDep, NewestFirst, ProjectDep, RunIdPath, ServicesDep
+from api.access.accepted_keys import KeyIssuer
+from api.access.authentication import Access
+from api.dependencies import CallerDep, NewestFirst, ProjectDep, RunIdPath, served
 from api.direct_route import LateRoute
 from api.letta.admin import (
     KeyCreate,
@@ -16,10 +18,19 @@ from api.letta.admin import (
     wire_operations,
     wire_status,
 )
+from api.operations import Operations
+from shared.concurrency import Clock
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId
 from shared.process.importing import VERSION
+from shared.process.service_answers import Readiness
 from shared.sql.access.audit import AuditFilter
+
+AccessDep = Annotated[Access, served(Access)]
+ClockDep = Annotated[Clock, served(Clock)]
+KeyIssuerDep = Annotated[KeyIssuer, served(KeyIssuer)]
+OperationsDep = Annotated[Operations, served(Operations)]
+ReadinessDep = Annotated[Readiness, served(Readiness)]
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 
@@ -28,63 +39,76 @@ Word = Annotated[str | None, Query(max_length=200)]
 
 
 @router.post("/keys")
-async def create_key(body: KeyCreate, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+async def create_key(
+    body: KeyCreate, issuer: KeyIssuerDep, access: AccessDep, clock: ClockDep, caller: CallerDep
+) -> dict[str, Any]:
     """Makes a key of the project. Its secret, `key`, is in this answer and nowhere else."""
-    issued = await services.issuer.create(
+    issued = await issuer.create(
         caller.project_id, body.name, body.scopes, expires_at=body.expires_at, by=caller.key_id
     )
-    services.access.keys.forget()
-    return {**wire_key(issued.key, services.clock.now()), "key": issued.secret}
+    access.keys.forget()
+    return {**wire_key(issued.key, clock.now()), "key": issued.secret}
 
 
 @router.get("/keys")
-async def list_keys(services: ServicesDep, project_id: ProjectDep, page: NewestFirst) -> list[dict[str, Any]]:
+async def list_keys(
+    clock: ClockDep, issuer: KeyIssuerDep, project_id: ProjectDep, page: NewestFirst
+) -> list[dict[str, Any]]:
     """The project's keys, also those that have ended."""
-    now = services.clock.now()
-    return [wire_key(key, now) for key in await services.issuer.keys.list(project_id, page)]
+    now = clock.now()
+    return [wire_key(key, now) for key in await issuer.keys.list(project_id, page)]
 
 
 @router.get("/keys/{key_id}")
-async def retrieve_key(key_id: KeyIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_key(
+    key_id: KeyIdPath, issuer: KeyIssuerDep, clock: ClockDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """One key."""
-    return wire_key(await services.issuer.keys.get(project_id, key_id), services.clock.now())
+    return wire_key(await issuer.keys.get(project_id, key_id), clock.now())
 
 
 @router.delete("/keys/{key_id}")
-async def revoke_key(key_id: KeyIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def revoke_key(
+    key_id: KeyIdPath, clock: ClockDep, issuer: KeyIssuerDep, access: AccessDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """Ends a key for ever, and the stream tokens that were made with it. This process refuses it at once, every other
     one within five seconds."""
-    now = services.clock.now()
-    key = await services.issuer.keys.revoke(project_id, key_id, now)
-    services.access.keys.forget()
+    now = clock.now()
+    key = await issuer.keys.revoke(project_id, key_id, now)
+    access.keys.forget()
     return wire_key(key, now)
 
 
 @router.post("/keys/{key_id}/rotate")
 async def rotate_key(
-    key_id: KeyIdPath, services: ServicesDep, project_id: ProjectDep, body: KeyRotate | None = None
+    key_id: KeyIdPath,
+    issuer: KeyIssuerDep,
+    access: AccessDep,
+    clock: ClockDep,
+    project_id: ProjectDep,
+    body: KeyRotate | None = None,
 ) -> dict[str, Any]:
     """Gives a key a new secret, which is in this answer and nowhere else. The old one goes on for `grace_s` seconds, a
     day unless that is said."""
     grace_s = DEFAULT_GRACE_S if body is None or body.grace_s is None else body.grace_s
-    issued = await services.issuer.rotate(project_id, key_id, grace_s)
-    services.access.keys.forget()
-    return {**wire_key(issued.key, services.clock.now()), "key": issued.secret}
+    issued = await issuer.rotate(project_id, key_id, grace_s)
+    access.keys.forget()
+    return {**wire_key(issued.key, clock.now()), "key": issued.secret}
 
 
 @router.get("/status")
-async def show_status(services: ServicesDep) -> dict[str, Any]:
+async def show_status(operations: OperationsDep, readiness: ReadinessDep) -> dict[str, Any]:
     """What this deployment is and whether it works: its version, the services that it needs, and the walls that the
     living workers put around tools. `sandbox` is the weakest of them, `javascript` whether any of them runs tools in
     JavaScript; null when no worker has shown it."""
-    shown = services.operations.tool_presence
-    answers = await services.readiness.everything.look()
+    shown = operations.tool_presence
+    answers = await readiness.everything.look()
     return wire_status(VERSION, answers, await shown.sandboxes(), await shown.runs_javascript())
 
 
 @router.get("/audit")
 async def list_audit_events(
-    services: ServicesDep,
+    access: AccessDep,
     project_id: ProjectDep,
     page: NewestFirst,
     action: Word = None,
@@ -95,28 +119,30 @@ async def list_audit_events(
 ) -> list[dict[str, Any]]:
     """What callers did in the project: acts of administration, and decisions."""
     wanted = AuditFilter(action=action, key_id=key_id, object_id=object_id, since=since, until=until)
-    return [wire_audit_event(event) for event in await services.access.audit.list(project_id, wanted, page)]
+    return [wire_audit_event(event) for event in await access.audit.list(project_id, wanted, page)]
 
 
 operations_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 
 
 @operations_router.get("/operations")
-async def show_operations(services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def show_operations(operations: OperationsDep, readiness: ReadinessDep, project_id: ProjectDep) -> dict[str, Any]:
     """What this deployment does now and did in the last hour. What a service that is away would know is null, and the
     answer is a 200 all the same."""
-    return wire_operations(await services.operations.look(project_id, await services.readiness.everything.look()))
+    return wire_operations(await operations.look(project_id, await readiness.everything.look()))
 
 
 @operations_router.get("/callbacks")
-async def list_callbacks(services: ServicesDep, project_id: ProjectDep, page: NewestFirst) -> list[dict[str, Any]]:
+async def list_callbacks(operations: OperationsDep, project_id: ProjectDep, page: NewestFirst) -> list[dict[str, Any]]:
     """The project's callbacks that wait or were given up. Cursors are ids of runs."""
-    callbacks = await services.operations.callbacks.list_open(project_id, page)
+    callbacks = await operations.callbacks.list_open(project_id, page)
     return [wire_open_callback(callback) for callback in callbacks]
 
 
 @operations_router.post("/callbacks/{run_id}/retry")
-async def retry_callback(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retry_callback(
+    run_id: RunIdPath, clock: ClockDep, operations: OperationsDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """Makes a callback due now, also one that was given up: that one gets one more attempt."""
-    now = services.clock.now()
-    return wire_open_callback(await services.operations.callbacks.retry(project_id, run_id, now))
+    now = clock.now()
+    return wire_open_callback(await operations.callbacks.retry(project_id, run_id, now))

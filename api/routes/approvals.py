@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 
-from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, ServicesDep
+from api.approvals import ApprovalDecisions
+from api.dependencies import Limit, OptionalAgentIdQuery, Order, ProjectDep, served
 from api.direct_route import LateRoute
 from api.letta.runs import DecisionIn, wire_approval, wire_decided
 from api.runs.command import DEFAULT
@@ -12,6 +13,10 @@ from shared.concurrency import beside
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId
 from shared.sql.paging import Page
+from shared.sql.runs.approvals import ApprovalStore
+
+ApprovalDecisionsDep = Annotated[ApprovalDecisions, served(ApprovalDecisions)]
+ApprovalStoreDep = Annotated[ApprovalStore, served(ApprovalStore)]
 
 router = APIRouter(prefix="/v1/approvals", tags=["approvals"], route_class=LateRoute)
 
@@ -33,7 +38,7 @@ async def _page(
 
 @router.get("")
 async def list_approvals(
-    services: ServicesDep,
+    approval_store: ApprovalStoreDep,
     project_id: ProjectDep,
     page: Annotated[Page, Depends(_page)],
     decided: bool = False,
@@ -50,7 +55,7 @@ async def list_approvals(
         )
     named = agent_id if conversation_id == DEFAULT else conversation_id
     thread_id = None if named is None else ThreadId(named)
-    find = services.approvals.decided if decided else services.approvals.waiting
+    find = approval_store.decided if decided else approval_store.waiting
     found = await find(project_id, page, agent_id=agent_id, thread_id=thread_id)
     size = sum(len(approval.arguments) for approval in found)
     return await beside(lambda: [wire_approval(approval) for approval in found], size)
@@ -58,16 +63,16 @@ async def list_approvals(
 
 @router.get("/{approval_id}")
 async def retrieve_approval(
-    approval_id: ApprovalIdPath, services: ServicesDep, project_id: ProjectDep
+    approval_id: ApprovalIdPath, approval_store: ApprovalStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """One tool call that waits, or was decided."""
-    return wire_approval(await services.approvals.get(project_id, approval_id))
+    return wire_approval(await approval_store.get(project_id, approval_id))
 
 
 @router.post("/{approval_id}")
 async def decide_approval(
-    approval_id: ApprovalIdPath, request: DecisionIn, services: ServicesDep, project_id: ProjectDep
+    approval_id: ApprovalIdPath, request: DecisionIn, decisions: ApprovalDecisionsDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """Decides one tool call. The decision on the last call of an answer starts the continuation of the run."""
-    decided = await services.decisions.decide(project_id, approval_id, request)
+    decided = await decisions.decide(project_id, approval_id, request)
     return wire_decided(decided.approval, decided.run)

@@ -6,11 +6,15 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator
 
-from api.dependencies import ServicesDep
+from api.dependencies import served
 from api.direct_route import LateRoute
+from api.operations import Operations
 from shared.process.importing import VERSION
-from shared.process.service_answers import RETRY_AFTER_S, not_ready, what_is_missing
+from shared.process.service_answers import RETRY_AFTER_S, Readiness, not_ready, what_is_missing
 from shared.telemetry.metrics import CONTENT_TYPE
+
+OperationsDep = Annotated[Operations, served(Operations)]
+ReadinessDep = Annotated[Readiness, served(Readiness)]
 
 router = APIRouter(tags=["health"], route_class=LateRoute)
 
@@ -49,9 +53,9 @@ async def health() -> dict[str, str]:
 
 
 @router.get("/metrics", include_in_schema=False)
-async def metrics(services: ServicesDep) -> Response:
+async def metrics(operations: OperationsDep) -> Response:
     """What this process counts and measures, for Prometheus. Needs the scope admin where keys are needed."""
-    return Response(await services.operations.deployment_figures.exposition(), media_type=CONTENT_TYPE)
+    return Response(await operations.deployment_figures.exposition(), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthz")
@@ -61,7 +65,7 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/readyz", response_model=None)
-async def ready(services: ServicesDep, full: FullQuery = False) -> JSONResponse:
+async def ready(readiness: ReadinessDep, operations: OperationsDep, full: FullQuery = False) -> JSONResponse:
     """Readiness: 503 while this process cannot answer, because the database does not. Redis and the workers may be
     away: requests are answered then, and runs are stored and begin later.
 
@@ -69,11 +73,11 @@ async def ready(services: ServicesDep, full: FullQuery = False) -> JSONResponse:
     the body names it, with null for what cannot be known. `sandbox`: the weakest walls around tools among the workers
     that live; `javascript`: whether one of them runs tools in it.
     """
-    answers = await (services.readiness.everything if full else services.readiness.itself).look()
+    answers = await (readiness.everything if full else readiness.itself).look()
     is_ready = all(answers.values())
     body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "services": dict(answers)}
     if full:
-        shown = services.operations.tool_presence
+        shown = operations.tool_presence
         body |= {
             "sandbox": await shown.weakest_sandbox() if answers["redis"] else None,
             "javascript": await shown.runs_javascript() if answers["redis"] else None,

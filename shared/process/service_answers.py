@@ -12,6 +12,7 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from shared.concurrency import Clock
@@ -167,3 +168,15 @@ def _why_not(host: str, host_name: str, port: str, error: OSError) -> str:
             return f"{host_name} {host} is no address of this machine: use one that it has, or 0.0.0.0 for all of them"
         case _:
             return f"{host_name} {host} {port} cannot be listened on: {error.strerror}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """Two questions that must not be mixed up: a balancer takes the process out for the first, and monitors
+    show the second."""
+
+    itself: ServiceAnswers
+    """What this process cannot answer any request without. While Redis or the workers are away it stores runs, shows
+    histories and cancels, so neither of them is among it."""
+    everything: ServiceAnswers
+    """What the deployment needs to work whole."""

@@ -146,7 +146,6 @@ ROUTES = ("api/routes", "api/letta/routes", "api/openai/routes")
 
 SMALL = 40
 SMALL_WITH_A_REASON = {
-    "api/openai/routes.py": "routes are read by `application` alone",
     "shared/sql/migrations/": "Alembic finds and runs these files itself",
     "shared/sql/schema_upgrade.py": "it is imported late, for Alembic's sake",
     "cli/operator/worker_server.py": "it is imported late, for all that a worker is made of",

@@ -8,7 +8,6 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.access.callers import DEFAULT_PROJECT, EVERYBODY, Caller, ConfiguredKeys, act_for, may_see_secrets
-from api.agent_answers import agent_answer
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.ids import AgentId
 from shared.sql.engine import Database
@@ -82,7 +81,9 @@ async def test_a_key_that_is_not_the_operators_sees_names(product: Product) -> N
     act_for(DEFAULT_PROJECT)
     agent = await product.services.agents.get(DEFAULT_PROJECT, AgentId(made.id))
 
-    states = [await agent_answer(product.services, agent, ["agent.secrets"], one) for one in (operators, user, None)]
+    states = [
+        await product.services.agent_answers.one(agent, ["agent.secrets"], one) for one in (operators, user, None)
+    ]
 
     assert [values(state) for state in states] == [[("TOKEN", SECRET)], [("TOKEN", "")], [("TOKEN", "")]]
 

@@ -5,16 +5,17 @@ How long an answer takes is not looked at: that may differ.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import httpx
 import pytest
 from arq.connections import ArqRedis
 from fastapi.routing import APIRoute
 
-from api.dependencies import ProjectDep, RunIdPath, ServicesDep
+from api.dependencies import ProjectDep, RunIdPath, served
 from api.letta.runs import wire_run
 from shared.sql.engine import Database
+from shared.sql.runs.run_store import RunStore
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.product.in_process import api_app, listening
@@ -96,8 +97,8 @@ async def test_a_route_that_forgets_the_project_is_found_or_comes_up_against_the
     database = world.product.context.database
     async with api_app(database, api_keys=KEYS) as app:
 
-        async def show(run_id: RunIdPath, services: ServicesDep, _: ProjectDep) -> dict[str, Any]:
-            return wire_run(await services.runs.look_up(run_id))
+        async def show(run_id: RunIdPath, runs: Annotated[RunStore, served(RunStore)], _: ProjectDep) -> dict[str, Any]:
+            return wire_run(await runs.look_up(run_id))
 
         app.add_api_route(FORGETFUL, show)
         document = app.openapi()

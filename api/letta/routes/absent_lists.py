@@ -1,12 +1,15 @@
 """Lists of what Letta's servers keep and Holdfast does not: they are empty. A program that only looks goes on, one that
 wants to make something there gets an error."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, ServicesDep
+from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, served
 from api.direct_route import LateRoute
+from shared.sql.definitions.agent_changes import AgentEditor
+
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 
 
 async def any_filter(
@@ -32,23 +35,23 @@ async def no_count(_project_id: ProjectDep) -> int:
     return 0
 
 
-async def no_items_of_agent(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> list[Any]:
+async def no_items_of_agent(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> list[Any]:
     """The agent has none."""
-    await services.agents.get(project_id, agent_id)
+    await editor.get(project_id, agent_id)
     return []
 
 
 @router.get("/agents/{agent_id}/files")
-async def no_files(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def no_files(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, Any]:
     """The agent has none. Letta's SDKs page this list in a way of its own."""
-    await services.agents.get(project_id, agent_id)
+    await editor.get(project_id, agent_id)
     return {"files": [], "next_cursor": None, "has_more": False}
 
 
 @router.get("/agents/{agent_id}/repositories")
-async def no_repositories(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def no_repositories(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, Any]:
     """The agent has none. Letta Code looks for files of its memory there, with every message."""
-    await services.agents.get(project_id, agent_id)
+    await editor.get(project_id, agent_id)
     return {"repositories": []}
 
 

@@ -11,24 +11,46 @@ from fastapi import APIRouter, Form, Header, Request, Response, UploadFile
 from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.access.authentication import Access
+from api.base_tools import BaseToolSeeder
 from api.bounded_fields import MOST_ENTRIES
-from api.dependencies import AgentIdPath, ProjectDep, ServicesDep
+from api.dependencies import AgentIdPath, ProjectDep, served
 from api.direct_route import LateRoute
 from api.errors import Refused
 from api.event_stream import in_pieces
 from api.every_answer import warning_of
+from api.input_limits import InputLimits
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
-from api.services import Services
+from api.letta.model_settings import OfferedModels
+from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
-from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId
+from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId
 from shared.domain.imported_agents import ImportedAgents, ImportReport
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
+from shared.packages.environments import PackageEnvironments
 from shared.process.importing import VERSION
+from shared.process.settings import Settings
+from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
 from shared.sql.definitions.agents import AgentDetails
+from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.history.messages import MessageStore
+
+AccessDep = Annotated[Access, served(Access)]
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
+BroughtAgentStoreDep = Annotated[BroughtAgentStore, served(BroughtAgentStore)]
+ClockDep = Annotated[Clock, served(Clock)]
+ConversationStoreDep = Annotated[ConversationStore, served(ConversationStore)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
+PackageEnvironmentsDep = Annotated[PackageEnvironments, served(PackageEnvironments)]
+SettingsDep = Annotated[Settings, served(Settings)]
 
 MULTIPART = "multipart/form-data"
 
@@ -107,7 +129,12 @@ class ImportForm(BaseModel):
 @router.get("/{agent_id}/export")
 async def export_agent(
     agent_id: AgentIdPath,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    access: AccessDep,
+    message_store: MessageStoreDep,
+    conversation_store: ConversationStoreDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
     project_id: ProjectDep,
     conversation_id: str | None = None,
     scrub_messages: bool = False,
@@ -120,36 +147,53 @@ async def export_agent(
             field="query.use_legacy_format",
         )
     wanted = ExportRequest(conversation_id=conversation_id, scrub_messages=scrub_messages)
-    return await _exported(services, project_id, agent_id, wanted)
+    return await _exported(editor, access, message_store, conversation_store, ids, clock, project_id, agent_id, wanted)
 
 
 @router.post("/{agent_id}/export")
 async def export_agent_with_skills(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, body: ExportRequest | None = None
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    access: AccessDep,
+    message_store: MessageStoreDep,
+    conversation_store: ConversationStoreDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    project_id: ProjectDep,
+    body: ExportRequest | None = None,
 ) -> Response:
     """The same, with skills that the client adds."""
-    return await _exported(services, project_id, agent_id, body or ExportRequest())
+    return await _exported(
+        editor, access, message_store, conversation_store, ids, clock, project_id, agent_id, body or ExportRequest()
+    )
 
 
 @router.post("/import")
 async def import_agents(
     form: Annotated[ImportForm, Form()],
     response: Response,
-    services: ServicesDep,
+    base_tools: BaseToolSeederDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    offered: OfferedModelsDep,
+    settings: SettingsDep,
+    package_environments: PackageEnvironmentsDep,
+    input_limits: InputLimitsDep,
+    imported_agents: BroughtAgentStoreDep,
     project_id: ProjectDep,
     x_override_embedding_model: Annotated[str | None, Header()] = None,
 ) -> dict[str, list[str]]:
     """Makes the agents of a file, with their tools, memory and messages, or nothing at all."""
-    await services.base_tools.fill(project_id)
-    origin = Origin(project_id, services.ids, services.clock.now(), services.models, services.settings.tool_network)
+    await base_tools.fill(project_id)
+    origin = Origin(project_id, ids, clock.now(), offered, settings.tool_network)
     options, document = form.options(x_override_embedding_model), await form.file.read()
     # A file may be megabytes, and other requests are waiting.
     file = await asyncio.to_thread(read_agent_file, document)
-    packages = await _packages(services, file)
+    packages = await _packages(package_environments, file)
     brought, notes = await asyncio.to_thread(_understood, file, options, origin, packages)
     for tool in brought.tools:
-        services.input_limits.refuse_long_source(tool.new.source_code, f"the source of the tool {tool.new.name!r}")
-    arrival = await services.imported_agents.store(project_id, brought)
+        input_limits.refuse_long_source(tool.new.source_code, f"the source of the tool {tool.new.name!r}")
+    arrival = await imported_agents.store(project_id, brought)
     if form.project_id:
         notes.append("project_id is left out: the API key says which project it is")
     if form.model_extra:
@@ -162,12 +206,12 @@ async def import_agents(
     return {"agent_ids": [one.agent.id for one in brought.agents]}
 
 
-async def _packages(services: Services, file: AgentFile) -> dict[str, FilePackages]:
+async def _packages(package_environments: PackageEnvironments, file: AgentFile) -> dict[str, FilePackages]:
     """The packages of the file's tools, by the tools' ids. A tool whose packages cannot be had comes without them."""
     found: dict[str, FilePackages] = {}
     for tool in file.tools:
         try:
-            found[tool.id] = FilePackages(await services.packages.chosen(tool.pip_requirements, None))
+            found[tool.id] = FilePackages(await package_environments.chosen(tool.pip_requirements, None))
         except InvalidRequest as error:
             found[tool.id] = FilePackages(flaw=error.message)
     return found
@@ -204,12 +248,22 @@ def _notes_on_tools(arrival: ImportReport) -> list[str]:
     return [sentence % ", ".join(names) for sentence, names in said if names]
 
 
-async def _exported(services: Services, project_id: ProjectId, agent_id: AgentId, wanted: ExportRequest) -> Response:
-    [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
+async def _exported(
+    editor: AgentEditor,
+    access: Access,
+    message_store: MessageStore,
+    conversation_store: ConversationStore,
+    ids: IdMaker,
+    clock: Clock,
+    project_id: ProjectId,
+    agent_id: AgentId,
+    wanted: ExportRequest,
+) -> Response:
+    [details] = await editor.details([await editor.get(project_id, agent_id)])
     # Stored before it is shown: there is no export without its event.
-    await services.access.audit.add(project_id, "agent.exported", agent_id)
-    history = await _history(services, project_id, details, wanted.conversation_id)
-    body = await asyncio.to_thread(_written_file, details, history, wanted, services.clock.now())
+    await access.audit.add(project_id, "agent.exported", agent_id)
+    history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
+    body = await asyncio.to_thread(_written_file, details, history, wanted, clock.now())
     return Response(body, media_type="application/json")
 
 
@@ -227,20 +281,25 @@ def _written_file(details: AgentDetails, history: list[Message], wanted: ExportR
 
 
 async def _history(
-    services: Services, project_id: ProjectId, details: AgentDetails, conversation_id: str | None
+    message_store: MessageStore,
+    conversation_store: ConversationStore,
+    ids: IdMaker,
+    project_id: ProjectId,
+    details: AgentDetails,
+    conversation_id: str | None,
 ) -> list[Message]:
     """The messages in the agent's context, or in that of one of its conversations, the instructions first."""
     agent = details.agent
     if conversation_id is None or conversation_id == "default":
-        return await services.messages.context(project_id, ThreadId(agent.id))
-    conversation = await services.conversations.get(project_id, ConversationId(conversation_id))
+        return await message_store.context(project_id, ThreadId(agent.id))
+    conversation = await conversation_store.get(project_id, ConversationId(conversation_id))
     if conversation.agent_id != agent.id:
         raise NotFound(f"Conversation with ID {conversation_id} not found: it is another agent's")
-    said = await services.messages.context(project_id, ThreadId(conversation.id))
+    said = await message_store.context(project_id, ThreadId(conversation.id))
     if said and isinstance(said[0].body, SystemMessage):
         return said
     instructions = Message(
-        id=services.ids.message(),
+        id=ids.message(),
         agent_id=agent.id,
         thread_id=ThreadId(conversation.id),
         conversation_id=conversation.id,

@@ -8,27 +8,31 @@ from fastapi import APIRouter, Body, Depends, Query, Response
 from pydantic import BaseModel
 
 from api.access.callers import may_see_instructions, may_see_secrets
-from api.agent_answers import agent_answer, agent_answers, changed_agent_answer, new_agent_answer
+from api.agent_answers import AgentAnswers
+from api.base_tools import BaseToolSeeder
 from api.dependencies import (
     AgentIdPath,
     ArchiveIdPath,
     BlockIdPath,
     CallerDep,
+    EnvironmentDep,
     Limit,
     NewestFirst,
     ProjectDep,
-    ServicesDep,
     SubmissionHeadersDep,
     Texts,
     ToolIdPath,
+    served,
 )
 from api.direct_route import DirectRoute, LateRoute
 from api.errors import Refused
 from api.event_stream import json_answer
+from api.input_limits import InputLimits
 from api.letta.agents import SECRETS, AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.blocks import BlockUpdate, new_block, wire_block
 from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
+from api.letta.model_settings import OfferedModels
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
 from api.letta.tools import (
     ToolRunRequest,
@@ -39,16 +43,36 @@ from api.letta.tools import (
 )
 from api.model_choice import with_served_model
 from api.runs.command import keys_of
-from shared.concurrency import beside
+from api.runs.single_runs import ToolRunService
+from shared.archival.archival_memory import ArchivalMemory
+from shared.concurrency import Clock, beside
 from shared.domain.agents import Agent, Block, characters_of_memory, render_system
 from shared.domain.errors import ErrorCode, InvalidRequest
-from shared.domain.ids import PassageId, ThreadId
+from shared.domain.ids import IdMaker, PassageId, ThreadId
 from shared.domain.runs import TOOL_RUN
 from shared.domain.searches import DEFAULT_FOUND, LONGEST_QUERY, MOST_FOUND, MOST_TAGS, PassageQuery, moment_of
-from shared.sql.archival.passages import PassagePage
+from shared.sql.archival.archives import ArchiveStore
+from shared.sql.archival.passages import PassagePage, PassageStore
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
-from shared.sql.definitions.blocks import BlockFilter
-from shared.sql.definitions.tools import ToolFilter
+from shared.sql.definitions.blocks import BlockFilter, BlockStore
+from shared.sql.definitions.tools import ToolFilter, ToolStore
+from shared.sql.history.messages import MessageStore
+
+AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+ArchivalMemoryDep = Annotated[ArchivalMemory, served(ArchivalMemory)]
+ArchiveStoreDep = Annotated[ArchiveStore, served(ArchiveStore)]
+BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
+BlockStoreDep = Annotated[BlockStore, served(BlockStore)]
+ClockDep = Annotated[Clock, served(Clock)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
+PassageStoreDep = Annotated[PassageStore, served(PassageStore)]
+ToolRunServiceDep = Annotated[ToolRunService, served(ToolRunService)]
+ToolStoreDep = Annotated[ToolStore, served(ToolStore)]
 
 router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=DirectRoute)
 
@@ -79,29 +103,41 @@ async def _agent_filter(
 
 @router.post("")
 async def create_agent(
-    body: AgentCreate, response: Response, services: ServicesDep, caller: CallerDep, include: Texts = None
+    body: AgentCreate,
+    response: Response,
+    offered: OfferedModelsDep,
+    input_limits: InputLimitsDep,
+    clock: ClockDep,
+    base_tools: BaseToolSeederDep,
+    tool_store: ToolStoreDep,
+    editor: AgentEditorDep,
+    ids: IdMakerDep,
+    agent_answers: AgentAnswersDep,
+    caller: CallerDep,
+    include: Texts = None,
 ) -> dict[str, Any]:
     """Makes an agent, and the memory blocks that come with it."""
-    body = with_served_model(body, services.models, response)
-    body = body.model_copy(update={"model": services.models.needed(body.handle())})
+    body = with_served_model(body, offered, response)
+    body = body.model_copy(update={"model": offered.needed(body.handle())})
     first = body.initial_message_sequence or ()
-    services.input_limits.refuse_long_messages([one.texts() for one in first], "initial_message_sequence")
-    now, project_id = services.clock.now(), caller.project_id
-    await services.base_tools.fill(project_id)
-    named_tools = await services.tools.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
-    names = await services.tools.names(project_id, [*named_tools, *(body.tool_ids or ())])
-    created = await services.agents.create(
-        new_agent(body, project_id, services.ids, now, named_tools, names),
-        system_message_id=services.ids.message(),
-        new_blocks=[new_block(block, project_id, services.ids, now) for block in body.filled_blocks()],
-        first_messages=first_messages(body.initial_message_sequence or (), services.ids, now),
+    input_limits.refuse_long_messages([one.texts() for one in first], "initial_message_sequence")
+    now, project_id = clock.now(), caller.project_id
+    await base_tools.fill(project_id)
+    named_tools = await tool_store.ids_by_name(project_id, body.tools or (), if_there=body.base_tools())
+    names = await tool_store.names(project_id, [*named_tools, *(body.tool_ids or ())])
+    created = await editor.create(
+        new_agent(body, project_id, ids, now, named_tools, names),
+        system_message_id=ids.message(),
+        new_blocks=[new_block(block, project_id, ids, now) for block in body.filled_blocks()],
+        first_messages=first_messages(body.initial_message_sequence or (), ids, now),
     )
-    return await new_agent_answer(services, created, include, caller)
+    return await agent_answers.new(created, include, caller)
 
 
 @router.get("")
 async def list_agents(
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    agent_answers: AgentAnswersDep,
     caller: CallerDep,
     page: NewestFirst,
     wanted: Annotated[AgentFilter, Depends(_agent_filter)],
@@ -110,24 +146,28 @@ async def list_agents(
     sort_by: AgentOrder | None = None,
 ) -> list[dict[str, Any]]:
     """The project's agents. `sort_by` is the older name of `order_by`."""
-    found = await services.agents.list(caller.project_id, wanted, page, sort_by or order_by)
-    return await agent_answers(services, found, include, caller)
+    found = await editor.list(caller.project_id, wanted, page, sort_by or order_by)
+    return await agent_answers.all(found, include, caller)
 
 
 @router.get("/count")
 async def count_agents(
-    services: ServicesDep, project_id: ProjectDep, wanted: Annotated[AgentFilter, Depends(_agent_filter)]
+    editor: AgentEditorDep, project_id: ProjectDep, wanted: Annotated[AgentFilter, Depends(_agent_filter)]
 ) -> int:
     """How many agents the project has."""
-    return await services.agents.count(project_id, wanted)
+    return await editor.count(project_id, wanted)
 
 
 @router.get("/{agent_id}")
 async def retrieve_agent(
-    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, include: Texts = None
+    agent_id: AgentIdPath,
+    agent_answers: AgentAnswersDep,
+    editor: AgentEditorDep,
+    caller: CallerDep,
+    include: Texts = None,
 ) -> dict[str, Any]:
     """One agent."""
-    return await agent_answer(services, await services.agents.get(caller.project_id, agent_id), include, caller)
+    return await agent_answers.one(await editor.get(caller.project_id, agent_id), include, caller)
 
 
 @router.patch("/{agent_id}")
@@ -135,55 +175,73 @@ async def update_agent(
     agent_id: AgentIdPath,
     body: AgentUpdate,
     response: Response,
-    services: ServicesDep,
+    offered: OfferedModelsDep,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    agent_answers: AgentAnswersDep,
     caller: CallerDep,
     include: Texts = None,
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress goes on as it began until its next step."""
-    body = with_served_model(body, services.models, response)
+    body = with_served_model(body, offered, response)
     change = partial(body.apply, sees_secrets=may_see_secrets(caller))
-    agent = await services.agents.update(caller.project_id, agent_id, change, services.clock.now())
-    return await changed_agent_answer(services, agent, include, caller)
+    agent = await editor.update(caller.project_id, agent_id, change, clock.now())
+    return await agent_answers.changed(agent, include, caller)
 
 
 @router.delete("/{agent_id}")
-async def delete_agent(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, str]:
+async def delete_agent(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, str]:
     """Deletes an agent with its histories and runs."""
-    await services.agents.delete(project_id, agent_id)
+    await editor.delete(project_id, agent_id)
     return {"message": f"Agent id={agent_id} successfully deleted"}
 
 
 @router.get("/{agent_id}/core-memory")
-async def retrieve_memory(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_memory(
+    agent_id: AgentIdPath, agent_answers: AgentAnswersDep, editor: AgentEditorDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """The agent's memory blocks, as its state shows them."""
-    return (await agent_answer(services, await services.agents.get(project_id, agent_id)))["memory"]
+    return (await agent_answers.one(await editor.get(project_id, agent_id)))["memory"]
 
 
 @router.get("/{agent_id}/secrets")
-async def list_secrets(agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep) -> list[dict[str, Any]]:
+async def list_secrets(
+    agent_id: AgentIdPath, editor: AgentEditorDep, agent_answers: AgentAnswersDep, caller: CallerDep
+) -> list[dict[str, Any]]:
     """The agent's secrets, as its state shows them with `include=agent.secrets`."""
-    agent = await services.agents.get(caller.project_id, agent_id)
-    return (await agent_answer(services, agent, [SECRETS], caller))["secrets"]
+    agent = await editor.get(caller.project_id, agent_id)
+    return (await agent_answers.one(agent, [SECRETS], caller))["secrets"]
 
 
 @router.get("/{agent_id}/context")
-async def retrieve_context(agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_context(
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    passage_store: PassageStoreDep,
+    message_store: MessageStoreDep,
+    project_id: ProjectDep,
+) -> dict[str, Any]:
     """What the agent's context holds, with estimated sizes."""
-    [details] = await services.agents.details([await services.agents.get(project_id, agent_id)])
-    passages = await services.passages.count_of_agent(project_id, agent_id)
-    history = await services.messages.context(project_id, ThreadId(agent_id))
+    [details] = await editor.details([await editor.get(project_id, agent_id)])
+    passages = await passage_store.count_of_agent(project_id, agent_id)
+    history = await message_store.context(project_id, ThreadId(agent_id))
     return await asyncio.to_thread(wire_context, details, history, passages=passages)
 
 
 @router.post("/{agent_id}/recompile")
 async def recompile_agent(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, dry_run: bool = False
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    block_store: BlockStoreDep,
+    project_id: ProjectDep,
+    dry_run: bool = False,
 ) -> str:
     """Renders the agent's instructions anew, as the model gets them. Stores them unless it is a dry run."""
-    agent = await services.agents.get(project_id, agent_id)
+    agent = await editor.get(project_id, agent_id)
     if not dry_run:
-        agent = await services.agents.update(project_id, agent_id, _as_it_is, services.clock.now())
-    blocks = await services.blocks.for_agent(project_id, agent_id)
+        agent = await editor.update(project_id, agent_id, _as_it_is, clock.now())
+    blocks = await block_store.for_agent(project_id, agent_id)
     return await beside(partial(render_system, agent, blocks), characters_of_memory(blocks))
 
 
@@ -203,58 +261,70 @@ class ApprovalSetting(BaseModel):
 
 @tools_router.get("")
 async def list_tools_of_agent(
-    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, page: NewestFirst
+    agent_id: AgentIdPath, editor: AgentEditorDep, tool_store: ToolStoreDep, caller: CallerDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
     """The agent's tools; without their source for a key of single agents."""
-    await services.agents.get(caller.project_id, agent_id)
-    found = await services.tools.list(caller.project_id, ToolFilter(agent_id=agent_id), page)
+    await editor.get(caller.project_id, agent_id)
+    found = await tool_store.list(caller.project_id, ToolFilter(agent_id=agent_id), page)
     shown = [wire_tool(tool) for tool in found]
     return shown if may_see_instructions(caller) else [without_source(tool) for tool in shown]
 
 
 @tools_router.patch("/attach/{tool_id}")
 async def attach_tool(
-    agent_id: AgentIdPath, tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    tool_id: ToolIdPath,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    agent_answers: AgentAnswersDep,
+    project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Gives the agent a tool."""
-    agent = await services.agents.attach_tool(project_id, agent_id, tool_id, services.clock.now())
-    return await agent_answer(services, agent)
+    agent = await editor.attach_tool(project_id, agent_id, tool_id, clock.now())
+    return await agent_answers.one(agent)
 
 
 @tools_router.patch("/detach/{tool_id}")
 async def detach_tool(
-    agent_id: AgentIdPath, tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    tool_id: ToolIdPath,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    agent_answers: AgentAnswersDep,
+    project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Takes a tool from the agent."""
-    agent = await services.agents.detach_tool(project_id, agent_id, tool_id, services.clock.now())
-    return await agent_answer(services, agent)
+    agent = await editor.detach_tool(project_id, agent_id, tool_id, clock.now())
+    return await agent_answers.one(agent)
 
 
 @tools_router.post("/{tool_name}/run", response_model=None)
 async def run_tool(
     agent_id: AgentIdPath,
     tool_name: str,
-    services: ServicesDep,
+    tool_runs: ToolRunServiceDep,
+    clock: ClockDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
     request: ToolRunRequest | None = None,
 ) -> Response:
     """Calls one of the agent's tools as the agent would, without asking its model or anybody for approval, and answers
     with the result when it is there. The run goes on when the client leaves."""
-    request, tool = request or ToolRunRequest(), await services.tool_runs.find(project_id, agent_id, tool_name)
+    request, tool = request or ToolRunRequest(), await tool_runs.find(project_id, agent_id, tool_name)
     refuse_tool_of_clients(tool)
-    keys = keys_of(headers, f"{TOOL_RUN} {tool.name}", services.clock.now(), body=request.model_dump_json)
-    run = run_or_refusal(*await services.tool_runs.run(agent_id, tool, request.arguments(), keys))
+    keys = keys_of(headers, f"{TOOL_RUN} {tool.name}", clock.now(), body=request.model_dump_json)
+    run = run_or_refusal(*await tool_runs.run(agent_id, tool, request.arguments(), keys))
     if isinstance(run, Response):
         return run
-    return await json_answer(wire_tool_result(await services.tool_runs.result(run)))
+    return await json_answer(wire_tool_result(await tool_runs.result(run)))
 
 
 @tools_router.patch("/approval/{tool_name}")
 async def set_tool_approval(
     agent_id: AgentIdPath,
     tool_name: str,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    clock: ClockDep,
     project_id: ProjectDep,
     body: Annotated[ApprovalSetting | None, Body()] = None,
     requires_approval: bool | None = None,
@@ -266,9 +336,7 @@ async def set_tool_approval(
         raise InvalidRequest(
             'requires_approval is missing: send {"requires_approval": true} or false', field="requires_approval"
         )
-    await services.agents.set_approval_override(
-        project_id, agent_id, tool_name, required=required, now=services.clock.now()
-    )
+    await editor.set_approval_override(project_id, agent_id, tool_name, required=required, now=clock.now())
 
 
 blocks_router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"], route_class=LateRoute)
@@ -276,43 +344,58 @@ blocks_router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tag
 
 @blocks_router.get("")
 async def list_blocks_of_agent(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, page: NewestFirst
+    agent_id: AgentIdPath, editor: AgentEditorDep, block_store: BlockStoreDep, project_id: ProjectDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
     """The agent's blocks."""
-    await services.agents.get(project_id, agent_id)
-    blocks = await services.blocks.list(project_id, BlockFilter(agent_id=agent_id), page)
+    await editor.get(project_id, agent_id)
+    blocks = await block_store.list(project_id, BlockFilter(agent_id=agent_id), page)
     return [wire_block(block) for block in blocks]
 
 
 @blocks_router.patch("/attach/{block_id}")
 async def attach_block(
-    agent_id: AgentIdPath, block_id: BlockIdPath, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    block_id: BlockIdPath,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    agent_answers: AgentAnswersDep,
+    project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Gives the agent a block."""
-    agent = await services.agents.attach_block(project_id, agent_id, block_id, services.clock.now())
-    return await agent_answer(services, agent)
+    agent = await editor.attach_block(project_id, agent_id, block_id, clock.now())
+    return await agent_answers.one(agent)
 
 
 @blocks_router.patch("/detach/{block_id}")
 async def detach_block(
-    agent_id: AgentIdPath, block_id: BlockIdPath, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    block_id: BlockIdPath,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    agent_answers: AgentAnswersDep,
+    project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Takes a block from the agent."""
-    agent = await services.agents.detach_block(project_id, agent_id, block_id, services.clock.now())
-    return await agent_answer(services, agent)
+    agent = await editor.detach_block(project_id, agent_id, block_id, clock.now())
+    return await agent_answers.one(agent)
 
 
 @blocks_router.get("/{block_label}")
 async def retrieve_block_of_agent(
-    agent_id: AgentIdPath, block_label: str, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath, block_label: str, block_store: BlockStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """The agent's block of this label."""
-    return wire_block(await services.blocks.with_label(project_id, agent_id, block_label))
+    return wire_block(await block_store.with_label(project_id, agent_id, block_label))
 
 
 @blocks_router.patch("/{block_label}")
 async def update_block_of_agent(
-    agent_id: AgentIdPath, block_label: str, body: BlockUpdate, services: ServicesDep, caller: CallerDep
+    agent_id: AgentIdPath,
+    block_label: str,
+    body: BlockUpdate,
+    block_store: BlockStoreDep,
+    clock: ClockDep,
+    caller: CallerDep,
 ) -> dict[str, Any]:
     """Changes the agent's block of this label, for every agent that has it."""
 
@@ -322,8 +405,8 @@ async def update_block_of_agent(
             raise Refused(403, ErrorCode.FORBIDDEN, said, field="block_label")
         return body.apply(block)
 
-    block = await services.blocks.with_label(caller.project_id, agent_id, block_label)
-    return wire_block(await services.blocks.update(caller.project_id, block.id, change, services.clock.now()))
+    block = await block_store.with_label(caller.project_id, agent_id, block_label)
+    return wire_block(await block_store.update(caller.project_id, block.id, change, clock.now()))
 
 
 archives_router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], route_class=LateRoute)
@@ -332,7 +415,8 @@ archives_router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], rou
 @archives_router.get("/archival-memory")
 async def list_memories(
     agent_id: AgentIdPath,
-    services: ServicesDep,
+    passage_store: PassageStoreDep,
+    environment: EnvironmentDep,
     project_id: ProjectDep,
     limit: Limit = 100,
     after: str | None = None,
@@ -342,25 +426,30 @@ async def list_memories(
 ) -> list[dict[str, Any]]:
     """The passages in the agent's archives."""
     page = PassagePage(limit, after or None, before or None, ascending, search)
-    found = await services.passages.list_of_agent(project_id, agent_id, page)
-    return await wire_passages(found, services.environment)
+    found = await passage_store.list_of_agent(project_id, agent_id, page)
+    return await wire_passages(found, environment)
 
 
 @archives_router.post("/archival-memory")
 async def create_memory(
-    agent_id: AgentIdPath, body: PassageCreate, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    body: PassageCreate,
+    archival_memory: ArchivalMemoryDep,
+    environment: EnvironmentDep,
+    project_id: ProjectDep,
 ) -> list[dict[str, Any]]:
     """Stores a passage in the agent's archive, which is made with the first one."""
-    passage = await services.archival_memory.insert(
+    passage = await archival_memory.insert(
         project_id, agent_id, body.text, body.tags or (), created_at=aware(body.created_at)
     )
-    return [wire_passage(passage, services.environment)]
+    return [wire_passage(passage, environment)]
 
 
 @archives_router.get("/archival-memory/search")
 async def search_memories(
     agent_id: AgentIdPath,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    archival_memory: ArchivalMemoryDep,
     project_id: ProjectDep,
     query: Annotated[str, Query(max_length=LONGEST_QUERY)],
     tags: Annotated[list[str] | None, Query(max_length=MOST_TAGS)] = None,
@@ -370,8 +459,8 @@ async def search_memories(
     end_datetime: str | None = None,
 ) -> dict[str, Any]:
     """Finds passages by words and by meaning, as the agent's own tool does."""
-    agent = await services.agents.get(project_id, agent_id)
-    found = await services.archival_memory.search(
+    agent = await editor.get(project_id, agent_id)
+    found = await archival_memory.search(
         project_id,
         PassageQuery(
             text=query,
@@ -388,24 +477,24 @@ async def search_memories(
 
 @archives_router.delete("/archival-memory/{memory_id}")
 async def delete_memory(
-    agent_id: AgentIdPath, memory_id: str, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath, memory_id: str, passage_store: PassageStoreDep, project_id: ProjectDep
 ) -> dict[str, str]:
     """Deletes a passage of the agent's."""
-    await services.passages.delete_from_agent(project_id, agent_id, PassageId(memory_id))
+    await passage_store.delete_from_agent(project_id, agent_id, PassageId(memory_id))
     return {"message": f"Memory id={memory_id} successfully deleted"}
 
 
 @archives_router.patch("/archives/attach/{archive_id}")
 async def attach_archive(
-    agent_id: AgentIdPath, archive_id: ArchiveIdPath, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath, archive_id: ArchiveIdPath, archive_store: ArchiveStoreDep, project_id: ProjectDep
 ) -> None:
     """Gives the agent an archive."""
-    await services.archives.attach(project_id, agent_id, archive_id)
+    await archive_store.attach(project_id, agent_id, archive_id)
 
 
 @archives_router.patch("/archives/detach/{archive_id}")
 async def detach_archive(
-    agent_id: AgentIdPath, archive_id: ArchiveIdPath, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath, archive_id: ArchiveIdPath, archive_store: ArchiveStoreDep, project_id: ProjectDep
 ) -> None:
     """Takes an archive from the agent; the archive stays."""
-    await services.archives.detach(project_id, agent_id, archive_id)
+    await archive_store.detach(project_id, agent_id, archive_id)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict
 
 from api.access.callers import Caller
-from api.agent_answers import message_answers
+from api.agent_answers import MessageAnswers
 from api.dependencies import (
     AgentIdPath,
     AgentIdQuery,
@@ -20,14 +20,15 @@ from api.dependencies import (
     NewestFirst,
     OptionalAgentIdQuery,
     ProjectDep,
-    ServicesDep,
     SubmissionHeadersDep,
     ThreadName,
+    served,
 )
 from api.direct_route import LateRoute
 from api.event_stream import json_answer
 from api.letta.context import SETTINGS, CompactRequest, wire_compaction
 from api.letta.conversations import (
+    AnswerService,
     ConversationCreate,
     ConversationMessagesRequest,
     ConversationStreamRequest,
@@ -38,21 +39,42 @@ from api.letta.conversations import (
     run_or_refusal,
     wire_conversation,
 )
+from api.letta.model_settings import OfferedModels
 from api.letta.runs import CancelRequestIn
 from api.model_choice import with_served_model
-from api.runs.command import AgentThread
-from api.services import Services
-from shared.concurrency import beside
+from api.runs.cancel import CancelService
+from api.runs.command import AgentThread, AgentThreads
+from api.runs.single_runs import CompactionService
+from shared.concurrency import Clock, beside
 from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.conversations import Conversation, copies_of
 from shared.domain.errors import InvalidRequest, NotFound
-from shared.domain.ids import UUID4_PATTERN, MessageId, ProjectId, RunId, is_id
+from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, ProjectId, RunId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
-from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.blocks import BlockStore
+from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder, ConversationStore
 from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
-from shared.sql.runs.listing import RunFilter
+from shared.sql.runs.listing import RunFilter, RunListing
+from shared.sql.runs.run_store import RunStore
+
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+AgentThreadsDep = Annotated[AgentThreads, served(AgentThreads)]
+AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
+BlockStoreDep = Annotated[BlockStore, served(BlockStore)]
+CancelServiceDep = Annotated[CancelService, served(CancelService)]
+ClockDep = Annotated[Clock, served(Clock)]
+CompactionServiceDep = Annotated[CompactionService, served(CompactionService)]
+ConversationStoreDep = Annotated[ConversationStore, served(ConversationStore)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
+RunListingDep = Annotated[RunListing, served(RunListing)]
+RunStoreDep = Annotated[RunStore, served(RunStore)]
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=LateRoute)
 
@@ -61,20 +83,23 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_cla
 async def create_conversation(
     agent_id: AgentIdQuery,
     response: Response,
-    services: ServicesDep,
+    offered: OfferedModelsDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    conversation_store: ConversationStoreDep,
     project_id: ProjectDep,
     body: Annotated[ConversationCreate | None, Body()] = None,
 ) -> dict[str, Any]:
     """Begins a conversation with an agent."""
-    asked = with_served_model(body or ConversationCreate(), services.models, response)
-    conversation = new_conversation(asked, agent_id, project_id, services.ids, services.clock.now())
-    created = await services.conversations.create(conversation, system_message_id=services.ids.message())
-    return await _answer(services, created)
+    asked = with_served_model(body or ConversationCreate(), offered, response)
+    conversation = new_conversation(asked, agent_id, project_id, ids, clock.now())
+    created = await conversation_store.create(conversation, system_message_id=ids.message())
+    return await _answer(conversation_store, created)
 
 
 @router.get("")
 async def list_conversations(
-    services: ServicesDep,
+    conversation_store: ConversationStoreDep,
     project_id: ProjectDep,
     page: NewestFirst,
     agent_id: OptionalAgentIdQuery = None,
@@ -84,16 +109,16 @@ async def list_conversations(
 ) -> list[dict[str, Any]]:
     """The conversations of an agent, or of all."""
     wanted = ConversationFilter(agent_id, summary_search, archive_status)
-    found = await services.conversations.list(project_id, wanted, page, order_by)
-    return [wire_conversation(details) for details in await services.conversations.details(found)]
+    found = await conversation_store.list(project_id, wanted, page, order_by)
+    return [wire_conversation(details) for details in await conversation_store.details(found)]
 
 
 @router.get("/{conversation_id}")
 async def retrieve_conversation(
-    conversation_id: ConversationIdPath, services: ServicesDep, project_id: ProjectDep
+    conversation_id: ConversationIdPath, conversation_store: ConversationStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
     """One conversation."""
-    return await _answer(services, await services.conversations.get(project_id, conversation_id))
+    return await _answer(conversation_store, await conversation_store.get(project_id, conversation_id))
 
 
 @router.patch("/{conversation_id}")
@@ -101,29 +126,31 @@ async def update_conversation(
     conversation_id: ConversationIdPath,
     body: ConversationUpdate,
     response: Response,
-    services: ServicesDep,
+    offered: OfferedModelsDep,
+    clock: ClockDep,
+    conversation_store: ConversationStoreDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Changes a conversation."""
-    asked, now = with_served_model(body, services.models, response), services.clock.now()
+    asked, now = with_served_model(body, offered, response), clock.now()
 
     def change(conversation: Conversation) -> Conversation:
         return asked.apply(conversation, now)
 
-    return await _answer(services, await services.conversations.update(project_id, conversation_id, change, now))
+    return await _answer(conversation_store, await conversation_store.update(project_id, conversation_id, change, now))
 
 
 @router.delete("/{conversation_id}")
 async def delete_conversation(
-    conversation_id: ConversationIdPath, services: ServicesDep, project_id: ProjectDep
+    conversation_id: ConversationIdPath, conversation_store: ConversationStoreDep, project_id: ProjectDep
 ) -> dict[str, str]:
     """Deletes a conversation with its runs and messages."""
-    await services.conversations.delete(project_id, conversation_id)
+    await conversation_store.delete(project_id, conversation_id)
     return {"message": f"Conversation id={conversation_id} successfully deleted"}
 
 
-async def _answer(services: Services, conversation: Conversation) -> dict[str, Any]:
-    [details] = await services.conversations.details([conversation])
+async def _answer(conversation_store: ConversationStore, conversation: Conversation) -> dict[str, Any]:
+    [details] = await conversation_store.details([conversation])
     return wire_conversation(details)
 
 
@@ -137,7 +164,8 @@ FAR_ENOUGH = 20
 async def send_messages(
     conversation_id: ThreadName,
     request: ConversationMessagesRequest,
-    services: ServicesDep,
+    threads: AgentThreadsDep,
+    answer_service: AnswerServiceDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
@@ -146,15 +174,16 @@ async def send_messages(
 
     The same otids give the same run's stream again.
     """
-    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
+    thread = await threads.find(project_id, conversation_id, request.agent_id)
     # An agent's default history that is addressed as a conversation refuses a second run as well.
-    return await services.sending.send(thread, request, SendOptions(headers, if_busy="reject"))
+    return await answer_service.send(thread, request, SendOptions(headers, if_busy="reject"))
 
 
 @messages_router.get("/messages")
 async def list_messages(
     conversation_id: ThreadName,
-    services: ServicesDep,
+    threads: AgentThreadsDep,
+    message_answers: MessageAnswersDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
     types: MessageTypes,
@@ -162,15 +191,18 @@ async def list_messages(
 ) -> list[dict[str, Any]]:
     """The history, newest first unless `order` is `asc`. An agent's default history is listed as the agent lists it:
     oldest first, and `desc` takes the newest that fit."""
-    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    thread = await threads.find(project_id, conversation_id, agent_id)
     of = MessageFilter(project_id, thread_id=thread.id)
-    return await message_answers(services, of, page, types, turned=thread.conversation is not None)
+    return await message_answers.page(of, page, types, turned=thread.conversation is not None)
 
 
 @messages_router.post("/stream", response_model=None)
 async def resume_stream(
     conversation_id: ThreadName,
-    services: ServicesDep,
+    threads: AgentThreadsDep,
+    run_store: RunStoreDep,
+    run_listing: RunListingDep,
+    answer_service: AnswerServiceDep,
     project_id: ProjectDep,
     request: ConversationStreamRequest | None = None,
     last_event_id: LastEventIdDep = None,
@@ -178,45 +210,50 @@ async def resume_stream(
 ) -> Response:
     """The stream of the conversation's newest run, or of the named one, from any frame on."""
     request = request or ConversationStreamRequest()
-    thread = await services.threads.find(project_id, conversation_id, request.agent_id)
-    run = await _run_to_resume(services, project_id, thread, request)
-    return services.sending.resume(run, request, last_event_id, status_events=status_events)
+    thread = await threads.find(project_id, conversation_id, request.agent_id)
+    run = await _run_to_resume(run_store, run_listing, project_id, thread, request)
+    return answer_service.resume(run, request, last_event_id, status_events=status_events)
 
 
 @messages_router.post("/cancel")
 async def cancel_runs(
     conversation_id: ThreadName,
-    services: ServicesDep,
+    threads: AgentThreadsDep,
+    cancels: CancelServiceDep,
     project_id: ProjectDep,
     agent_id: OptionalAgentIdQuery = None,
     request: CancelRequestIn | None = None,
 ) -> dict[str, str]:
     """Cancels the conversation's runs that are active or wait for approval. The answer says what became of each."""
-    thread = await services.threads.find(project_id, conversation_id, agent_id)
+    thread = await threads.find(project_id, conversation_id, agent_id)
     request = request or CancelRequestIn()
-    return await services.cancels.cancel_runs(
+    return await cancels.cancel_runs(
         project_id, thread.agent.id, request.cancel(), run_ids=request.run_ids or (), thread_id=thread.id
     )
 
 
 async def _run_to_resume(
-    services: Services, project_id: ProjectId, thread: AgentThread, request: ConversationStreamRequest
+    run_store: RunStore,
+    run_listing: RunListing,
+    project_id: ProjectId,
+    thread: AgentThread,
+    request: ConversationStreamRequest,
 ) -> Run:
     if request.run_id is not None:
         if not is_id(request.run_id, "run"):
             raise InvalidRequest(
                 f"Invalid run ID format: {request.run_id}. Expected format: 'run-<uuid4>'", field="run_id"
             )
-        run = await services.runs.get(project_id, RunId(request.run_id))
+        run = await run_store.get(project_id, RunId(request.run_id))
         if run.thread_id != thread.id:
             raise NotFound(f"Run {run.id} is not one of this conversation")
         return run
     if request.otid is not None:
-        return await services.listing.of_otid(project_id, thread.id, request.otid)
+        return await run_listing.of_otid(project_id, thread.id, request.otid)
     active = [RunStatus.CREATED, RunStatus.RUNNING, RunStatus.AWAITING_APPROVAL]
     for statuses in (active, None):
         wanted = RunFilter(thread_id=thread.id, statuses=statuses)
-        found = await services.listing.page(project_id, wanted, Page(limit=FAR_ENOUGH))
+        found = await run_listing.page(project_id, wanted, Page(limit=FAR_ENOUGH))
         speaking = [run for run in found if run.answers_messages]
         if speaking:
             return speaking[0]
@@ -241,34 +278,43 @@ class RecompileRequest(BaseModel):
 
 @contexts_router.post("/agents/{agent_id}/summarize", response_model=None)
 async def compact_agent(
-    agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep, request: CompactRequest | None = None
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    compacting: CompactionServiceDep,
+    caller: CallerDep,
+    request: CompactRequest | None = None,
 ) -> Response:
     """Replaces the agent's messages by a summary. Waits for the active run, if there is one."""
-    thread = AgentThread(await services.agents.get(caller.project_id, agent_id))
-    return await _compacted(services, thread, request or CompactRequest(), caller, refuse_if_busy=False)
+    thread = AgentThread(await editor.get(caller.project_id, agent_id))
+    return await _compacted(compacting, thread, request or CompactRequest(), caller, refuse_if_busy=False)
 
 
 @contexts_router.post("/conversations/{conversation_id}/compact", response_model=None)
 async def compact_conversation(
-    conversation_id: ThreadName, services: ServicesDep, caller: CallerDep, request: CompactRequest | None = None
+    conversation_id: ThreadName,
+    threads: AgentThreadsDep,
+    message_store: MessageStoreDep,
+    compacting: CompactionServiceDep,
+    caller: CallerDep,
+    request: CompactRequest | None = None,
 ) -> Response:
     """Replaces the conversation's messages by a summary. Refused while one of its runs is active."""
     request = request or CompactRequest()
-    thread = await services.threads.find(caller.project_id, conversation_id, request.agent_id)
-    if thread.conversation is not None and await services.messages.is_empty(caller.project_id, thread.id):
+    thread = await threads.find(caller.project_id, conversation_id, request.agent_id)
+    if thread.conversation is not None and await message_store.is_empty(caller.project_id, thread.id):
         raise InvalidRequest("this conversation has no messages to compact: send one first")
-    return await _compacted(services, thread, request, caller, refuse_if_busy=True)
+    return await _compacted(compacting, thread, request, caller, refuse_if_busy=True)
 
 
 async def _compacted(
-    services: Services, thread: AgentThread, request: CompactRequest, caller: Caller, *, refuse_if_busy: bool
+    compacting: CompactionService, thread: AgentThread, request: CompactRequest, caller: Caller, *, refuse_if_busy: bool
 ) -> Response:
     options = request.settings(thread.agent.extra.get(SETTINGS)).options()
-    submitted, ended = await services.compacting.compact(thread, options, caller.key_id, refuse_if_busy=refuse_if_busy)
+    submitted, ended = await compacting.compact(thread, options, caller.key_id, refuse_if_busy=refuse_if_busy)
     run = run_or_refusal(submitted, ended)
     if isinstance(run, Response):
         return run
-    summary = await services.compacting.summary(run)
+    summary = await compacting.summary(run)
     if summary is None or summary.stats is None:
         return await json_answer(wire_compaction("", 1, 1))  # the history had nothing but the instructions
     stats = summary.stats
@@ -278,7 +324,11 @@ async def _compacted(
 @contexts_router.post("/conversations/{conversation_id}/fork")
 async def fork_conversation(
     conversation_id: ThreadName,
-    services: ServicesDep,
+    threads: AgentThreadsDep,
+    message_store: MessageStoreDep,
+    clock: ClockDep,
+    ids: IdMakerDep,
+    conversation_store: ConversationStoreDep,
     project_id: ProjectDep,
     agent_id: OptionalAgentIdQuery = None,
     message_id: OptionalMessageIdQuery = None,
@@ -286,10 +336,10 @@ async def fork_conversation(
 ) -> dict[str, Any]:
     """Begins a conversation with copies of the messages in another one's context; up to `message_id`, if that is
     given."""
-    thread = await services.threads.find(project_id, conversation_id, agent_id)
-    history = await services.messages.context(project_id, thread.id)
-    now = services.clock.now()
-    begun = new_conversation(ConversationCreate(hidden=hidden), thread.agent.id, project_id, services.ids, now)
+    thread = await threads.find(project_id, conversation_id, agent_id)
+    history = await message_store.context(project_id, thread.id)
+    now = clock.now()
+    begun = new_conversation(ConversationCreate(hidden=hidden), thread.agent.id, project_id, ids, now)
     if thread.conversation is not None:
         begun = replace(
             thread.conversation,
@@ -300,17 +350,19 @@ async def fork_conversation(
             created_at=now,
             updated_at=now,
         )
-    copy = partial(copies_of, history, services.ids, message_id)
+    copy = partial(copies_of, history, ids, message_id)
     copies = await beside(copy, CHARACTERS_OF_A_COPY * len(history))
-    await services.conversations.create(begun, system_message_id=services.ids.message(), copies=copies)
-    [details] = await services.conversations.details([begun])
+    await conversation_store.create(begun, system_message_id=ids.message(), copies=copies)
+    [details] = await conversation_store.details([begun])
     return wire_conversation(details)
 
 
 @contexts_router.post("/conversations/{conversation_id}/recompile")
 async def recompile_conversation(
     conversation_id: ThreadName,
-    services: ServicesDep,
+    threads: AgentThreadsDep,
+    conversation_store: ConversationStoreDep,
+    block_store: BlockStoreDep,
     project_id: ProjectDep,
     request: RecompileRequest | None = None,
     dry_run: bool = False,
@@ -320,9 +372,9 @@ async def recompile_conversation(
     Every call gives them to the model anew, whatever the system message says.
     """
     named = None if request is None else request.agent_id
-    thread = await services.threads.find(project_id, conversation_id, named)
+    thread = await threads.find(project_id, conversation_id, named)
     if thread.conversation_id is not None and not dry_run:
-        await services.conversations.render_again(project_id, thread.conversation_id)
-    blocks = await services.blocks.for_agent(project_id, thread.agent.id)
+        await conversation_store.render_again(project_id, thread.conversation_id)
+    blocks = await block_store.for_agent(project_id, thread.agent.id)
     show = partial(render_system, thread.agent, blocks, thread.conversation_id)
     return await beside(show, characters_of_memory(blocks))

@@ -1,31 +1,50 @@
 """Messages of agents: send and list them, empty the context, cancel runs."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from api.agent_answers import agent_answer, message_answers
+from api.agent_answers import AgentAnswers, MessageAnswers
 from api.dependencies import (
     AgentIdPath,
     CallerDep,
     HundredNewestFirst,
     MessageTypes,
     ProjectDep,
-    ServicesDep,
     SubmissionHeadersDep,
+    served,
 )
 from api.direct_route import DirectRoute
-from api.letta.conversations import SendOptions, run_or_refusal
+from api.input_limits import InputLimits
+from api.letta.conversations import AnswerService, SendOptions, run_or_refusal
 from api.letta.message_input import CaptureRequest, MessagesRequest, captured_messages
+from api.letta.model_settings import OfferedModels
 from api.letta.runs import CancelRequestIn, GenerateRequest, question_of, wire_generated
-from api.runs.command import AgentThread, keys_of
-from api.runs.single_runs import text_of_answer
+from api.runs.cancel import CancelService
+from api.runs.command import AgentThread, AgentThreads, keys_of
+from api.runs.single_runs import GenerationService, text_of_answer
+from shared.concurrency import Clock
 from shared.domain.errors import NotFound
-from shared.domain.ids import ThreadId
+from shared.domain.ids import IdMaker, ThreadId
 from shared.domain.models import split_handle
 from shared.domain.runs import GENERATE
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.messages import MessageStore
+
+AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+AgentThreadsDep = Annotated[AgentThreads, served(AgentThreads)]
+AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
+CancelServiceDep = Annotated[CancelService, served(CancelService)]
+ClockDep = Annotated[Clock, served(Clock)]
+GenerationServiceDep = Annotated[GenerationService, served(GenerationService)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_class=DirectRoute)
 
@@ -34,54 +53,63 @@ router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_clas
 async def send_messages(
     agent_id: AgentIdPath,
     request: MessagesRequest,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    answer_service: AnswerServiceDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages. The server answers when the run has ended, or with a stream if `streaming` is set. With
     `background` the client may leave, and resume the stream later."""
-    thread = AgentThread(await services.agents.without_links(project_id, agent_id))
-    return await services.sending.send(thread, request, SendOptions(headers))
+    thread = AgentThread(await editor.without_links(project_id, agent_id))
+    return await answer_service.send(thread, request, SendOptions(headers))
 
 
 @router.post("/messages/stream", response_model=None)
 async def stream_messages(
     agent_id: AgentIdPath,
     request: MessagesRequest,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    answer_service: AnswerServiceDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages and streams the answer."""
     streamed = request.model_copy(update={"streaming": True})
-    return await send_messages(agent_id, streamed, services, project_id, headers)
+    return await send_messages(agent_id, streamed, editor, answer_service, project_id, headers)
 
 
 @router.post("/messages/async", response_model=None)
 async def send_messages_async(
     agent_id: AgentIdPath,
     request: MessagesRequest,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    answer_service: AnswerServiceDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
     """Sends messages and answers at once with the run. The client polls it, streams it, or is called back."""
-    thread = AgentThread(await services.agents.without_links(project_id, agent_id))
+    thread = AgentThread(await editor.without_links(project_id, agent_id))
     sending = SendOptions(headers, run_type="send_message_async", background=True)
-    return await services.sending.send_later(thread, request, sending)
+    return await answer_service.send_later(thread, request, sending)
 
 
 @router.post("/messages/capture")
 async def capture_messages(
-    agent_id: AgentIdPath, request: CaptureRequest, services: ServicesDep, project_id: ProjectDep
+    agent_id: AgentIdPath,
+    request: CaptureRequest,
+    input_limits: InputLimitsDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    message_store: MessageStoreDep,
+    project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. No run is
     made; the agent's next run knows of it."""
-    limits = services.input_limits
+    limits = input_limits
     limits.refuse_long_messages([message.texts() for message in request.users_messages()], "request_messages")
     limits.refuse_long_messages([request.answer()], "response_dict.content")
-    captured = captured_messages(request, services.ids, services.clock.now())
-    await services.messages.append(project_id, agent_id, captured)
+    captured = captured_messages(request, ids, clock.now())
+    await message_store.append(project_id, agent_id, captured)
     return {"success": True, "messages_created": len(captured), "run_ids": []}
 
 
@@ -89,16 +117,19 @@ async def capture_messages(
 async def generate(
     agent_id: AgentIdPath,
     request: GenerateRequest,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    clock: ClockDep,
+    offered: OfferedModelsDep,
+    generation: GenerationServiceDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
     """Asks the agent's model, or another one, a question without the agent's instructions, memory, tools and history,
     and answers when the model has. Nothing of it enters a history. The run goes on when the client leaves."""
-    agent = await services.agents.without_links(project_id, agent_id)
-    keys = keys_of(headers, GENERATE, services.clock.now(), body=request.model_dump_json)
-    question = question_of(request, services.models)
-    submitted, ended, text = await services.generation.ask(agent, question, headers, keys)
+    agent = await editor.without_links(project_id, agent_id)
+    keys = keys_of(headers, GENERATE, clock.now(), body=request.model_dump_json)
+    question = question_of(request, offered)
+    submitted, ended, text = await generation.ask(agent, question, headers, keys)
     run = run_or_refusal(submitted, ended)
     if isinstance(run, Response):
         return run
@@ -109,7 +140,9 @@ async def generate(
 @router.get("/messages")
 async def list_messages(
     agent_id: AgentIdPath,
-    services: ServicesDep,
+    editor: AgentEditorDep,
+    message_answers: MessageAnswersDep,
+    threads: AgentThreadsDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
     types: MessageTypes,
@@ -120,28 +153,38 @@ async def list_messages(
     `desc` (the default) takes the newest that fit.
     """
     if conversation_id is None:
-        await services.agents.get(project_id, agent_id)
-        return await message_answers(services, MessageFilter(project_id, agent_id=agent_id), page, types)
-    thread = await services.threads.find(project_id, conversation_id, agent_id)
+        await editor.get(project_id, agent_id)
+        return await message_answers.page(MessageFilter(project_id, agent_id=agent_id), page, types)
+    thread = await threads.find(project_id, conversation_id, agent_id)
     if thread.agent.id != agent_id:
         raise NotFound(f"Conversation with ID {conversation_id} not found for agent {agent_id}")
-    return await message_answers(services, MessageFilter(project_id, thread_id=thread.id), page, types)
+    return await message_answers.page(MessageFilter(project_id, thread_id=thread.id), page, types)
 
 
 @router.post("/messages/cancel")
 async def cancel_messages(
-    agent_id: AgentIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    cancels: CancelServiceDep,
+    project_id: ProjectDep,
+    request: CancelRequestIn | None = None,
 ) -> dict[str, str]:
     """Cancels the named runs of the agent, or all that are active or wait for approval. The answer says what became of
     each."""
-    await services.agents.get(project_id, agent_id)
+    await editor.get(project_id, agent_id)
     request = request or CancelRequestIn()
-    return await services.cancels.cancel_runs(project_id, agent_id, request.cancel(), run_ids=request.run_ids or ())
+    return await cancels.cancel_runs(project_id, agent_id, request.cancel(), run_ids=request.run_ids or ())
 
 
 @router.patch("/reset-messages")
-async def reset_messages(agent_id: AgentIdPath, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+async def reset_messages(
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    message_store: MessageStoreDep,
+    agent_answers: AgentAnswersDep,
+    caller: CallerDep,
+) -> dict[str, Any]:
     """Empties the agent's context, but for its system message."""
-    agent = await services.agents.get(caller.project_id, agent_id)
-    await services.messages.reset(caller.project_id, ThreadId(agent.id))
-    return await agent_answer(services, agent, caller=caller)
+    agent = await editor.get(caller.project_id, agent_id)
+    await message_store.reset(caller.project_id, ThreadId(agent.id))
+    return await agent_answers.one(agent, caller=caller)

@@ -1,20 +1,25 @@
 """Models that agents can be given."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 
-from api.dependencies import ProjectDep, ServicesDep, Texts
+from api.dependencies import EnvironmentDep, ProjectDep, Texts, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
-from api.letta.model_settings import wire_embeddings
+from api.letta.model_settings import OfferedModels, wire_embeddings
+from shared.network.server_models import ServerModels
+
+OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
+ServerModelsDep = Annotated[ServerModels, served(ServerModels)]
 
 router = APIRouter(prefix="/v1/models", tags=["models"], route_class=LateRoute)
 
 
 @router.get("")
 async def list_models(
-    services: ServicesDep,
+    server_models: ServerModelsDep,
+    offered: OfferedModelsDep,
     _project_id: ProjectDep,
     response: Response,
     provider_name: str | None = None,
@@ -24,19 +29,19 @@ async def list_models(
     """The models of the configured providers, and the built-in ones where they are on; the default one first.
 
     Gateways, Ollama, vLLM and LM Studio are asked for theirs; a `Warning` header names those that did not answer."""
-    found = await services.server_models.found()
+    found = await server_models.found()
     if found.notes:
         response.headers.append("Warning", warning_of(found.notes))
     wanted = {"provider_name": provider_name, "provider_type": provider_type}
     return [
         model
-        for model in services.models.wire(found)
+        for model in offered.wire(found)
         if all(value is None or model[key] == value for key, value in wanted.items())
         and (not provider_category or model["provider_category"] in provider_category)
     ]
 
 
 @router.get("/embedding")
-async def list_embedding_models(services: ServicesDep, _project_id: ProjectDep) -> list[dict[str, Any]]:
+async def list_embedding_models(environment: EnvironmentDep, _project_id: ProjectDep) -> list[dict[str, Any]]:
     """The embedding models of the configured providers."""
-    return wire_embeddings(services.environment)
+    return wire_embeddings(environment)

@@ -4,14 +4,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from api.agent_answers import message_answers, types_for
-from api.dependencies import CallerDep, HundredNewestFirst, MessageTypes, ProjectDep, ServicesDep
+from api.agent_answers import MessageAnswers, types_for
+from api.dependencies import CallerDep, HundredNewestFirst, MessageTypes, ProjectDep, served
 from api.direct_route import LateRoute
 from api.letta.messages import MessageSearch, wire_found, wire_messages
 from api.runs.command import DEFAULT
 from shared.domain.errors import NotFound
 from shared.domain.ids import UUID4_PATTERN, MessageId, ThreadId
-from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.message_lists import MessageFilter, MessageLists
+from shared.sql.history.messages import MessageStore
+
+MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+MessageListsDep = Annotated[MessageLists, served(MessageLists)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=LateRoute)
 
@@ -20,7 +25,7 @@ MessageIdPath = Annotated[MessageId, Path(pattern=f"^message-{UUID4_PATTERN}$")]
 
 @router.get("")
 async def list_messages(
-    services: ServicesDep,
+    message_answers: MessageAnswersDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
     types: MessageTypes,
@@ -32,15 +37,15 @@ async def list_messages(
     """
     thread_id = ThreadId(conversation_id) if conversation_id and conversation_id != DEFAULT else None
     of = MessageFilter(project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
-    return await message_answers(services, of, page, types)
+    return await message_answers.page(of, page, types)
 
 
 @router.post("/search")
 async def search_messages(
-    request: MessageSearch, services: ServicesDep, project_id: ProjectDep
+    request: MessageSearch, message_lists: MessageListsDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
     """What users and agents have said with all these words, newest first."""
-    found = await services.message_lists.search(
+    found = await message_lists.search(
         project_id,
         request.query.split(),
         agent_id=request.agent_id,
@@ -53,9 +58,11 @@ async def search_messages(
 
 
 @router.get("/{message_id}")
-async def retrieve_message(message_id: MessageIdPath, services: ServicesDep, caller: CallerDep) -> list[dict[str, Any]]:
+async def retrieve_message(
+    message_id: MessageIdPath, message_store: MessageStoreDep, caller: CallerDep
+) -> list[dict[str, Any]]:
     """The parts of one message, which the wire shows as messages of their own."""
-    found = wire_messages(await services.messages.find(caller.project_id, [message_id]), types_for(caller, None))
+    found = wire_messages(await message_store.find(caller.project_id, [message_id]), types_for(caller, None))
     # The calls and the approval requests of one stored answer may have an id each.
     parts = [part for part in found if part["id"] == message_id]
     if not parts:

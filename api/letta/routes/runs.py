@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.access.accepted_keys import end_of_token
-from api.agent_answers import message_answers, run_message_answers, types_for
+from api.access.authentication import Access
+from api.agent_answers import MessageAnswers, types_for
 from api.dependencies import (
     CallerDep,
     HundredNewestFirst,
@@ -18,15 +19,17 @@ from api.dependencies import (
     NewestFirst,
     ProjectDep,
     RunIdPath,
-    ServicesDep,
     StartingAfterDep,
     StepIdPath,
     StreamProjectDep,
     SubmissionHeadersDep,
     Texts,
+    served,
 )
 from api.direct_route import DirectRoute, LateRoute
 from api.every_answer import warn_if_pruned
+from api.input_limits import InputLimits
+from api.letta.conversations import AnswerService
 from api.letta.message_input import InjectRequest, parts_in, user_messages
 from api.letta.messages import STORED_REASONS, WireStopReason, wire_time
 from api.letta.runs import (
@@ -41,18 +44,38 @@ from api.letta.runs import (
     wire_usage,
 )
 from api.letta.traces import wire_run_metrics, wire_step_metrics, wire_trace
+from api.runs.cancel import CancelService
 from api.runs.command import DEFAULT, keys_of
-from api.services import Services
-from shared.concurrency import beside
+from api.runs.streaming import StreamService
+from shared.concurrency import Clock, beside
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
-from shared.domain.ids import AgentId, RunId, ThreadId
+from shared.domain.ids import AgentId, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.domain.runs import Feedback, Run
 from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
-from shared.sql.runs.listing import RunFilter
-from shared.sql.runs.steps import StepFilter
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.listing import RunFilter, RunListing
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.steps import StepFilter, StepStore
+
+AccessDep = Annotated[Access, served(Access)]
+AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
+ApprovalStoreDep = Annotated[ApprovalStore, served(ApprovalStore)]
+CancelServiceDep = Annotated[CancelService, served(CancelService)]
+ClockDep = Annotated[Clock, served(Clock)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+InboxStoreDep = Annotated[InboxStore, served(InboxStore)]
+InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+RunListingDep = Annotated[RunListing, served(RunListing)]
+RunStoreDep = Annotated[RunStore, served(RunStore)]
+StepStoreDep = Annotated[StepStore, served(StepStore)]
+StreamServiceDep = Annotated[StreamService, served(StreamService)]
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=DirectRoute)
 
@@ -102,27 +125,29 @@ def _does_instead(run: Run) -> str:
     return "asks a model one question" if run.options.generation is not None else "makes one call of a tool"
 
 
-async def _answers(services: Services, found: Sequence[Run]) -> list[dict[str, Any]]:
+async def _answers(approval_store: ApprovalStore, found: Sequence[Run]) -> list[dict[str, Any]]:
     """The wire's runs, the parked ones with what they wait for."""
-    waiting = await services.approvals.waiting_of_runs(found)
+    waiting = await approval_store.waiting_of_runs(found)
     return [wire_run(run, waiting.get(run.id)) for run in found]
 
 
 @router.get("")
 async def list_runs(
-    services: ServicesDep,
+    approval_store: ApprovalStoreDep,
+    run_listing: RunListingDep,
     project_id: ProjectDep,
     page: HundredNewestFirst,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
     """The project's runs. A page begins behind the run `after`, in the order asked for. `conversation_id=default`, with
     `agent_id`, means that agent's own history. `created_after` and `created_before` are times, both excluded."""
-    return await _answers(services, await services.listing.page(project_id, wanted, page))
+    return await _answers(approval_store, await run_listing.page(project_id, wanted, page))
 
 
 @router.get("/active")
 async def list_active_runs(
-    services: ServicesDep,
+    run_listing: RunListingDep,
+    approval_store: ApprovalStoreDep,
     project_id: ProjectDep,
     agent_id: str | None = None,
     agent_ids: Texts = None,
@@ -130,68 +155,87 @@ async def list_active_runs(
 ) -> list[dict[str, Any]]:
     """Runs that were submitted and have not ended."""
     wanted = await _run_filter(agent_id, agent_ids, background=background, active=True)
-    runs = await services.listing.page(project_id, wanted, Page(limit=1000))
-    return await _answers(services, runs)
+    runs = await run_listing.page(project_id, wanted, Page(limit=1000))
+    return await _answers(approval_store, runs)
 
 
 @router.get("/{run_id}")
-async def retrieve_run(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_run(
+    run_id: RunIdPath, approval_store: ApprovalStoreDep, run_store: RunStoreDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """One run."""
-    [answer] = await _answers(services, [await services.runs.get(project_id, run_id)])
+    [answer] = await _answers(approval_store, [await run_store.get(project_id, run_id)])
     return answer
 
 
 @router.delete("/{run_id}")
-async def delete_run(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def delete_run(
+    run_id: RunIdPath, run_store: RunStoreDep, run_listing: RunListingDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """Deletes a run that has ended, with its log; its messages stay in the agent's history."""
-    run = await services.runs.get(project_id, run_id)
+    run = await run_store.get(project_id, run_id)
     if run.status not in TERMINAL:
         raise Conflict(f"run {run_id} has not ended: cancel it before deleting it")
-    await services.listing.delete(project_id, run_id)
+    await run_listing.delete(project_id, run_id)
     return wire_run(run)
 
 
 @router.get("/{run_id}/messages")
 async def list_run_messages(
-    run_id: RunIdPath, services: ServicesDep, caller: CallerDep, page: HundredOldestFirst
+    run_id: RunIdPath,
+    run_store: RunStoreDep,
+    message_answers: MessageAnswersDep,
+    caller: CallerDep,
+    page: HundredOldestFirst,
 ) -> list[dict[str, Any]]:
     """The messages that the run added, its input included: those of the types that its submission asked for. Of a run
     that waits for its turn, the input."""
-    run = await services.runs.get(caller.project_id, run_id)
-    shown = await run_message_answers(services, run, page, caller)
+    run = await run_store.get(caller.project_id, run_id)
+    shown = await message_answers.of_run(run, page, caller)
     return shown if page.ascending else shown[::-1]
 
 
 @router.get("/{run_id}/steps")
 async def list_run_steps(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, page: HundredNewestFirst, response: Response
+    run_id: RunIdPath,
+    run_store: RunStoreDep,
+    step_store: StepStoreDep,
+    project_id: ProjectDep,
+    page: HundredNewestFirst,
+    response: Response,
 ) -> list[dict[str, Any]]:
     """The run's steps. Of a pruned run there are none, and a `Warning` header says so."""
-    run = await services.runs.get(project_id, run_id)
+    run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
-    return [wire_step(step) for step in await services.steps.list(project_id, page, StepFilter(run_id=run_id))]
+    return [wire_step(step) for step in await step_store.list(project_id, page, StepFilter(run_id=run_id))]
 
 
 @router.get("/{run_id}/usage")
-async def retrieve_run_usage(run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_run_usage(run_id: RunIdPath, run_store: RunStoreDep, project_id: ProjectDep) -> dict[str, Any]:
     """The tokens that the run has used so far."""
-    run = await services.runs.get(project_id, run_id)
+    run = await run_store.get(project_id, run_id)
     return wire_usage(run.usage)
 
 
 @router.get("/{run_id}/metrics")
 async def retrieve_run_metrics(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, response: Response
+    run_id: RunIdPath,
+    run_store: RunStoreDep,
+    message_store: MessageStoreDep,
+    step_store: StepStoreDep,
+    approval_store: ApprovalStoreDep,
+    project_id: ProjectDep,
+    response: Response,
 ) -> dict[str, Any]:
     """How long the run took, part by part, and which tools it called. Of a pruned run the times of its steps are gone,
     and a `Warning` header says so."""
-    run = await services.runs.get(project_id, run_id)
+    run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
-    messages = await services.messages.list_of_run(run)
+    messages = await message_store.list_of_run(run)
     returns = [message.body.returns for message in messages if isinstance(message.body, ToolReturns)]
     called = {one.tool_name for some in returns for one in some}
     called |= {run.options.tool_name} if run.options.tool_name else set()
-    steps, approvals = await services.steps.of_run(run), await services.approvals.of_run(run)
+    steps, approvals = await step_store.of_run(run), await approval_store.of_run(run)
     show = partial(wire_run_metrics, run, sorted(called), steps, approvals)
     return await beside(show, CHARACTERS_OF_A_STEP * len(steps))
 
@@ -199,23 +243,25 @@ async def retrieve_run_metrics(
 @router.get("/{run_id}/trace")
 async def retrieve_run_trace(
     run_id: RunIdPath,
-    services: ServicesDep,
+    run_store: RunStoreDep,
+    step_store: StepStoreDep,
     project_id: ProjectDep,
     response: Response,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> list[dict[str, Any]]:
     """The run as spans, in the order in which they began: itself, its steps, its calls of models and tools. Of a pruned
     run only the first ones are left, and a `Warning` header says so."""
-    run = await services.runs.get(project_id, run_id)
+    run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
-    steps = await services.steps.of_run(run)
+    steps = await step_store.of_run(run)
     return await beside(partial(wire_trace, run, steps, limit), CHARACTERS_OF_A_STEP * len(steps))
 
 
 @router.post("/{run_id}/stream", response_model=None)
 async def stream_run(
     run_id: RunIdPath,
-    services: ServicesDep,
+    run_store: RunStoreDep,
+    answer_service: AnswerServiceDep,
     project_id: ProjectDep,
     request: StreamRequest | None = None,
     last_event_id: LastEventIdDep = None,
@@ -224,8 +270,8 @@ async def stream_run(
     """The run's stream from any frame on: live, or years later. The header `Last-Event-ID` works like
     `starting_after`, and goes before it."""
     request = request or StreamRequest()
-    run = await services.runs.get(project_id, run_id)
-    stream = services.sending.resume(run, request, last_event_id, status_events=status_events)
+    run = await run_store.get(project_id, run_id)
+    stream = answer_service.resume(run, request, last_event_id, status_events=status_events)
     warn_if_pruned(stream, run)
     return stream
 
@@ -233,45 +279,56 @@ async def stream_run(
 @router.get("/{run_id}/stream", response_model=None)
 async def stream_run_for_browsers(
     run_id: RunIdPath,
-    services: ServicesDep,
+    run_store: RunStoreDep,
+    streaming: StreamServiceDep,
+    answer_service: AnswerServiceDep,
     project_id: StreamProjectDep,
     starting_after: StartingAfterDep = None,
     last_event_id: LastEventIdDep = None,
 ) -> Response:
     """The stream for an EventSource, which can only GET, and resumes by itself. 204 tells it that there is no more."""
-    run = await services.runs.get(project_id, run_id)
-    if last_event_id is not None and services.streaming.is_over(run, last_event_id):
+    run = await run_store.get(project_id, run_id)
+    if last_event_id is not None and streaming.is_over(run, last_event_id):
         return Response(status_code=204)
     request = StreamRequest(starting_after=starting_after)
-    stream = services.sending.resume(run, request, last_event_id, status_events=False)
+    stream = answer_service.resume(run, request, last_event_id, status_events=False)
     warn_if_pruned(stream, run)
     return stream
 
 
 @router.post("/{run_id}/stream-token")
 async def make_stream_token(
-    run_id: RunIdPath, services: ServicesDep, caller: CallerDep, request: StreamTokenRequest | None = None
+    run_id: RunIdPath,
+    run_store: RunStoreDep,
+    clock: ClockDep,
+    access: AccessDep,
+    caller: CallerDep,
+    request: StreamTokenRequest | None = None,
 ) -> dict[str, Any]:
     """A token with which a web page may read this run's stream, and nothing else, for a while."""
-    await services.runs.get(caller.project_id, run_id)
-    expires_at = end_of_token(services.clock.now(), (request or StreamTokenRequest()).valid_for_s)
-    token = await services.access.tokens.make(caller, run_id, expires_at)
+    await run_store.get(caller.project_id, run_id)
+    expires_at = end_of_token(clock.now(), (request or StreamTokenRequest()).valid_for_s)
+    token = await access.tokens.make(caller, run_id, expires_at)
     return {"token": token, "expires_at": wire_time(expires_at)}
 
 
 @router.post("/{run_id}/cancel")
 async def cancel_run(
-    run_id: RunIdPath, services: ServicesDep, project_id: ProjectDep, request: CancelRequestIn | None = None
+    run_id: RunIdPath, cancels: CancelServiceDep, project_id: ProjectDep, request: CancelRequestIn | None = None
 ) -> dict[str, Any]:
     """Cancels a run and answers with the receipt: requested, acknowledged, stopped, or too late."""
     cancel = (request or CancelRequestIn()).cancel()
-    return wire_receipt(await services.cancels.cancel_one(project_id, run_id, cancel))
+    return wire_receipt(await cancels.cancel_one(project_id, run_id, cancel))
 
 
 @router.post("/{run_id}/inject")
 async def inject_into_run(
     run_id: RunIdPath,
-    services: ServicesDep,
+    run_store: RunStoreDep,
+    clock: ClockDep,
+    input_limits: InputLimitsDep,
+    ids: IdMakerDep,
+    inbox: InboxStoreDep,
     project_id: ProjectDep,
     request: InjectRequest,
     headers: SubmissionHeadersDep,
@@ -280,19 +337,19 @@ async def inject_into_run(
 
     A repetition with the same otids or Idempotency-Key injects nothing; `is_new` says so.
     """
-    run = await services.runs.get(project_id, run_id)
+    run = await run_store.get(project_id, run_id)
     if not run.answers_messages:
         raise Conflict(f"run {run_id} takes no messages: it {_does_instead(run)} and answers nobody")
-    now = services.clock.now()
+    now = clock.now()
     given = request.given_messages()
-    services.input_limits.refuse_long_messages([message.texts() for message in given])
-    messages = user_messages(given, services.ids, now)
+    input_limits.refuse_long_messages([message.texts() for message in given])
+    messages = user_messages(given, ids, now)
     if not messages:
         raise InvalidRequest("messages must hold at least one user message", field="messages")
     keys = keys_of(headers, f"inject into {run_id}", now, body=request.model_dump_json, parts=parts_in(given))
-    is_new = await services.inbox.inject(run, messages, request.if_ended, keys=keys)
-    ids = [message.id for message in messages] if is_new else []
-    return {"run_id": run_id, "message_ids": ids, "if_ended": request.if_ended, "is_new": is_new}
+    is_new = await inbox.inject(run, messages, request.if_ended, keys=keys)
+    injected = [message.id for message in messages] if is_new else []
+    return {"run_id": run_id, "message_ids": injected, "if_ended": request.if_ended, "is_new": is_new}
 
 
 steps_router = APIRouter(prefix="/v1/steps", tags=["steps"], route_class=LateRoute)
@@ -323,57 +380,64 @@ async def _step_filter(
 @steps_router.get("")
 async def list_steps(
     response: Response,
-    services: ServicesDep,
+    step_store: StepStoreDep,
+    run_store: RunStoreDep,
     project_id: ProjectDep,
     page: NewestFirst,
     wanted: Annotated[StepFilter, Depends(_step_filter)],
 ) -> list[dict[str, Any]]:
     """The project's steps; those of one agent or one run if it is named. One of `tags` is enough. Of a pruned run there
     are none, and a `Warning` header says so."""
-    found = await services.steps.list(project_id, page, wanted)
+    found = await step_store.list(project_id, page, wanted)
     if wanted.run_id is not None and not found:
         with suppress(NotFound):  # a filter that nothing matches is an empty list
-            warn_if_pruned(response, await services.runs.get(project_id, wanted.run_id))
+            warn_if_pruned(response, await run_store.get(project_id, wanted.run_id))
     return [wire_step(step) for step in found]
 
 
 @steps_router.get("/{step_id}")
-async def retrieve_step(step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_step(step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep) -> dict[str, Any]:
     """One step."""
-    return wire_step(await services.steps.get(project_id, step_id))
+    return wire_step(await step_store.get(project_id, step_id))
 
 
 @steps_router.get("/{step_id}/messages")
 async def list_step_messages(
-    step_id: StepIdPath, services: ServicesDep, caller: CallerDep, page: HundredOldestFirst
+    step_id: StepIdPath,
+    step_store: StepStoreDep,
+    message_answers: MessageAnswersDep,
+    caller: CallerDep,
+    page: HundredOldestFirst,
 ) -> list[dict[str, Any]]:
     """The messages that the step added."""
-    await services.steps.get(caller.project_id, step_id)
+    await step_store.get(caller.project_id, step_id)
     of = MessageFilter(caller.project_id, step_id=step_id)
-    shown = await message_answers(services, of, page, types_for(caller, None))
+    shown = await message_answers.page(of, page, types_for(caller, None))
     return shown if page.ascending else shown[::-1]
 
 
 @steps_router.get("/{step_id}/metrics")
-async def retrieve_step_metrics(step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_step_metrics(
+    step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep
+) -> dict[str, Any]:
     """How long the step took, its model and its tools. What nobody measured is null."""
-    return wire_step_metrics(await services.steps.get(project_id, step_id), project_id)
+    return wire_step_metrics(await step_store.get(project_id, step_id), project_id)
 
 
 @steps_router.get("/{step_id}/trace")
-async def retrieve_step_trace(step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep) -> None:
+async def retrieve_step_trace(step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep) -> None:
     """What was sent to the provider and what it answered: null, because neither is kept. The messages of the step are
     what the model said."""
-    await services.steps.get(project_id, step_id)
+    await step_store.get(project_id, step_id)
 
 
 @steps_router.patch("/{step_id}/feedback")
 async def give_feedback(
-    step_id: StepIdPath, services: ServicesDep, project_id: ProjectDep, request: FeedbackRequest
+    step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep, request: FeedbackRequest
 ) -> dict[str, Any]:
     """Stores what a person thinks of the step; the step. What is left out stays as it is."""
-    step = await services.steps.get(project_id, step_id)
+    step = await step_store.get(project_id, step_id)
     given = request.model_fields_set
     feedback = request.feedback if "feedback" in given else step.feedback
     tags = request.tags or [] if "tags" in given else step.tags
-    return wire_step(await services.steps.give_feedback(project_id, step_id, feedback=feedback, tags=tags))
+    return wire_step(await step_store.give_feedback(project_id, step_id, feedback=feedback, tags=tags))

@@ -7,9 +7,11 @@ from fastapi import APIRouter, Depends
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.dependencies import NewestFirst, ProjectDep, ServicesDep, Texts, ToolIdPath
+from api.base_tools import BaseToolSeeder
+from api.dependencies import NewestFirst, ProjectDep, Texts, ToolIdPath, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
+from api.input_limits import InputLimits
 from api.letta.tools import (
     TOOL_TYPES,
     LimitsIn,
@@ -20,14 +22,28 @@ from api.letta.tools import (
     refuse_network,
     wire_tool,
 )
+from api.operations import Operations
+from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest
+from shared.domain.ids import IdMaker
 from shared.domain.tools import TYPESCRIPT, Tool
-from shared.sql.definitions.tools import ToolFilter
+from shared.packages.environments import PackageEnvironments
+from shared.process.settings import Settings
+from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.paging import Page
 
+BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
+ClockDep = Annotated[Clock, served(Clock)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+OperationsDep = Annotated[Operations, served(Operations)]
+PackageEnvironmentsDep = Annotated[PackageEnvironments, served(PackageEnvironments)]
+SettingsDep = Annotated[Settings, served(Settings)]
+ToolStoreDep = Annotated[ToolStore, served(ToolStore)]
 
-async def _with_base_tools(services: ServicesDep, project_id: ProjectDep) -> None:
-    await services.base_tools.fill(project_id)
+
+async def _with_base_tools(base_tools: BaseToolSeederDep, project_id: ProjectDep) -> None:
+    await base_tools.fill(project_id)
 
 
 router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(_with_base_tools)], route_class=LateRoute)
@@ -71,35 +87,54 @@ def _each(texts: list[str] | None) -> list[str] | None:
 
 @router.post("")
 async def create_tool(
-    body: ToolCreate, services: ServicesDep, project_id: ProjectDep, response: Response
+    body: ToolCreate,
+    settings: SettingsDep,
+    input_limits: InputLimitsDep,
+    tool_store: ToolStoreDep,
+    package_environments: PackageEnvironmentsDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    operations: OperationsDep,
+    project_id: ProjectDep,
+    response: Response,
 ) -> dict[str, Any]:
     """Makes a tool, or changes the tool of this name: scripts make their tools each time they start."""
-    return await upsert_tool(body, services, project_id, response)
+    return await upsert_tool(
+        body, settings, input_limits, tool_store, package_environments, ids, clock, operations, project_id, response
+    )
 
 
 @router.put("")
 async def upsert_tool(
-    body: ToolCreate, services: ServicesDep, project_id: ProjectDep, response: Response
+    body: ToolCreate,
+    settings: SettingsDep,
+    input_limits: InputLimitsDep,
+    tool_store: ToolStoreDep,
+    package_environments: PackageEnvironmentsDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    operations: OperationsDep,
+    project_id: ProjectDep,
+    response: Response,
 ) -> dict[str, Any]:
     """Makes a tool, or changes the tool of this name, which keeps its id and all that is left out."""
-    _warn_of_limits(services, body.limits, response)
-    refuse_network(body.network, services.settings.tool_network)
-    services.input_limits.refuse_long_source(body.source_code)
+    _warn_of_limits(settings, body.limits, response)
+    refuse_network(body.network, settings.tool_network)
+    input_limits.refuse_long_source(body.source_code)
     page = Page(limit=1, after=None, before=None, ascending=True)
-    found = await services.tools.list(project_id, ToolFilter(name=body.named()), page)
+    found = await tool_store.list(project_id, ToolFilter(name=body.named()), page)
     before = found[0] if found else None
-    packages = await services.packages.chosen(body.pip_requirements, before)
-    blank = blank_tool(project_id, services.ids, services.clock.now())
+    packages = await package_environments.chosen(body.pip_requirements, before)
+    blank = blank_tool(project_id, ids, clock.now())
     if before is not None:  # what is left out stays, so the source may count on it
         blank = replace(blank, pip_requirements=before.pip_requirements, packages=before.packages)
     change = partial(body.apply, packages=packages)
     tool = change(blank)
-    await _refuse_without_node(services, tool)
-    return wire_tool(await services.tools.upsert(tool, change))
+    await _refuse_without_node(operations, tool)
+    return wire_tool(await tool_store.upsert(tool, change))
 
 
-def _warn_of_limits(services: ServicesDep, wanted: LimitsIn | None, response: Response) -> None:
-    settings = services.settings
+def _warn_of_limits(settings: SettingsDep, wanted: LimitsIn | None, response: Response) -> None:
     notes = limits_that_are_less_here(
         wanted, timeout_s=settings.tool_timeout, cpu_s=settings.tool_cpu_s, memory_mb=settings.tool_memory_mb
     )
@@ -107,9 +142,9 @@ def _warn_of_limits(services: ServicesDep, wanted: LimitsIn | None, response: Re
         response.headers.append("Warning", warning_of(notes))
 
 
-async def _refuse_without_node(services: ServicesDep, tool: Tool) -> None:
+async def _refuse_without_node(operations: OperationsDep, tool: Tool) -> None:
     """Where workers live and none of them could run the tool. Where none lives, some may come."""
-    if tool.source_type == TYPESCRIPT and await services.operations.tool_presence.runs_javascript() is False:
+    if tool.source_type == TYPESCRIPT and await operations.tool_presence.runs_javascript() is False:
         raise InvalidRequest(
             f"the tool {tool.name!r} is written in TypeScript, and no worker has Node.js: install it beside a worker, "
             "or write the tool in Python",
@@ -119,53 +154,61 @@ async def _refuse_without_node(services: ServicesDep, tool: Tool) -> None:
 
 @router.get("")
 async def list_tools(
-    services: ServicesDep,
+    tool_store: ToolStoreDep,
     project_id: ProjectDep,
     page: NewestFirst,
     wanted: Annotated[ToolFilter, Depends(_tool_filter)],
 ) -> list[dict[str, Any]]:
     """The project's tools."""
-    return [wire_tool(tool) for tool in await services.tools.list(project_id, wanted, page)]
+    return [wire_tool(tool) for tool in await tool_store.list(project_id, wanted, page)]
 
 
 @router.get("/count")
 async def count_tools(
-    services: ServicesDep, project_id: ProjectDep, wanted: Annotated[ToolFilter, Depends(_tool_filter)]
+    tool_store: ToolStoreDep, project_id: ProjectDep, wanted: Annotated[ToolFilter, Depends(_tool_filter)]
 ) -> int:
     """How many tools the project has."""
-    return await services.tools.count(project_id, wanted)
+    return await tool_store.count(project_id, wanted)
 
 
 @router.post("/add-base-tools")
-async def add_base_tools(services: ServicesDep, project_id: ProjectDep) -> list[dict[str, Any]]:
+async def add_base_tools(base_tools: BaseToolSeederDep, project_id: ProjectDep) -> list[dict[str, Any]]:
     """Gives the project the base tools that it lacks. Answers with all of them."""
-    return [wire_tool(tool) for tool in await services.base_tools.add(project_id)]
+    return [wire_tool(tool) for tool in await base_tools.add(project_id)]
 
 
 @router.get("/{tool_id}")
-async def retrieve_tool(tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, Any]:
+async def retrieve_tool(tool_id: ToolIdPath, tool_store: ToolStoreDep, project_id: ProjectDep) -> dict[str, Any]:
     """One tool."""
-    return wire_tool(await services.tools.get(project_id, tool_id))
+    return wire_tool(await tool_store.get(project_id, tool_id))
 
 
 @router.patch("/{tool_id}")
 async def update_tool(
-    tool_id: ToolIdPath, body: ToolUpdate, services: ServicesDep, project_id: ProjectDep, response: Response
+    tool_id: ToolIdPath,
+    body: ToolUpdate,
+    settings: SettingsDep,
+    input_limits: InputLimitsDep,
+    tool_store: ToolStoreDep,
+    package_environments: PackageEnvironmentsDep,
+    clock: ClockDep,
+    project_id: ProjectDep,
+    response: Response,
 ) -> dict[str, Any]:
     """Changes a tool."""
-    _warn_of_limits(services, body.limits, response)
-    refuse_network(body.network, services.settings.tool_network)
-    services.input_limits.refuse_long_source(body.source_code)
+    _warn_of_limits(settings, body.limits, response)
+    refuse_network(body.network, settings.tool_network)
+    input_limits.refuse_long_source(body.source_code)
     packages = None
     if body.pip_requirements:
-        before = await services.tools.get(project_id, tool_id)
-        packages = await services.packages.chosen(body.pip_requirements, before)
+        before = await tool_store.get(project_id, tool_id)
+        packages = await package_environments.chosen(body.pip_requirements, before)
     change = partial(body.apply, packages=packages)
-    return wire_tool(await services.tools.update(project_id, tool_id, change, services.clock.now()))
+    return wire_tool(await tool_store.update(project_id, tool_id, change, clock.now()))
 
 
 @router.delete("/{tool_id}")
-async def delete_tool(tool_id: ToolIdPath, services: ServicesDep, project_id: ProjectDep) -> dict[str, str]:
+async def delete_tool(tool_id: ToolIdPath, tool_store: ToolStoreDep, project_id: ProjectDep) -> dict[str, str]:
     """Deletes a tool and takes it from its agents."""
-    await services.tools.delete(project_id, tool_id)
+    await tool_store.delete(project_id, tool_id)
     return {"message": f"Tool id={tool_id} successfully deleted"}
