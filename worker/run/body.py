@@ -1,7 +1,7 @@
-"""The port of bodies: what a run does between its claim and its end, and the table that says which body does it.
+"""The port of bodies: a body does the work of a run between its claim and its end. A table maps kinds of runs to them.
 
-Whoever executes a run claims it, adopts its log, watches for cancels, and stores its end. All of that is the same for
-an agent's loop, a compaction, and an agent of another framework; what lies between is a body's.
+The worker claims a run, adopts its log, watches for cancels and stores its end in the same way for an agent's loop, a
+compaction and an agent of another framework. The body does everything between.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from worker.run.run_handle import Parked, RunHandle
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a body ended its run, and what is not stored yet."""
+    """How a body ended its run, and what the worker still has to store."""
 
     end: RunEnd
     messages: list[NewMessage] = []
@@ -26,48 +26,48 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     compaction: Compaction | None = None
     """The change of the thread, when the run compacts it."""
     is_answer: bool = False
-    """The run has answered every message that it was sent. A message that comes meanwhile wants one more step."""
+    """The run has answered every message that was sent to it. A message that arrives meanwhile causes one more step."""
 
 
 class Body:
-    """What runs of one kind do. A body overrides `execute`, and the others where it needs them."""
+    """Does the work of runs of one kind. A body overrides `execute`, and the other methods if it needs them."""
 
     continues_answers = False
-    """Whether the body can go on with an answer that another worker has begun to show. If not, readers are told that it
-    is void."""
+    """Whether the body can continue an answer that another worker began to show. If not, the worker publishes that the
+    answer is void."""
     model = ""
-    """Handle of the model that an answer is from which the run's end cuts off."""
+    """Handle of the model whose answer the end of the run cuts off."""
 
     def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
-        """What the run has in this worker from its claim until its end is stored. Nothing, by itself."""
+        """A context that is open from the claim of the run until its end is stored. By default it does nothing."""
         return nullcontext()
 
     async def loaded(self, handle: RunHandle) -> "Body":
-        """The body for this one run, with what it needs to begin. Few runs of a worker load at a time.
+        """Loads what the run needs and returns the body for this one run. A worker loads few runs at a time.
 
-        Raises `NotFound` and `UnreadableSecret` for a run that cannot start: it fails before it has shown anything.
+        Raises `NotFound` and `UnreadableSecret` if the run cannot start: it fails before it has shown anything.
         """
         return self
 
     async def execute(self, handle: RunHandle) -> Outcome | Parked:
         """Does the run's work, from where its last checkpoint left it.
 
-        Raises `ModelError`, `BudgetExceeded` and `UnreadableSecret`, with which the run fails or waits, and lets pass
-        what interrupts a run. Any other exception is a defect, and fails the run.
+        Raises `ModelError`, `BudgetExceeded` and `UnreadableSecret`, with which the run fails or waits. It does not
+        catch what interrupts a run. Any other exception is a defect and fails the run.
         """
         raise NotImplementedError
 
     async def before_cut_off(self, handle: RunHandle) -> None:
-        """The run has failed or was cancelled, and its end is stored next: counts what was asked of models and is not
-        counted yet. Nothing, by itself."""
+        """Called when the run failed or was cancelled, before its end is stored: accounts for calls of models that are
+        not accounted for yet. By default it does nothing."""
 
 
 class Bodies:
-    """The bodies of a worker, by the kind of run."""
+    """The bodies of a worker, by kind of run."""
 
     def __init__(self, bodies: Mapping[RunKind, Body]) -> None:
         self._bodies = bodies
 
     def of(self, run: Run) -> Body:
-        """What this run does."""
+        """The body that does the work of this run."""
         return self._bodies[run.kind]
