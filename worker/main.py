@@ -1,4 +1,4 @@
-"""The worker's composition root: the only place that constructs what a worker consists of."""
+"""The worker's composition root: the only place that constructs the parts of a worker."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxCho
 from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
 from worker.tools.zygote import ZygotePlan
 
-# The part of the composition root that makes what is due once per interval, for the whole fleet.
+# The part of the composition root that creates the periodic work, which one worker of the fleet does per interval.
 
 
 PRUNE_EVERY_S = 60.0
@@ -90,7 +90,7 @@ PRUNE_EVERY_S = 60.0
 async def upkeep(
     process: ProcessContext, sweeper: Sweeper, orphans: OrphanedRuns, embeddings: EmbeddingClient
 ) -> AsyncGenerator[None]:
-    """Does what is due once per interval for as long as the block lasts, when this worker is the first to come."""
+    """Does the periodic work within the block, in each interval in which this worker is the first."""
     approvals = _approvals(process, orphans)
     intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
     embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
@@ -149,13 +149,13 @@ def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Await
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LEAST_CALLS = 8
-"""Tool calls that run at once on a small machine."""
+"""The number of concurrent tool calls on a small machine."""
 
 LOOK_FOR_LEFT_FOLDERS_S = 3600.0
 
 
 class ToolParts(NamedTuple):
-    """What the tools of one worker run in."""
+    """The environment of one worker's tools."""
 
     tier: SandboxTier
     runs_javascript: bool
@@ -224,7 +224,7 @@ def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
 
 
 def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: AsyncExitStack) -> EgressDialer | None:
-    """The hosts that tools with a network may connect to, if there are any."""
+    """Returns the hosts that tools with a network may connect to, if any."""
     allowed = AllowedHosts.parse(settings.tool_network)
     if not allowed or tier is SandboxTier.PROCESS:
         return None
@@ -240,7 +240,7 @@ def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: 
 STARTS_AT_ONCE = 4
 
 HAND_OVER_S = 10.0
-"""Seconds that runs get to store what they have shown before they are cancelled, when they are handed over."""
+"""Seconds for which runs may store their events during a hand-over before they are cancelled."""
 
 
 @asynccontextmanager
@@ -309,7 +309,7 @@ def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncCo
 def _showing(
     process: ProcessContext, name: str, queue_worker: QueueWorker, tools: ToolParts
 ) -> AbstractAsyncContextManager[None]:
-    """Shows this worker to who looks at the deployment, for as long as the block lasts."""
+    """Shows this worker in the deployment's overview within the block."""
     started_at = process.clock.now()
 
     def state() -> WorkerState:
@@ -384,7 +384,7 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
 
 
 def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient) -> Bodies:
-    """What runs of each kind do."""
+    """Returns the body of each kind of run."""
     database = process.database
     agents = AgentServices(
         models=models,
@@ -407,7 +407,7 @@ def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embedding
 
 
 def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient) -> ToolRunners:
-    """Which runner makes the calls of which tools."""
+    """Returns the runners and the tools that each is for."""
     settings, database = process.settings, process.database
     archival = ArchivalMemory(
         passages=PassageStore(database),

@@ -34,10 +34,10 @@ class ReadableSecrets:
         self._store = store
         self._presence = presence
         self.problem = "not looked at yet"
-        """Why secrets cannot be read, and the fix; empty: they can, as far as was seen."""
+        """Why secrets cannot be read, and the fix; empty if the last check found no problem."""
 
     async def look(self) -> None:
-        """Looks, and logs a problem that is new. Raises `Unavailable`."""
+        """Checks, and logs a new problem. Raises `Unavailable`."""
         found = await self._stored() or await self._encrypted_next()
         if found and found != self.problem:
             log.warning("secrets_cannot_be_read", reason=found)
@@ -60,7 +60,7 @@ class ReadableSecrets:
 
 @asynccontextmanager
 async def readable_secrets(process: ProcessContext) -> AsyncGenerator[ReadableSecrets]:
-    """Looks again and again for as long as the block lasts."""
+    """Checks repeatedly within the block."""
     found = ReadableSecrets(process.secret_keys, StoredSecretStore(process.database), ProcessPresence(process.redis))
     async with repeating(found.look, every_s=LOOK_EVERY_S, name="try to read secrets"):
         yield found

@@ -1,5 +1,4 @@
-"""Finding the runs that a worker should be working on and none is: lost dispatches, lost workers, cancels that nobody
-came to settle."""
+"""The sweeper finds orphaned runs and dispatches them again: lost dispatches, lost workers, and unsettled cancels."""
 
 import asyncio
 from collections import Counter
@@ -23,13 +22,13 @@ from shared.sql.runs.run_store import RunStore
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Reason = Literal["worker_lost", "not_dispatched", "waited"]
-"""Why a run is dispatched again: its worker is gone; nobody was told that it may begin; or it has waited for room in a
-budget for as long as it was to, which is no fault of anybody's."""
+"""Why a run is dispatched again: its worker is gone; its dispatch was lost; or it has waited for room in a budget until
+its time, which is no fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweeper:
-    """Dispatches again what no worker has. One process of the fleet does it per interval; two at once do no harm."""
+    """Dispatches orphaned runs again. One process of the fleet sweeps per interval; two at once do no harm."""
 
     listing: RunListing
     runs: RunStore
@@ -37,12 +36,12 @@ class Sweeper:
     orphans: OrphanedRuns
     clock: Clock
     quiet_s: float
-    """How long SQL must have heard nothing of a run before it is looked at."""
+    """Seconds without a write of a run to SQL after which the sweeper checks it."""
     patience_s: float
-    """How long its worker may take to notice that Redis has forgotten its lease."""
+    """Seconds that a run's worker may take to notice that Redis has forgotten its lease."""
 
     async def sweep(self) -> Counter[Reason]:
-        """One look; how many runs were dispatched again, and why. Raises `Unavailable`."""
+        """Sweeps once. Returns how many runs it has dispatched again, and why. Raises `Unavailable`."""
         await self._finish_cancels()
         await self.queue.recount()
         now = self.clock.now()
@@ -56,7 +55,7 @@ class Sweeper:
             last = quiet[-1]
 
     async def restart(self) -> Counter[Reason]:
-        """At the start of an embedded product: nothing that is in flight can be a worker's."""
+        """Dispatches all runs in flight when an embedded product starts: no worker can own one then."""
         now = self.clock.now()
         dispatched, last = Counter[Reason](), None
         while True:
@@ -71,7 +70,7 @@ class Sweeper:
         begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
         dispatched = await self._dispatch_again([run for run in unqueued if run not in begun])
         if begun:
-            # Redis may have forgotten what a living worker has, which puts it back as soon as it notices.
+            # Redis may have lost the job of a live worker, which restores it as soon as it notices.
             await asyncio.sleep(self.patience_s)
             dispatched += await self._dispatch_again(await self._not_in_queue(begun))
         return dispatched
@@ -81,13 +80,13 @@ class Sweeper:
         return [run for run in found if in_queue.isdisjoint(_jobs_of(run))]
 
     async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> Counter[Reason]:
-        """Gives the runs their next dispatch in SQL, and puts it into the queue, unless a worker has taken its lease
-        again meanwhile. Should such a worker die, its job is claimed in vain and removed, and the next look finds no
-        job of the run."""
+        """Stores the runs' next dispatch in SQL, and queues it, unless a worker has taken its lease again meanwhile. If
+        such a worker dies, another worker claims its job in vain and removes it, and the next sweep finds no job of the
+        run."""
         if not unqueued:
             return Counter()
         dispatches = await self.runs.dispatch_again(unqueued)
-        # Nobody can have a run that has not begun: a job of it that came meanwhile is of the dispatch that just ended.
+        # No worker can own a run that has not begun: a job of it that came meanwhile is of the previous dispatch.
         begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
         kept = {run.run_id for run in begun}.difference(run.run_id for run in await self._not_in_queue(begun))
         waiting = [dispatch for dispatch in dispatches if dispatch.run_id not in kept]
@@ -100,7 +99,7 @@ class Sweeper:
         return Counter(_reason_of(run) for run in unqueued if run.run_id in found)
 
     async def _finish_cancels(self) -> None:
-        """Cancels that were recorded for a run that no worker has, by an API process that then was lost."""
+        """Settles cancels that an API process recorded for an orphaned run before it died."""
         for run in await self.listing.cancelled_but_unclaimed():
             try:
                 mode = run.cancel.mode if run.cancel else None
@@ -117,7 +116,7 @@ def _reason_of(run: QuietRun) -> Reason:
 
 
 def _jobs_of(run: QuietRun) -> list[tuple[RunId, int]]:
-    """The jobs under which a worker may have the run. It goes on under the dispatch before the newest when it took its
-    lease again while the newest was being stored."""
+    """Returns the jobs under which a worker may own the run. It continues under the dispatch before the newest if it
+    took its lease again while the sweeper stored the newest."""
     is_begun = run.status is RunStatus.RUNNING
     return [(run.run_id, run.dispatch - earlier) for earlier in range(1 + is_begun)]

@@ -39,10 +39,10 @@ from shared.telemetry.tracer import NoTracer, Tracer, of_run
 
 
 class AdoptedLog(NamedTuple):
-    """A log of which SQL has everything that is left."""
+    """A log whose remaining events are all in SQL."""
 
     follows: Seq
-    """The number that the first event of its new owner follows: what readers may have seen after it is void."""
+    """The number after which the new owner's first event comes. What readers may have seen after it is void."""
     is_whole: bool
     """Redis still has the log's end, so readers have seen nothing after `follows`."""
 
@@ -73,7 +73,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanedRuns:
-    """Cancels runs that no worker has."""
+    """Cancels orphaned runs."""
 
     runs: RunStore
     agents: AgentStore
@@ -88,7 +88,7 @@ class OrphanedRuns:
     tracer: Tracer = field(default_factory=NoTracer)
 
     async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
-        """Settles the run as cancelled; the run as it is then.
+        """Settles the run as cancelled. Returns the settled run.
 
         Raises `StaleFence` or `IllegalTransition` when another process was faster: look at the run again.
         """
@@ -140,8 +140,8 @@ class OrphanedRuns:
         self.tracer.begin("settle", parent=run.options.traceparent, attributes=about, at_ms=unix_ms(began_at)).end()
 
     async def _adopt(self, run: Run) -> Seq:
-        """The number from which the log continues. While Redis is away, no process knows what the lost worker has shown
-        and not stored. So that is void, and the log continues from what SQL has."""
+        """Returns the number from which the log continues. While Redis is unavailable, no process knows what the lost
+        worker has shown and not stored. So that is void, and the log continues from what SQL has."""
         try:
             return (await adopt_log(run, self.event_log, self.checkpoints, self.clock.now())).follows
         except LeaseLost as error:
@@ -157,8 +157,8 @@ class OrphanedRuns:
         return writer.to_store()
 
     async def _announce(self, settled: Settled) -> None:
-        """Sends the end to live readers, and dispatches the thread's next run. Redis may be away, because SQL has
-        both."""
+        """Sends the end to live readers, and dispatches the thread's next run. Redis may be unavailable, because
+        SQL has both."""
         try:
             await self._send_end(settled.run, settled.tail)
         except (Unavailable, LeaseLost) as error:
@@ -189,7 +189,7 @@ class OrphanedRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class ApprovalService:
-    """Stores decisions, and dispatches the run that the last one of an answer starts."""
+    """Stores decisions, and dispatches the continuation after the last decision on an answer."""
 
     approvals: ApprovalStore
     decisions: DecisionStore
@@ -214,8 +214,8 @@ class ApprovalService:
         return submitted
 
     async def expire_due(self) -> None:
-        """Decides what nobody decided in time, as the tool or its agent says: denies the call, or cancels the run that
-        waits. When a person decides at the same time, one of the two decisions is stored, and the other is refused."""
+        """Decides expired approvals as the tool or its agent specifies: denies the call, or cancels the parked run. If
+        a person decides at the same time, one of the two decisions is stored, and the other is refused."""
         for asked in await self.approvals.expired(self.clock.now()):
             try:
                 with asked_by(self._clock_as_asker()):
@@ -237,7 +237,7 @@ class ApprovalService:
         log.info("approval_expired", approval_id=asked.id, run_id=asked.run_id, on_expiry=asked.on_expiry)
 
     def _clock_as_asker(self) -> Asker:
-        """Nobody's key decides, and the audit log says so."""
+        """Returns the asker of expired approvals: the audit log shows that no key has decided."""
         return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.orphans.ids)
 
     async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:

@@ -1,4 +1,4 @@
-"""Pruning in small steps, for the workers, which do some now and then, and `holdfast prune`, which does all."""
+"""Prunes in small steps, for workers, which prune a part at intervals, and for `holdfast prune`, which prunes all."""
 
 import asyncio
 from collections import Counter
@@ -17,16 +17,16 @@ from shared.sql.runs.run_store import RetentionStore
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PAUSE_S = 0.1
-"""Between two transactions, so that those who write for somebody who waits get their turn."""
+"""The pause between two transactions, which lets other writers in."""
 
 BATCHES_OF_A_ROUND = 20
-"""A worker that ends waits for the round that it is in."""
+"""A worker that ends waits for its current round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Deletes what runs left behind that ended longer ago than `keep`. Two who do it at once do no harm, and whoever
-    is torn away in the middle leaves every run either as it was or pruned."""
+    """Deletes the data of runs that ended longer ago than `keep`. Two processes may prune at once, and a crash leaves
+    every run either unchanged or pruned."""
 
     store: RetentionStore
     clock: Clock
@@ -34,18 +34,18 @@ class Retention:
 
     @property
     def before(self) -> datetime:
-        """Runs that ended before this moment are to be pruned."""
+        """The time before which runs must have ended to be pruned."""
         return self.clock.now() - self.keep
 
     async def prune(self) -> AsyncGenerator[Counter[str]]:
-        """Prunes until none is left; gives how many rows each transaction deleted, by table. Raises `Unavailable`."""
+        """Prunes until none is left. Yields how many rows each transaction deleted, by table. Raises `Unavailable`."""
         before = self.before
         while pruned := await self.store.prune(before, self.clock.now()):
             yield pruned
             await asyncio.sleep(PAUSE_S)
 
     async def prune_some(self) -> int:
-        """A worker's round: prunes some of what is left. How many runs it pruned. Raises `Unavailable`."""
+        """Prunes some runs, as one round of a worker. Returns how many. Raises `Unavailable`."""
         batches, total = 0, Counter[str]()
         async with aclosing(self.prune()) as pruning:
             async for pruned in pruning:
@@ -67,8 +67,8 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRetention:
-    """Deletes records that are older than their number of days; 0 keeps them for ever. Two who do it at once do no
-    harm."""
+    """Deletes records that are older than their number of days; 0 keeps them for ever. Two processes may
+    do so at once."""
 
     audit: AuditLog
     budgets: BudgetStore
@@ -78,23 +78,23 @@ class RecordRetention:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anything is ever deleted."""
+        """Returns whether any records are deleted."""
         return self.audit_days > 0 or self.budget_days > 0
 
     async def prune(self, batches: int | None = None, *, stop: Callable[[], bool] = lambda: False) -> Counter[str]:
-        """Deletes what is too old, `batches` of each kind at most, until `stop` says so; how many rows, by table.
-        Raises `Unavailable`."""
+        """Deletes what is too old, `batches` of each kind at most, until `stop` is true. Returns the number of
+        rows by table. Raises `Unavailable`."""
         deleted = Counter[str]()
         for name, store, before in self._too_old():
             deleted[name] = await self._prune(store.prune, before, batches, stop)
         return deleted
 
     async def count(self) -> Counter[str]:
-        """What `prune` would delete, by table. Raises `Unavailable`."""
+        """Returns what `prune` would delete, by table. Raises `Unavailable`."""
         return Counter({name: await store.count_before(before) for name, store, before in self._too_old()})
 
     async def prune_some(self) -> None:
-        """A worker's round. Raises `Unavailable`."""
+        """Prunes once, as one round of a worker. Raises `Unavailable`."""
         deleted = await self.prune(BATCHES_OF_A_ROUND)
         if any(deleted.values()):
             log.info("records_pruned", **deleted)

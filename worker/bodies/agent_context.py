@@ -1,4 +1,4 @@
-"""A run of an agent: the run, the agent with what it may call, and what its loop takes beside the run's handle."""
+"""A run of an agent: the run's handle, the agent with its tools, and the progress of its loop."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -32,12 +32,12 @@ from worker.tools.outcomes import ToolSandbox
 
 Result = TypeVar("Result")
 
-# What the runs of agents share beside what every run has: the agents, the models, the tools.
+# The services that only runs of agents share: the agents, the models, the tools.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentServices:
-    """What a worker's runs of agents share."""
+    """The services that a worker's runs of agents share."""
 
     models: Models
     sandbox: ToolSandbox
@@ -50,15 +50,14 @@ class AgentServices:
 
 
 AS_THEY_ARE_NOW = ("tool_rules", "extra", "approval_expires_s", "on_approval_expiry")
-"""Fields of an agent in which a run at work obeys every change: which calls may be made, and what asks a person."""
+"""Fields of an agent whose changes apply to a running run: which calls are allowed, and which need an approval."""
 
 
 class Equipment:
-    """What the agent of a run may call, by which rules, and with which secrets.
+    """The tools, rules and secrets of a run's agent.
 
-    It changes while the run is at work: a caller that switches a gate on, detaches a tool or changes a rule is obeyed
-    from the next call on. The agent's instructions, its model and its secrets stay as they were when the run was
-    claimed.
+    If a client enables an approval gate, detaches a tool or changes a rule while the run is running, that applies from
+    the next call on. The agent's instructions, model and secrets stay as they were at the claim.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -68,8 +67,8 @@ class Equipment:
         self._are_secrets_open = False
 
     def renew(self, now: EquippedAgent, keys: SecretKeys, runners: ToolRunners) -> None:
-        """Takes over what may be called now. Raises `UnreadableSecret`, before a tool would have to run without what it
-        was given."""
+        """Applies the agent's current tools and rules. Raises `UnreadableSecret` if a tool needs a secret that cannot
+        be read."""
         self.agent = replace(self.agent, **{name: getattr(now.agent, name) for name in AS_THEY_ARE_NOW})
         self.tools = {tool.name: tool for tool in now.tools}
         if not self._are_secrets_open and any(runners.of(tool).traits.sees_secrets for tool in now.tools):
@@ -77,11 +76,11 @@ class Equipment:
             self._are_secrets_open = True
 
 
-# How far an agent's loop is, beyond what every run has: what the model has seen and called.
+# The progress of an agent's loop: what the model has seen and called.
 
 
 class Instructions(NamedTuple):
-    """The instructions of a model call, and what they were made of."""
+    """The instructions of a model call, and their sources."""
 
     agent: Agent
     blocks: Sequence[Block]
@@ -89,7 +88,7 @@ class Instructions(NamedTuple):
 
 
 class KnownCalls(NamedTuple):
-    """The calls that may come next, and what they were worked out of."""
+    """The calls that are allowed next, and their sources."""
 
     agent: Agent
     tools: Mapping[str, Tool]
@@ -102,24 +101,24 @@ class AgentProgress:
     """The progress of an agent's loop."""
 
     blocks: Sequence[Block] = ()
-    """The agent's memory, as the next step shows it to the model."""
+    """The agent's memory, as the next step sends it to the model."""
     seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
-    """Versions of the blocks that the model was shown when it gave the answer in hand."""
+    """Versions of the blocks that the model had seen when it gave the current answer."""
     instructions: Instructions | None = None
-    """As they were made last."""
+    """The latest ones, as a cache."""
     next_calls: KnownCalls | None = None
-    """As they were worked out last."""
+    """The latest ones, as a cache."""
     turn: TurnSoFar = NOTHING_YET
-    """What the tool rules look at."""
+    """The state that the tool rules are evaluated on."""
     decided_call_ids: frozenset[str] | None = None
-    """Ids of calls that were decided in the run's thread. None: they were not looked for yet."""
+    """Ids of the decided calls of the run's thread. None if they are not read yet."""
     has_run_folder: bool = False
-    """A call of this owner has used the folder that calls of the run share (`scratch: run`)."""
+    """Whether a call of this owner has used the folder that calls of the run share (`scratch: run`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentContext:
-    """One run of an agent: the run itself, the agent with what it may call, and how far its loop is."""
+    """One run of an agent: the run itself, the agent with its tools, and the progress of its loop."""
 
     handle: RunHandle
     services: AgentServices
@@ -128,17 +127,17 @@ class AgentContext:
 
     @property
     def agent(self) -> Agent:
-        """The agent as it was when this owner claimed the run, but for what may be called, and when."""
+        """The agent as it was when this owner claimed the run, with its current rules for calls."""
         return self.equipment.agent
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The agent's tools, by their names."""
+        """The agent's tools, by name."""
         return self.equipment.tools
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The agent's secrets, readable: what its tools get, and what is left out of their results."""
+        """The agent's decrypted secrets, which its tools get, and which are removed from their results."""
         return self.equipment.secrets
 
     @property
@@ -153,12 +152,12 @@ class AgentContext:
 
     @property
     def run(self) -> Run:
-        """The run as it was claimed, with the fence that its owner has now."""
+        """The run as it was claimed, with its owner's current fence."""
         return self.handle.run
 
     @property
     def observation(self) -> RunObservation:
-        """Where to say what happens to the run."""
+        """Records what happens to the run."""
         return self.handle.observation
 
     def writing(self) -> AbstractAsyncContextManager[Run]:
@@ -171,7 +170,7 @@ class AgentContext:
 
     @property
     def at(self) -> int:
-        """Now, in Unix milliseconds, for an event."""
+        """The current time for an event, in Unix milliseconds."""
         return self.handle.at
 
     def emit(self, *events: Event) -> None:
@@ -180,30 +179,30 @@ class AgentContext:
 
     @property
     def model(self) -> str:
-        """Handle of the model that this run asks."""
+        """The handle of this run's model."""
         return self.run.options.override_model or self.agent.model
 
     @property
     def options(self) -> ModelOptions:
-        """How that model is asked."""
+        """The options of that model."""
         return self.run.options.model_options or self.agent.options
 
     @property
     def system(self) -> str:
-        """The instructions for this run's model calls. Several ask for them in each step, and the memory may be
-        long."""
+        """The instructions for this run's model calls. Cached, because each step reads them several times and the
+        memory may be long."""
         agent, blocks, made = self.agent, self.progress.blocks, self.progress.instructions
         if made is None or made.agent is not agent or made.blocks is not blocks:
             made = self.progress.instructions = Instructions(agent, blocks, self.run.instructions(agent, blocks))
         return made.text
 
     async def make_instructions(self) -> None:
-        """Makes them where nobody waits for that, once the agent has been read."""
+        """Fills the cache of `system` off the event loop if the memory is long, once the agent is read."""
         await beside(lambda: self.system, characters_of_memory(self.progress.blocks))
 
     def next_calls(self) -> NextCalls:
-        """The agent's tools that the model may call now, by the agent's rules. Each piece of a call may ask, and there
-        may be a thousand of both."""
+        """Returns the agent's tools that the model may call now, by the agent's rules. Cached, because each piece of a
+        call may ask, and there may be a thousand pieces and tools."""
         agent, tools, turn, known = self.agent, self.tools, self.progress.turn, self.progress.next_calls
         if known is None or known.agent is not agent or known.tools is not tools or known.turn is not turn:
             may_call = next_calls(agent.tool_rules, tools, turn)
@@ -211,29 +210,29 @@ class AgentContext:
         return known.may_call
 
     def speaks_by(self, name: str) -> bool:
-        """Whether a call of this tool is shown as something that the agent says."""
+        """Returns whether a call of this tool is shown as a message of the agent."""
         tool = self.tools.get(name)
         return name == SPEAKS and tool is not None and is_base_tool(tool) and self.run.options.speech_as_text
 
     def asks_a_person(self, name: str) -> bool:
-        """Whether a call of this tool of the agent's waits for a person."""
+        """Returns whether a call of this tool needs an approval."""
         tool = self.tools.get(name)
         return tool is not None and requires_approval(self.agent, name, tool.default_requires_approval)
 
     def missing_calls(self) -> list[str]:
-        """The agent's tools that must be called before the run may end."""
+        """Returns the agent's tools that must be called before the run may end."""
         return missing_calls(self.agent.tool_rules, self.tools, self.progress.turn)
 
     @property
     def continues_answers(self) -> bool:
-        """Whether the model can go on with an answer that another worker has begun to show. An answer that is said by
-        a tool is no text to the model, and one that is shown as a whole was whole."""
+        """Whether the model can continue an answer that another worker has begun to show. It cannot if a tool speaks
+        the answer, which is no text to the model, or if answers are shown as a whole."""
         if not self.run.options.stream_tokens or self.speaks_by(SPEAKS):
             return False
         return continues_answers(self.model, reasons=self.options.reasoning)
 
     def new_step(self, beginning: BegunAnswer | None = None) -> Step:
-        """The step that a model call makes; the same one for an answer that is continued."""
+        """Returns the step of a model call; for a continued answer, the same step."""
         return Step(
             id=self.handle.ids.step() if beginning is None else beginning.step_id,
             run_id=self.run.id,
@@ -244,18 +243,17 @@ class AgentContext:
         )
 
     async def history(self) -> ContextOfRun:
-        """The conversation as it is stored, up to this run's turn. The agent's memory and tools are read with it."""
+        """Returns the stored history up to this run's turn. Also reads the agent's memory and tools again."""
         await self.read_equipment()
         return await self.first_history()
 
     async def first_history(self) -> ContextOfRun:
-        """The same for who has read the agent just now."""
+        """`history` without reading the agent, for a caller that has just read it."""
         return await self.handle.history()
 
     async def read_equipment(self) -> None:
-        """Reads the agent's tools, the rules and gates for them, and its memory, as they are now: people, other agents
-        and its own tools change them while the run goes on. Raises `NotFound` when the agent is gone, and
-        `UnreadableSecret`."""
+        """Reads the agent's current tools, rules, gates and memory: people, other agents and its own tools change them
+        during the run. Raises `NotFound` if the agent is deleted, and `UnreadableSecret`."""
         services, run = self.services, self.run
         now = await self.whole(lambda: services.agents.equipped(run.project_id, run.agent_id))
         self.equipment.renew(now, services.secret_keys, services.runners)
@@ -263,16 +261,16 @@ class AgentContext:
         await self.make_instructions()
 
     async def decided_call_ids(self) -> frozenset[str]:
-        """Ids of the calls that were decided in the run's thread. None is decided there while the run is at work, so
-        they are looked for once."""
+        """Returns the ids of the decided calls of the run's thread. Reads them once, because no call of the thread is
+        decided while the run is running."""
         progress, approvals = self.progress, self.services.approvals
         if progress.decided_call_ids is None:
             progress.decided_call_ids = await self.whole(lambda: approvals.decided_call_ids(self.run))
         return progress.decided_call_ids
 
     async def count_lost_calls(self) -> None:
-        """Counts calls that were lost with earlier workers, where the run ends before it makes another one. Where the
-        conversation ends in calls of tools, the last worker was lost in one of these."""
+        """Counts model calls that were lost with earlier workers, if the run ends before it makes another one. If the
+        history ends in tool calls, the last worker was lost in one of these instead."""
         if not self.handle.shown.lost_calls or self.run.options.tool_name is not None:
             return
         history = (await self.first_history()).messages
@@ -282,8 +280,8 @@ class AgentContext:
 
 
 async def load_context(services: AgentServices, handle: RunHandle) -> AgentContext:
-    """A claimed run with everything that its steps need. Raises `NotFound` when its agent is gone, and
-    `UnreadableSecret` before anything is spent when a tool would have to run without what it was given."""
+    """Returns a claimed run with everything that its steps need. Raises `NotFound` if its agent is deleted, and
+    `UnreadableSecret`, before any model call, if a tool needs a secret that cannot be read."""
     run = handle.run
     equipped = await services.agents.equipped(run.project_id, run.agent_id)
     agent = equipped.agent
@@ -293,8 +291,8 @@ async def load_context(services: AgentServices, handle: RunHandle) -> AgentConte
         equipment.renew(equipped, services.secret_keys, services.runners)
     progress = AgentProgress(blocks=equipped.blocks)
     if agent.tool_rules or run.continues is not None or run.step_count:
-        # A run that continues another one, or goes on after its worker died, has called tools before. It may get rules
-        # while it is at work.
+        # A continuation, or a run whose worker died, has called tools before, and the agent may get rules during the
+        # run.
         earlier = await services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
     context = AgentContext(handle=handle, services=services, equipment=equipment, progress=progress)
@@ -303,18 +301,18 @@ async def load_context(services: AgentServices, handle: RunHandle) -> AgentConte
 
 
 class AgentBody(Body):
-    """Runs that have to do with an agent, and `work` does what they are for."""
+    """The body of runs of an agent; `work` does their work."""
 
     def __init__(self, services: AgentServices, work: Callable[[AgentContext], Awaitable[Outcome | Parked]]) -> None:
         self._services = services
         self._work = work
 
     def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
-        """The folder that calls of the run share."""
+        """Keeps the folder that calls of the run share."""
         return self._services.sandbox.of_run(run.id)
 
     async def loaded(self, handle: RunHandle) -> Body:
-        """With the agent and its memory as they are now."""
+        """Loads the current agent and its memory."""
         return _AgentAtWork(await load_context(self._services, handle), self._work)
 
 

@@ -1,4 +1,4 @@
-"""Asks the model for one answer: the whole of it, or the rest when readers have seen the beginning."""
+"""Asks the model for one answer, or for the rest of an answer whose beginning readers have seen."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
-"""How models answer that do not go on with an answer after all, or not with this one."""
+"""The errors of models that cannot continue an answer, or not this one."""
 
 
 async def take_answer(context: AgentContext, history: Sequence[Message]) -> Answer:
-    """Asks the model once; for the rest of its answer when readers have seen the beginning. Raises `ModelError`; the
-    handle's `shown` then has what was shown."""
+    """Asks the model once, for the rest of its answer if readers have seen the beginning. Raises `ModelError`; the
+    handle's `shown` then has what readers have seen."""
     asked = context.system + await beside(partial(text_to_count, history), weight(history))
     shown = context.handle.shown
     context.handle.account.count_lost(context.model, asked)
@@ -45,8 +45,8 @@ async def take_answer(context: AgentContext, history: Sequence[Message]) -> Answ
 
 
 def _beginning(context: AgentContext) -> BegunAnswer | None:
-    """The beginning of the answer in hand, which another worker has shown. Says that it is void if the model cannot go
-    on with it."""
+    """Returns the beginning of the current answer, which another worker has shown. Makes it void if the model cannot
+    continue it."""
     handle = context.handle
     if handle.shown.message_id is None:
         return None
@@ -73,8 +73,8 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
         options=context.options,
     )
     await context.handle.account.reserve(call)
-    # An interrupt arrives where the task waits. One that came while the last step was stored is not to find the model
-    # asked, where a quick database has let the task go on until here.
+    # An interrupt arrives where the task awaits. With a quick database the task may reach this line without awaiting,
+    # so this await delivers an interrupt that came during the last checkpoint before the model is asked.
     await asyncio.sleep(0)
     in_hand = context.handle.progress.begin_step(context.new_step(beginning), asked)
     context.progress.seen_memory = {block.id: block.version for block in context.progress.blocks}
@@ -85,16 +85,16 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
                 draft.take(event)
                 await draft.pause()
         if draft.has_calls:
-            # A gate that was switched on while the model spoke holds for what it asks for.
+            # An approval gate that was enabled during the answer applies to its calls.
             await context.read_equipment()
-            # As above: an interrupt is not to come between the calls that are shown next and their checkpoint.
+            # As above: an interrupt must not arrive between showing the calls and their checkpoint.
             await asyncio.sleep(0)
         return draft.finish()
 
 
 def tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
-    """The tools that the model may call now: the agent's, as its rules allow, and the client's unless a call of the
-    agent's is forced."""
+    """Returns the tools that the model may call now: the agent's that its rules allow, and the client's unless a call
+    of an agent's tool is forced."""
     own = [
         ToolSpec(tool.name, tool.json_schema.get("description") or tool.description, tool.parameters)
         for name, tool in context.tools.items()
@@ -106,22 +106,22 @@ def tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
     return [*(tool for tool in own if tool.name not in names), *clients]
 
 
-# An answer of a model that is taken as a whole: nothing of it is shown while it comes, and what becomes of it is the
-# caller's to decide. Summaries are such answers, and so is what a client asks a model without its agent.
+# A model's answer that is not streamed to readers: the caller decides what to do with it. Used for summaries, and for
+# requests of a client to a model without its agent.
 
 
 @dataclass
 class PlainAnswer:
-    """An answer in the making."""
+    """An answer that is being received."""
 
     pieces: list[str] = field(default_factory=list[str])
     calls: dict[int, CallFinished] = field(default_factory=dict[int, CallFinished])
-    """By their places in the answer: a call may be finished twice, and the last word on it counts."""
+    """By index in the answer. A call may be finished twice; the last event counts."""
     reason: FinishReason = "stop"
     used: Usage | None = None
 
     async def take_all(self, context: AgentContext, call: ModelCall, step: Step | None) -> None:
-        """Takes the whole answer. `step`: the step that the call makes."""
+        """Receives the whole answer. `step` is the step of the call."""
         with context.observation.model_call(call, step) as observed:
             async with aclosing(context.services.models.stream(call)) as events:
                 async for event in events:
@@ -146,7 +146,7 @@ class PlainAnswer:
         return "".join(self.pieces)
 
     def usage_of(self, call: ModelCall) -> Usage:
-        """What the call has used; an estimate when it was cut off, and nothing when that was before its answer."""
+        """Returns the call's usage: an estimate if it was cut off, and none if that was before its answer."""
         if self.used is not None:
             return self.used
         said = estimate_tokens(self.text)

@@ -1,11 +1,11 @@
 """Keeps the requests of one run within its model's window.
 
-Before a step whose request would be too long, a summary takes the place of old messages, and the step goes on. When a
-provider says that a request was too long all the same, more leaves, until nothing is left that could. What of a long
-text does not fit is left out of the request, and stays in the history.
+If a step's request would be too long, the worker replaces old messages by a summary and continues the step. If the
+provider still refuses the request as too long, the worker removes more, until nothing more can be removed. It cuts long
+texts in the request, but not in the history.
 
-A summary that cannot be written is no reason to fail: an excerpt takes its place. The change of the history is one
-write with the run's fence. Until then, a cancel or a crash has changed nothing; from then on the next owner sees it.
+If the summary cannot be written, an excerpt replaces it, and the run does not fail. The change of the history is one
+write with the run's fence. A cancel or crash before it changes nothing; after it, the next owner sees the change.
 """
 
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ from worker.run.body import Outcome
 
 # Executes a run that compacts its thread: one model call that shows nothing, and one change when the run is settled.
 #
-# The history stays as it was until then. So a compaction that fails, is cancelled or loses its worker has changed
-# nothing. A context that is full in the middle of a run is `context_window`'s.
+# The history does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing.
+# `ContextWindow` handles a context that becomes full in the middle of a run.
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -79,7 +79,7 @@ async def compact_thread(context: AgentContext) -> Outcome:
         if not is_refusal(error):
             raise
         log.warning("summary_failed", error=error.facts)
-        # The step has brought nothing.
+        # The step has no result.
         context.handle.progress.in_hand = None
         text = await beside(partial(excerpt_instead, gone, options.clip_chars), weight(gone))
     stats = stats_of(history, gone, window, "request")
@@ -89,7 +89,7 @@ async def compact_thread(context: AgentContext) -> Outcome:
 def new_compaction(
     context: AgentContext, gone: Sequence[Message], text: str, longest: int | None, stats: CompactionStats
 ) -> Compaction:
-    """The change of the history: these messages leave, and the text, cut to `longest` characters, takes their place."""
+    """Returns the change of the history: the text, cut to `longest` characters, replaces the messages `gone`."""
     truncated = text if longest is None else text[:longest]
     handle = context.handle
     summary = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=Summary(truncated, stats))
@@ -105,7 +105,7 @@ def stats_of(
     tokens_before: int | None = None,
     tokens_after: int | None = None,
 ) -> CompactionStats:
-    """What the compaction comes to when `gone` leaves `history`."""
+    """Returns the figures of a compaction that removes `gone` from `history`."""
     before = sum(map(_shown_as, history)) + (not any(isinstance(message.body, SystemMessage) for message in history))
     return CompactionStats(
         messages_before=before,
@@ -118,12 +118,12 @@ def stats_of(
 
 
 def _shown_as(message: Message) -> int:
-    """As how many messages clients are shown a stored one."""
+    """Returns as how many messages clients see a stored one."""
     return 2 if getattr(message.body, "sibling_id", None) else 1
 
 
 TRIGGER = 0.9
-"""The share of the window at which a history is compacted; what programs expect of other servers."""
+"""The share of the window at which a history is compacted; programs expect it from other servers."""
 
 LEAST_ROOM = 0.1
 """The share of the window that a history gets, however long instructions and tools are."""
@@ -132,40 +132,38 @@ SHARE_OF_ONE_TEXT = 0.5
 """The share of the window that one text of a request may fill."""
 
 MOST_TOO_LITTLE = 3
-"""A request may have so many times the tokens that are estimated, and no more: a short one needs no count."""
+"""The most by which an estimate may be too low, as a factor. A request that fits even so needs no exact count."""
 
 MOST_REFUSALS = 4
-"""So often a step is tried with a shorter request: the last of them has a sixteenth of the first one's history."""
+"""How often a step is retried with a shorter request: the last one has a sixteenth of the first one's history."""
 
 REFUSED_FOR_LENGTH = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""With these, servers refuse a request that is too long, and many other things. A 413 says nothing else."""
+"""Servers refuse too long requests with these statuses, among other errors. A 413 has no other meaning."""
 
 LEAST_GROWTH = 2_000
-"""Tokens by which a request must be longer than the last accepted one for a refusal to be put down to its length."""
+"""Tokens by which a request must exceed the last accepted one before a refusal is attributed to its length."""
 
 MUCH_LONGER = 1.1
-"""So many times as long, too."""
+"""The factor by which it must exceed it, too."""
 
 
 class ContextWindow:
-    """The window of a run's model, and what the provider has taught about it. One for each time that a worker executes
-    the run."""
+    """The window of a run's model, as learned from the provider's refusals. Each execution of a run has its own."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._window = window_of(context.model, context.options.context_window)
         self._limit = int(self._window * TRIGGER)
-        """Tokens that a request may have; less when the provider has refused one that was thought to fit."""
+        """The most tokens of a request. A refusal by the provider lowers it."""
         self._is_learned = False
         self._longest_text = int(self._window * SHARE_OF_ONE_TEXT) * CHARACTERS_PER_TOKEN
 
     async def ask(self, history: Sequence[Message]) -> Answer:
-        """Asks the model once about the history, as much of it as fits. Raises `ModelError`, and what interrupts a
-        run."""
+        """Asks the model once, with as much of the history as fits. Raises `ModelError`, and what interrupts a run."""
         try:
             return await self._ask(history)
         except ModelError as error:
-            # An estimate alone is no reason to fail: the model was asked, and its provider has refused.
+            # An estimate alone must not fail the run: here the provider has refused the request.
             if error.error_type is ModelErrorType.CONTEXT_WINDOW and self._fixed_tokens >= self._window:
                 raise ModelError(ModelErrorType.INSTRUCTIONS, error.message, status=error.status) from error
             raise
@@ -190,7 +188,7 @@ class ContextWindow:
                 refused = await self._tokens_of(sent)
                 log.info("request_too_long", estimated_tokens=self._fixed_tokens + refused, reason=error.facts)
                 self._learn(refused)
-                # The step was never begun, as far as anybody can see.
+                # Readers have seen nothing of the step, so it counts as not begun.
                 context.handle.progress.in_hand = in_hand
                 history, sent = await self._make_room(history, self._fixed_tokens + refused, "context_window_exceeded")
                 if await self._tokens_of(sent) >= refused:
@@ -198,8 +196,8 @@ class ContextWindow:
         return await take_answer(context, sent)
 
     def _may_be_too_long(self, error: ModelError, sent: Sequence[Message]) -> bool:
-        """Whether a refusal in unknown words may be one for the request's length: it is much longer than the last one
-        that the provider has taken, or fills much of the window."""
+        """Returns whether an unknown refusal may be due to the request's length: it is much longer than the last
+        accepted one, or fills much of the window."""
         if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return True
         if error.error_type is not ModelErrorType.BAD_REQUEST or error.status not in REFUSED_FOR_LENGTH:
@@ -214,13 +212,13 @@ class ContextWindow:
         return fixed_tokens(self._context.system, tool_specs(self._context, self._context.next_calls()))
 
     def _learn(self, refused: int) -> None:
-        """The provider has refused a request with so many tokens of history."""
+        """Lowers the limit after a refusal of a request with `refused` tokens of history."""
         self._is_learned = True
         self._limit = min(self._limit, self._fixed_tokens + refused // 2)
 
     async def _size_of(self, history: Sequence[Message]) -> int:
-        """Tokens of the request, as `request_size` has them. A limit that was learned from a refusal is an estimate
-        itself, and is compared with one."""
+        """Returns the tokens of the request, as in `request_size`. A limit learned from a refusal is an estimate
+        itself, so it is compared with an estimate."""
         estimated = self._fixed_tokens + await self._tokens_of(history)
         answered = last_answer(history)
         if answered is None or self._is_learned or estimated * MOST_TOO_LITTLE <= self._limit:
@@ -232,7 +230,7 @@ class ContextWindow:
         return await beside(partial(history_tokens, history), weight(history))
 
     async def _counted(self, answered: LastAnswer) -> int | None:
-        """What the provider has counted for the step of this answer; None when it has not, or for another model."""
+        """Returns the provider's count for the step of this answer; None if it is missing or of another model."""
         context = self._context
         in_hand = context.handle.progress.in_hand
         if in_hand is not None and in_hand.step.id == answered.step_id:
@@ -247,7 +245,7 @@ class ContextWindow:
     async def _make_room(
         self, history: Sequence[Message], size: int, trigger: CompactionTrigger
     ) -> tuple[Sequence[Message], Sequence[Message]]:
-        """The history as it is when old messages have left it, and what the model is to be sent of it."""
+        """Removes old messages. Returns the remaining history, and the part of it for the request."""
         context = self._context
         room = max(self._limit - self._fixed_tokens, int(self._limit * LEAST_ROOM))
         shown = await beside(partial(truncated, history, self._longest_text), weight(history))
@@ -268,7 +266,7 @@ class ContextWindow:
     ) -> None:
         context, options = self._context, self._context.run.options.when_full
         if context.handle.shown.message_id is not None:
-            # The next owner will look at the log behind this compaction alone, so no answer may reach over it.
+            # The next owner reads the log only after this compaction, so no answer may span it.
             context.handle.begin_again()
         context.emit(CompactionBegan(context.at, trigger, size, self._window))
         longest = int(room * SUMMARY_SHARE) * CHARACTERS_PER_TOKEN

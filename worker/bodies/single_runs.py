@@ -1,4 +1,4 @@
-"""Runs that answer no message: one question to a model, or one call of a tool."""
+"""Runs that answer no message: one request to a model, or one tool call."""
 
 from functools import partial
 from typing import Any
@@ -61,7 +61,7 @@ DESCRIPTION = (
 
 
 async def generate(context: AgentContext) -> Outcome:
-    """Asks, and shows the answer. Raises `ModelError`, also for an answer that does not fit, and what interrupts a
+    """Asks the model, and shows the answer. Raises `ModelError`, also if the answer does not fit, and what interrupts a
     run."""
     schema = _schema_of(context)
     call = await _call(context, schema)
@@ -100,7 +100,7 @@ async def _call(context: AgentContext, schema: dict[str, Any] | None) -> ModelCa
 
 
 async def _fitting(answer: PlainAnswer, schema: dict[str, Any]) -> str:
-    """The object that the model gave, as JSON. Raises `ModelError` when it does not fit the schema."""
+    """Returns the model's object as JSON. Raises `ModelError` if it does not fit the schema."""
     written = next((call.arguments for call in answer.calls.values()), None) or _object_in(answer.text.strip())
     checked = await check_arguments(written, schema)
     if not isinstance(checked, RefusedArguments):

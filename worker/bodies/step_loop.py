@@ -1,4 +1,4 @@
-"""The steps of a run: ask the model, run the tools that it asks for, and ask again until it has answered."""
+"""The agent loop: asks the model, runs the tools that it calls, and asks again until it has answered."""
 
 from collections.abc import Sequence
 
@@ -32,8 +32,8 @@ NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The 
 async def run_steps(context: AgentContext) -> Outcome | Parked:
     """Runs the steps of a claimed run to its end, or until it must wait for a person.
 
-    It begins where the history ends: with calls that want results, with an answer that was stored just before its
-    worker died, or with a question. Raises `ModelError`, and what interrupts a run.
+    It continues from the end of the history: calls without results, an answer that was stored just before its worker
+    died, or a question. Raises `ModelError`, and what interrupts a run.
     """
     progress = context.handle.progress
     history, has_input = await context.first_history()
@@ -70,7 +70,8 @@ async def run_steps(context: AgentContext) -> Outcome | Parked:
 async def _step(
     context: AgentContext, window: ContextWindow, history: Sequence[Message]
 ) -> tuple[Answer, Outcome | Parked | None]:
-    """Asks the model once and runs the tools that it asks for. The answer, and the run's end if it has come."""
+    """Asks the model once and runs the tools that it calls. Returns the answer, and the run's end if this step is the
+    last."""
     answer = await window.ask(history)
     end: Outcome | Parked | None = None
     if not answer.calls:
@@ -86,8 +87,8 @@ async def _step(
 
 
 def _refusals(context: AgentContext, answer: Answer) -> list[NewMessage]:
-    """Results for the calls of an answer that was cut off. Even a call that looks whole may not be what the model would
-    have come to, so none is made."""
+    """Returns error results for the calls of a cut-off answer. Even a call that looks complete may not be what the
+    model intended, so the worker makes none."""
     text = NOT_CALLED.format(reason=answer.reason)
     closing = close_calls(
         OpenCalls(step_id=answer.message.step_id, calls=answer.calls, decided=False),
@@ -103,26 +104,27 @@ def _refusals(context: AgentContext, answer: Answer) -> list[NewMessage]:
 
 
 def _ends_turn(context: AgentContext, called: Sequence[str]) -> bool:
-    """Whether a rule ends the run after calls of these tools. One that asks for a call that is missing goes first."""
+    """Returns whether a rule ends the run after calls of these tools. A rule that requires a missing call has
+    priority."""
     ends = ends_turn(context.agent.tool_rules, called) or _has_spoken(context, called)
     return ends and not context.missing_calls()
 
 
 def _has_spoken(context: AgentContext, called: Sequence[str]) -> bool:
-    """Whether an agent of an older kind has said what it had to say, where no rule says what comes after that: some
-    models get no base rules. Programs expect that such an agent goes on only when it asks for it."""
+    """Returns whether an agent of an older kind has called its speaking tool without a rule for what follows: some
+    models get no base rules. Programs expect that such an agent continues only if it asks for it."""
     if context.agent.agent_type == NEWEST_KIND or SPEAKS not in called:
         return False
     return all(rule["tool_name"] != SPEAKS for rule in context.agent.tool_rules)
 
 
 async def _goes_on(context: AgentContext, answer: Answer) -> bool:
-    """Whether the run goes on after an answer without calls, which is stored then."""
+    """Returns whether the run continues after an answer without calls. If so, stores the answer."""
     if missing := context.missing_calls():
         text = f"You have not called {', '.join(missing)} yet. Each must be called before this turn ends."
         await _tell_to_call(context, answer, text)
     elif answer.reason == "stop" and (next_calls := context.next_calls()).forced:
-        # Not every server can be told to force a call, and some pass it over.
+        # Not every server can force a call, and some ignore the option.
         text = f"Your next answer must call one of these tools: {', '.join(sorted(next_calls.allowed))}."
         await _tell_to_call(context, answer, text)
     elif await context.handle.inbox.has_more():
@@ -133,7 +135,7 @@ async def _goes_on(context: AgentContext, answer: Answer) -> bool:
 
 
 async def _tell_to_call(context: AgentContext, answer: Answer, text: str) -> None:
-    """Stores an answer that may not be the last one, and tells the model which call has to come."""
+    """Stores an answer that may not be the last, and a message to the model that names the required call."""
     handle = context.handle
     told = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=UserMessage(text, role="system"))
     await context.handle.checkpoint([answer.message, told])
@@ -141,7 +143,7 @@ async def _tell_to_call(context: AgentContext, answer: Answer, text: str) -> Non
 
 
 def _by_rule(context: AgentContext) -> StopReason:
-    """The stop reason of a run that a rule ends. Agents of the older kinds have said what they had to say."""
+    """Returns the stop reason of a run that a rule ends. For agents of the older kinds, that call was the answer."""
     return StopReason.ENDED_BY_RULE if context.agent.agent_type == NEWEST_KIND else StopReason.ANSWERED
 
 
@@ -153,7 +155,7 @@ def _completed(
 
 
 def _end_in(context: AgentContext, history: Sequence[Message], *, has_input: bool) -> Outcome | None:
-    """The end that the run had come to when its last worker died: it was stored, but for the settlement."""
+    """Returns the run's end if its last worker stored everything but the settlement; None otherwise."""
     last = history[-1] if history else None
     if last is None or last.run_id != context.run.id:
         return None

@@ -1,5 +1,5 @@
-"""Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. A
-result is stored when it is there: a worker that dies takes those alone of the tools that it was running."""
+"""Runs the tools of one answer: each call at most once, checked against its schema, all results in one message. Each
+result is stored at once, so a crash loses only the results of tools that were running."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from worker.run.run_handle import Parked
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
 from worker.tools.outcomes import ToolOutcome, without_secrets
 
-# Makes one call of a tool: checks its arguments, has its runner make it, and takes secrets out of what it says.
+# Makes one tool call: checks its arguments, lets its runner make it, and removes secrets from its result.
 
 
 TOO_LONG = "Error: the tool was given up: it has not answered within {:g} s. Whether it did its work is not known."
@@ -33,14 +33,14 @@ TOO_LONG = "Error: the tool was given up: it has not answered within {:g} s. Whe
 OVER_LIMIT = "[… {characters} characters are left out here: the tool's results may not be so long …]"
 
 EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again: the run went on elsewhere.]\n"
-"""Begins the result of the first call that finds it so, for the model and for readers. The folder is the worker's:
-it is a new one behind an approval, which another run follows, and where another worker goes on with the run."""
+"""The beginning of the first result after that, for the model and for readers. The folder belongs to the worker: it is
+new in a continuation, and if another worker continues the run."""
 
 
 async def call_tool(
     context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
 ) -> ToolReturn:
-    """`result_of`, seen by operators."""
+    """`result_of`, reported to observers."""
     with context.observation.tool_call(call, context.handle.progress.step_id) as observed:
         result = await result_of(context, call, tool, arguments, beginning=beginning)
         observed.returns(result)
@@ -50,10 +50,10 @@ async def call_tool(
 async def result_of(
     context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
 ) -> ToolReturn:
-    """The result of a call whose intent is stored, with `beginning` before it. `arguments` is JSON, and stands for what
-    the call itself says.
+    """Returns the result of a call whose intent is stored, with `beginning` before it. `arguments` is JSON, and
+    replaces the call's own arguments.
 
-    A tool is not started with arguments that do not fit its schema: the result says what is wrong.
+    A tool is not started with arguments that do not fit its schema: the result explains the error.
     """
     runner = context.services.runners.of(tool)
     checked = await check_arguments(arguments, runner.arguments(tool))
@@ -72,7 +72,7 @@ async def result_of(
 async def _made(
     context: AgentContext, runner: ToolRunner, call: ToolCall, tool: Tool, checked: dict[str, Any]
 ) -> ToolReturn:
-    """What the runner's call has come to, as it may be shown and stored."""
+    """Returns the result of the runner's call, as it may be shown and stored."""
     traits = runner.traits
     lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
     result = await _within_its_time(runner.call(context, call, tool, checked), call, traits.timeout_s)
@@ -88,7 +88,7 @@ async def _made(
 async def _within_its_time(
     making: Awaitable[ToolReturn | ForeignOutcome], call: ToolCall, timeout_s: float | None
 ) -> ToolReturn | ForeignOutcome:
-    """What the runner gives, if that takes no longer than it may."""
+    """Returns the runner's result, or an error result after `timeout_s` seconds."""
     try:
         async with asyncio.timeout(timeout_s):
             return await making
@@ -99,7 +99,7 @@ async def _within_its_time(
 
 
 async def _redacted(result: ToolReturn, secrets: Mapping[str, str]) -> ToolReturn:
-    """The result without the secrets' values, wherever a runner has put what it has heard."""
+    """Returns the result without the secrets' values, in its text and its output."""
     said = ToolOutcome("error", result.text, list(result.stdout or ()), list(result.stderr or ()))
     clean = await without_secrets(said, secrets)
     return replace(
@@ -111,14 +111,15 @@ async def _redacted(result: ToolReturn, secrets: Mapping[str, str]) -> ToolRetur
 
 
 def within_limit(result: ToolReturn, most: int) -> ToolReturn:
-    """The result, without its middle if it has more than so many characters."""
+    """Returns the result, without its middle if it has more than `most` characters."""
     if len(result.text) <= most:
         return result
     return replace(result, text=without_middle(result.text, most, OVER_LIMIT))
 
 
 async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
-    """Whether this call, which uses the folder, is the first of this owner, and earlier calls have used another one."""
+    """Returns whether this call is this owner's first that uses the folder, and earlier calls have used another
+    folder."""
     if context.progress.has_run_folder:
         return False
     context.progress.has_run_folder = True
@@ -130,7 +131,7 @@ async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
     started = await context.handle.calls.started()
     for message in turn:
         if isinstance(message.body, ToolReturns):
-            # Without output no tool ran here, unless nobody knows.
+            # Without output, no tool ran here, unless the outcome is unknown.
             ran = [one for one in message.body.returns if one.stdout is not None or one.is_unknown]
             if any(one.tool_name in users for one in ran):
                 return True
@@ -141,13 +142,13 @@ async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
     return False
 
 
-# Parks a run whose answer asks for something that a person must decide, or that the client must run.
+# Parks a run whose answer has calls that a person must decide or the client must run.
 
 
 async def ask_for_approval(context: AgentContext, answer: Answer) -> Parked:
     """Stores the answer with its requests and parks the run, so that no worker waits for a person.
 
-    Calls of the same answer that need no approval wait with the others: their results belong together.
+    Calls of the same answer that need no approval wait, too, because all results are stored together.
     """
     context.handle.stop_if_asked()
     asked = [_request(context, answer, call) for call in answer.calls if call.needs_approval]
@@ -181,7 +182,7 @@ def _request(context: AgentContext, answer: Answer, call: ToolCall) -> Approval:
 
 
 def _expiry(context: AgentContext, name: str) -> tuple[float | None, Literal["keep", "deny", "cancel"]]:
-    """The tool's own expiry, else the agent's."""
+    """Returns the tool's own expiry, else the agent's."""
     tool = context.tools.get(name)
     if tool is not None and tool.approval_expires_s is not None:
         return tool.approval_expires_s, tool.on_approval_expiry
@@ -198,17 +199,17 @@ CHANGED_TOOL = (
 )
 
 LONGEST_RESULTS = 16_000_000
-"""Characters of the results of one answer's calls together: they are shown, stored and sent as one. Several times what
-the largest window takes."""
+"""The most characters of the results of one answer together, because they are shown, stored and sent as one. Several
+times the largest window."""
 
 LEAST_OF_A_RESULT = 1_000
-"""Characters that are left of each in any case."""
+"""The characters that each result keeps in any case."""
 
 NO_ROOM = "[… {characters} characters are left out here: the results of one answer have too many together …]"
 
 
 async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
-    """Runs the calls of a new answer, and stores answer and results in two checkpoints."""
+    """Runs the calls of a new answer, and stores the answer and the results in two checkpoints."""
     together = _may_run_together(context, calls)
     starting = list(calls) if together else list(calls[:1])
     await context.handle.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
@@ -227,7 +228,7 @@ async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[
 
 
 async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
-    """Gives results to calls that a decision has allowed, or that a lost worker left open.
+    """Completes calls that a decision has allowed or that a lost worker left open.
 
     The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
@@ -248,7 +249,7 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
         stored = started.get(call.id)
         if stored is not None and (tool is None or not context.services.runners.of(tool).traits.finds_its_result):
-            # Any other tool is called again: it finds its result by itself, and what it has done to the memory.
+            # Any other tool is called again: it finds its own stored result and its change of the memory.
             context.handle.progress.returns[call.id] = stored
             continue
         may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
@@ -266,7 +267,7 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
 
 
 async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Mapping[str, Decision]) -> None:
-    """Shows what was decided about the calls of the run that this one continues; not again what an earlier owner of
+    """Shows the decisions about the calls of the run that this one continues, except those that an earlier owner of
     this run has shown."""
     approvals, shown = context.services.approvals, context.handle.shown.decided_calls
     asked = await context.whole(lambda: approvals.followed_by(context.run))
@@ -294,7 +295,7 @@ async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Ma
 async def _store_returns(
     context: AgentContext, step_id: StepId | None, returns: list[ToolReturn], late_input: Sequence[NewMessage] = ()
 ) -> None:
-    """Shows the results and stores them, followed by the input that had to wait for them."""
+    """Shows the results and stores them, followed by the input that waited for them."""
     message = NewMessage(
         id=context.handle.ids.message(),
         created_at=context.handle.clock.now(),
@@ -310,8 +311,8 @@ async def _store_returns(
 
 
 async def _earlier_step(context: AgentContext) -> Step | None:
-    """The step of calls that an earlier owner left open, or that a decision has allowed, with the times of those that
-    were made here. None: the calls are of a step of this owner's, or the step is gone."""
+    """Returns the step of calls that an earlier owner left open or that a decision has allowed, with the times of the
+    calls made here. None if the calls belong to a step of this owner, or the step is deleted."""
     steps, run, step_id = context.services.steps, context.run, context.handle.progress.step_id
     if context.handle.progress.in_hand is not None or step_id is None:
         return None
@@ -329,7 +330,8 @@ def _may_run_together(context: AgentContext, calls: Sequence[ToolCall]) -> bool:
 
 
 async def _run_beside(context: AgentContext, call: ToolCall, calls: Sequence[ToolCall]) -> None:
-    """Makes one of several calls. Its result is stored while others go on; the last ones' are stored with the step."""
+    """Makes one of several calls. Stores its result while others continue; the last results are stored with the
+    step."""
     await _run_into(context, call)
     if len(context.handle.progress.returns) < len(calls):
         await context.handle.calls.store_results()
@@ -343,7 +345,7 @@ async def _run_into(context: AgentContext, call: ToolCall, decision: Decision | 
 
 
 def within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn:
-    """The result, without its middle if it is too much beside those of the same answer's earlier calls."""
+    """Returns the result, without its middle if it and the answer's earlier results are too long together."""
     room = max(LONGEST_RESULTS - sum(len(one.text) for one in earlier), LEAST_OF_A_RESULT)
     return result if len(result.text) <= room else replace(result, text=without_middle(result.text, room, NO_ROOM))
 
@@ -360,14 +362,14 @@ async def _run(context: AgentContext, call: ToolCall, decision: Decision | None)
     edited = decision.edited_arguments if decision is not None else None
     arguments = call.arguments if edited is None else edited
     if not call.needs_approval:
-        # A person saw the arguments with what rules fill in: `answer_draft.py`.
+        # A person has seen the arguments as the rules fill them in: `answer_draft.py`.
         arguments = filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
     beginning = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
     return await call_tool(context, call, tool, arguments, beginning=beginning)
 
 
 def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:
-    """Why the tool of a call is not started, as rules, gates and the tool itself are now. None: it may be."""
+    """Returns why the call's tool may not start, by the current rules, gates and tool. None if it may start."""
     allowed = context.next_calls().allowed
     if call.name not in allowed:
         offered = ", ".join(sorted(allowed)) or "none"

@@ -1,4 +1,4 @@
-"""The part of a job that is arq's: how it is described in Redis, looked up, started, released or finished.
+"""Uses arq for the description of a job in Redis, and to look up, start, release or finish it.
 
 `queue_worker` finds and leases the jobs. arq's polling, locks, abort, results, timeouts, tries, cron, health key and
 signals are not used.
@@ -16,18 +16,18 @@ from shared.redis.connection import Redis
 from shared.redis.queue import EXECUTE_RUN, decode_job, encode_job
 
 NEVER_S = 10 * 365 * 24 * 3600
-"""arq demands a timeout for jobs; the run's own timeout is not arq's business."""
+"""arq requires a timeout for jobs; the run's own timeout is enforced elsewhere."""
 
 UNLIMITED_TRIES = 1_000_000_000
 
 
 class ReleaseJob(Exception):
-    """The job is to be released: the worker that claims it next runs it again."""
+    """Asks to release the job: the worker that claims it next runs it again."""
 
 
 class ArqJobs:
-    """Runs jobs: it calls `execute(job_id, run_id, dispatch)` for each, and then `finish(job_id, is_done)`. A job is
-    done when `execute` returns, or raises anything but `ReleaseJob`. To be made on the running event loop."""
+    """Runs jobs: calls `execute(job_id, run_id, dispatch)` for each, and then `finish(job_id, is_done)`. A job is done
+    if `execute` returns, or raises anything but `ReleaseJob`. Create it on the running event loop."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class ArqJobs:
         self._worker.finish = finish
 
     async def run(self, job_id: str) -> None:
-        """Runs one job to its end. Raises what Redis raises, and `Unavailable` when it does not answer."""
+        """Runs one job to its end. Raises what Redis raises, and `Unavailable` if it does not answer."""
         await self._worker.run_job(job_id, timestamp_ms())
 
 
 class _Worker(Worker):
-    """arq's worker; our code ends its jobs."""
+    """arq's worker, whose jobs Holdfast ends."""
 
     finish: Callable[[str, bool], Awaitable[None]]
 
@@ -76,11 +76,11 @@ class _Worker(Worker):
         incr_score: int | None = None,
         keep_in_progress: float | None = None,
     ) -> None:
-        """arq calls it when a job's function has ended, for good or (`finish` false) to be run again. The other
-        arguments are about results, delays and cron, which are not used."""
+        """arq calls this when a job's function has ended; with `finish` false, the job runs again. The other arguments
+        concern results, delays and cron, which are not used."""
         await self.finish(job_id, finish)
 
     async def finish_failed_job(self, job_id: str, result_data: bytes | None) -> None:
-        """arq calls it for a job that it cannot run, mostly because Redis forgot the job's description. The sweeper
+        """arq calls this for a job that it cannot run, mostly because Redis lost the job's description. The sweeper
         dispatches the run again."""
         await self.finish(job_id, True)

@@ -1,16 +1,16 @@
-"""The leases of the jobs that run here: which hold, which are in doubt, which are lost.
+"""Renews the leases of the jobs of this process, and tracks which are valid, in doubt or lost.
 
-A thread of its own renews all leases of the process in one call, three times per lease. So a run that keeps the
-process's event loop busy does not cost the others their leases. The thread only renews and reports; on the process's
-loop, `Leases` decides what happens to a lease. It is a table without I/O, clock or thread:
+A separate thread renews all leases of the process in one call, three times per lease. So a run that blocks the
+process's event loop does not cost other runs their leases. The thread only renews and reports; on the process's loop,
+`Leases` decides what happens to a lease. It is a table without I/O, clock or thread:
 
-    HELD ──renewed──> HELD                        Redis says that it is ours
-    HELD ──forgotten──> UNSURE                    Redis knows of no lease: it has lost data, or we were late
-    UNSURE ──retaken──> HELD                      SQL says that the run is still ours, and Redis has the lease again
+    HELD ──renewed──> HELD                        Redis confirms that it is ours
+    HELD ──forgotten──> UNSURE                    Redis has no lease: it lost data, or we were late
+    UNSURE ──retaken──> HELD                      SQL confirms that the run is still ours, and Redis has the lease again
     HELD, UNSURE ──taken, refused, overdue──> LOST    another worker has the job, or may have it soon
     HELD, UNSURE ──release──> RELEASING           the job's code has returned; its lease is being released
 
-A lost job is interrupted once. What it writes until then does no harm: SQL and the log refuse an old fence.
+A lost job is interrupted once. Its writes until then do no harm: SQL and the log refuse an old fence.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from shared.redis.queue import JobLeases, Renewal, WorkerPresence
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 STANDSTILL_LEASES = 10
-"""When the loop has been busy for so many leases, the thread renews no more: other workers get the jobs."""
+"""If the loop is blocked for so many leases, the thread stops renewing, and other workers get the jobs."""
 
 
 class LeaseState(Enum):
-    """Where a lease is in the table above."""
+    """The state of a lease in the table above."""
 
     HELD = "held"
     UNSURE = "unsure"
@@ -44,7 +44,7 @@ class LeaseState(Enum):
 
 
 class Report(NamedTuple):
-    """The answers of Redis to a renewal that was sent at `asked_at`; empty when it did not answer."""
+    """Redis' answers to a renewal that was sent at `asked_at`; empty if it did not answer."""
 
     answers: Mapping[str, Renewal]
     asked_at: float
@@ -53,7 +53,7 @@ class Report(NamedTuple):
 @dataclass(slots=True)
 class _Lease:
     valid_until: float
-    """Never later than in Redis, because it counts from before the request."""
+    """Never later than in Redis, because it is measured from before the request."""
     state: LeaseState = LeaseState.HELD
 
 
@@ -61,8 +61,8 @@ _LIVING = (LeaseState.HELD, LeaseState.UNSURE)
 
 
 class Leases:
-    """The table. Times are seconds of a clock that never goes back; `lease_s` is the length of a lease. A job is
-    stopped a sixth of a lease before its lease ends."""
+    """The table of leases. Times are seconds of a monotonic clock; `lease_s` is the length of a lease. A job must stop
+    a sixth of a lease before its lease expires."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -70,32 +70,32 @@ class Leases:
         self._leases: dict[str, _Lease] = {}
 
     def hold(self, job_id: str, *, asked_at: float) -> None:
-        """A job was claimed; `asked_at` is when its claim was sent."""
+        """Adds a claimed job, whose claim was sent at `asked_at`."""
         self._leases.setdefault(job_id, _Lease(asked_at)).valid_until = asked_at + self._lease_s
 
     def state(self, job_id: str) -> LeaseState | None:
-        """The state of a job's lease; None when the job is not here."""
+        """Returns the state of a job's lease; None if the job is not in the table."""
         return self._leases[job_id].state if job_id in self._leases else None
 
     def to_renew(self) -> dict[str, float]:
-        """The jobs whose leases are to be renewed, and when each must stop if its lease is not."""
+        """Returns the jobs whose leases must be renewed, and when each must stop if its lease is not renewed."""
         living = ((job_id, lease) for job_id, lease in self._leases.items() if lease.state in _LIVING)
         return {job_id: lease.valid_until - self._margin_s for job_id, lease in living}
 
     def unsure(self) -> list[str]:
-        """The jobs whose leases Redis has forgotten."""
+        """Returns the jobs whose leases Redis has forgotten."""
         return [job_id for job_id, lease in self._leases.items() if lease.state is LeaseState.UNSURE]
 
     def catch_up(self, reports: Iterable[Report], *, now: float) -> dict[str, str]:
-        """Notes all reports, oldest first, and then what is overdue: after a standstill of the loop only the last
-        report says which leases hold. Gives the jobs that must stop, and why."""
+        """Applies all reports, oldest first, and then checks for overdue leases: after the loop was blocked, only the
+        last report shows which leases are valid. Returns the jobs that must stop, and why."""
         lost: dict[str, str] = {}
         for report in reports:
             lost |= dict.fromkeys(self.renewed(report.answers, asked_at=report.asked_at), "another worker has it")
         return lost | dict.fromkeys(self.overdue(now), "it could not be renewed in time")
 
     def renewed(self, answers: Mapping[str, Renewal], *, asked_at: float) -> list[str]:
-        """Redis has answered a renewal that was sent at `asked_at`; the jobs that must stop."""
+        """Applies Redis' answers to a renewal that was sent at `asked_at`. Returns the jobs that must stop."""
         taken: list[str] = []
         for job_id, answer in answers.items():
             lease = self._living(job_id)
@@ -111,14 +111,14 @@ class Leases:
         return taken
 
     def overdue(self, now: float) -> list[str]:
-        """Loses the leases that end before they can be renewed; the jobs that must stop."""
+        """Marks leases as lost that expire before they can be renewed. Returns the jobs that must stop."""
         late = [job_id for job_id, stop_at in self.to_renew().items() if stop_at <= now]
         for job_id in late:
             self._leases[job_id].state = LeaseState.LOST
         return late
 
     def retaken(self, job_id: str, *, asked_at: float) -> bool:
-        """A forgotten lease was taken again. False when it has to be released, because its job has ended."""
+        """Records that a forgotten lease was taken again. False if its job has ended, so that it must be released."""
         lease = self._living(job_id)
         if lease is None:
             return False
@@ -134,7 +134,7 @@ class Leases:
         return True
 
     def release(self, job_id: str) -> bool:
-        """The job has ended, and its lease must not be taken again. False when there is no lease to release."""
+        """Records that the job has ended, so that its lease is not taken again. False if it has no lease to release."""
         lease = self._leases.get(job_id)
         if lease is None or lease.state is LeaseState.LOST:
             return False
@@ -142,7 +142,7 @@ class Leases:
         return True
 
     def forget(self, job_id: str) -> None:
-        """The job is gone."""
+        """Removes the job."""
         self._leases.pop(job_id, None)
 
     def _living(self, job_id: str) -> _Lease | None:
@@ -151,11 +151,11 @@ class Leases:
 
 
 class LeaseRenewer:
-    """Renews the leases in the table, and keeps the table up to date.
+    """Renews the leases of the table and updates it.
 
-    `on_lost(job_id)` is called once for a job that must stop at once. `still_ours(job_id)` asks SQL whether the job's
-    run is this worker's, and not dispatched for another one; it may raise `Unavailable`. Everything but
-    `_renew_for_ever` happens on the process's loop.
+    `on_lost(job_id)` is called once for a job that must stop at once. `still_ours(job_id)` asks SQL whether this worker
+    owns the job's run and no newer dispatch exists; it may raise `Unavailable`. Everything but `_renew_for_ever` runs
+    on the process's loop.
     """
 
     def __init__(
@@ -178,16 +178,16 @@ class LeaseRenewer:
         self._job_leases = JobLeases(redis, worker=worker, lease_s=lease_s)
         self._loop = asyncio.get_running_loop()
         self._retaking = asyncio.Event()
-        # Read by the thread, and replaced as a whole by the process's loop.
+        # The thread reads it; the process's loop replaces it as a whole.
         self._to_renew: dict[str, float] = {}
         self._hurries = False
         self._alive_at = now()
-        # Written by the thread.
+        # The thread writes it.
         self._reports: deque[Report] = deque()
 
     @asynccontextmanager
     async def renewing(self) -> AsyncGenerator[None]:
-        """Renews while the block lasts. An embedded Redis lives on the process's loop and has no other client, so no
+        """Renews leases within the block. An embedded Redis runs on the process's loop and has no other client, so no
         other worker can take a lease meanwhile, and no thread is needed."""
         renewing = (
             self._renew_for_ever(self._redis) if self._is_embedded else on_own_thread(self._renew_there, name="leases")
@@ -200,18 +200,18 @@ class LeaseRenewer:
             yield
 
     def hold(self, job_id: str, *, asked_at: float) -> None:
-        """From now on the job's lease is renewed. `asked_at` is when its claim was sent."""
+        """Begins to renew the lease of a job whose claim was sent at `asked_at`."""
         self.leases.hold(job_id, asked_at=asked_at)
         self._to_renew = self.leases.to_renew()
 
     def release(self, job_id: str) -> bool:
-        """The job has ended. False when there is no lease to release."""
+        """Records that the job has ended. False if it has no lease to release."""
         is_ours = self.leases.release(job_id)
         self._to_renew = self.leases.to_renew()
         return is_ours
 
     def forget(self, job_id: str) -> None:
-        """The job is gone."""
+        """Removes the job."""
         self.leases.forget(job_id)
         self._to_renew = self.leases.to_renew()
 
@@ -220,7 +220,7 @@ class LeaseRenewer:
             await self._renew_for_ever(redis)
 
     async def _renew_for_ever(self, redis: Redis) -> None:
-        """On the thread: renews, says that this worker lives, and reports."""
+        """Renews the leases, shows that this worker is alive, and reports. Runs on the thread."""
         leases = JobLeases(redis, worker=self._worker, lease_s=self._lease_s)
         presence = WorkerPresence(redis)
         renewed_at = self._now()
@@ -231,7 +231,7 @@ class LeaseRenewer:
                 log.warning("event_loop_stood_still", silent_s=round(silent_s, 1))
             jobs = self._to_renew if silent_s <= STANDSTILL_LEASES * self._lease_s else {}
             answers: dict[str, Renewal] | None = None
-            # Only this thread's report stops a job in time, and the job may be younger than the last renewal.
+            # Only a report of this thread stops a job in time, and the job may be newer than the last renewal.
             report_at = max(renewed_at + self._lease_s * 5 / 6, min(jobs.values(), default=0))
             answer_in = max(report_at - asked_at, self._lease_s / 12)
             try:
@@ -272,9 +272,9 @@ class LeaseRenewer:
             self._hurries = bool(self.leases.unsure())
 
     async def _retake(self, job_id: str) -> None:
-        """Takes a forgotten lease again. It asks SQL before and after, because the sweeper, which takes such a job for
-        a lost one, first stores a new dispatch in SQL and then looks whether the lease is back. So one of the two sees
-        the other."""
+        """Takes a forgotten lease again. It asks SQL before and after: the sweeper, which considers such a job lost,
+        first stores a new dispatch in SQL and then checks whether the lease is back. So one of the two sees the
+        other."""
         if not await self._still_ours(job_id):
             self._refuse(job_id, "the run was claimed or dispatched again")
             return

@@ -1,7 +1,7 @@
-"""The worker's side of the queue: it finds jobs, runs them, and releases them when the worker ends.
+"""The worker's side of the queue: claims jobs, runs them, and releases them when the worker ends.
 
 A wake channel and one claim in Redis find jobs; a lease, which is renewed while the job runs, keeps other workers from
-it. The loop here survives Redis being away, and no job can end it.
+it. The loop survives an outage of Redis, and no job can end it.
 """
 
 import asyncio
@@ -26,34 +26,34 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Execute = Callable[[RunId, int], Awaitable[None]]
 
 IDLE_S = 1.0
-"""Seconds after which the worker looks at the queue when nothing woke it."""
+"""Seconds after which the worker polls the queue if nothing wakes it."""
 
 RETRY_S = 0.2
-"""Seconds of pause after a claim that Redis did not answer."""
+"""Seconds before a retry of a claim that Redis did not answer."""
 
 AGAIN_S = 1.0
-"""Seconds before a run goes back into the queue that could not run because a service is away."""
+"""Seconds before a run that lacks a service returns to the queue."""
 
 UNWIND_S = 1.0
-"""Seconds for a job to unwind after it was cancelled at the end of a drain."""
+"""Seconds for a job to unwind after its cancellation at the end of a drain."""
 
 
 class QueueWorker:
-    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once, and up to `spare_runs`
-    beyond them of projects that have none in flight. It claims no more while `takes_more()` says no.
+    """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once, plus up to `spare_runs`
+    of projects that have none in flight. It claims no more while `takes_more()` is false.
 
-    How `execute` ends decides about the job:
+    The end of `execute` decides what happens to the job:
 
     - it returns, or raises anything else: the job is done and removed;
     - `ShutdownRequested`, `MoreInput` or a `CancelledError`: the job is released, and claimed within milliseconds;
     - `Unavailable`: the same, after a pause;
-    - `LeaseLost`: another worker has the job already, nothing is touched.
+    - `LeaseLost`: another worker already has the job, so nothing changes.
 
-    `on_lease_lost(job_id)` must interrupt that run with `LeaseLost`. `on_drain()` must have all runs end with
-    `ShutdownRequested` after their steps; `on_shutdown()` must interrupt them with it. Both count for a run that has
-    only just begun, too. `still_ours(job_id)` asks SQL whether the run's fence is
-    still the one that this worker claimed; it may raise `Unavailable`. Other callbacks must not raise.
-    `keys.parse_job_id` turns a job id into run id and dispatch. To be made on the running event loop.
+    `on_lease_lost(job_id)` must interrupt that run with `LeaseLost`. `on_drain()` must end all runs with
+    `ShutdownRequested` after their steps; `on_shutdown()` must interrupt them with it. Both also apply to a run that
+    has only just begun. `still_ours(job_id)` asks SQL whether the run still has the fence that this worker claimed; it
+    may raise `Unavailable`. Other callbacks must not raise. `keys.parse_job_id` turns a job id into run id and
+    dispatch. Create it on the running event loop.
     """
 
     def __init__(
@@ -102,16 +102,17 @@ class QueueWorker:
 
     @property
     def is_draining(self) -> bool:
-        """The worker ends, and claims nothing more."""
+        """Whether the worker is ending and claims nothing more."""
         return self._draining
 
     @property
     def run_count(self) -> int:
-        """The number of runs that it executes at this moment."""
+        """The number of runs that it executes now."""
         return len(self._running)
 
     def looked_s_ago(self) -> float:
-        """Seconds since Redis last answered what waits, or all places were last seen taken. Infinite before that."""
+        """Returns the seconds since Redis last answered a claim, or all places were last taken. Infinite before
+        that."""
         return time.monotonic() - self._looked_at
 
     async def serve(self) -> None:
@@ -123,14 +124,13 @@ class QueueWorker:
                 await self._sleep(pause)
 
     def stop(self) -> None:
-        """Claims nothing more; the jobs that run may end undisturbed."""
+        """Stops claiming; running jobs continue to their end."""
         self._stopping = True
         self._wake.set()
 
     async def drain(self, finish_s: float, *, hand_over_s: float) -> None:
-        """Claims nothing more. Runs may finish their steps for `finish_s` seconds, and are handed over behind them.
-        Then they are handed over in the middle of them, and after `hand_over_s` more the remaining ones are
-        cancelled."""
+        """Stops claiming. For `finish_s` seconds, runs may finish their steps and are then handed over. After that they
+        are handed over in the middle of a step, and after `hand_over_s` more the remaining tasks are cancelled."""
         self._draining = True
         self.stop()
         if self._running and finish_s:
@@ -148,7 +148,7 @@ class QueueWorker:
             await asyncio.wait(pending, timeout=UNWIND_S)
 
     async def _claim_free(self, group: asyncio.TaskGroup) -> float:
-        """Claims jobs for the free places and starts them; the seconds until the next look."""
+        """Claims jobs for the free places and starts them. Returns the seconds until the next claim."""
         free = max(0, self._max_runs - len(self._running))
         spare = min(self._spare_runs, self._max_runs + self._spare_runs - len(self._running))
         if free + spare <= 0 or not self._takes_more():
@@ -174,7 +174,7 @@ class QueueWorker:
 
     def _start(self, group: asyncio.TaskGroup, job_id: str, asked_at: float) -> None:
         if self._is_lost(job_id):
-            return  # it still unwinds here; another claim finds it when this new lease ends
+            return  # it still unwinds here; another claim finds the job when this new lease expires
         self._renewer.hold(job_id, asked_at=asked_at)
         if job_id not in self._running:
             self._running[job_id] = group.create_task(self._run(job_id), name=f"job {job_id}")
@@ -217,7 +217,7 @@ class QueueWorker:
             async with asyncio.timeout(pause):
                 await self._wake.wait()
         except TimeoutError:
-            pass  # nothing woke the worker: it looks anyway
+            pass  # nothing woke the worker: it polls anyway
 
     def _wake_up(self, *_: bytes) -> None:
         log.debug("worker_woken")

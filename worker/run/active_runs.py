@@ -1,7 +1,7 @@
-"""The runs that this worker has, and how cancels, lost leases and the end of the worker reach them.
+"""Tracks the runs of this worker, and interrupts them for a cancel, a lost lease or a shutdown.
 
-SQL has a cancel before the API announces it, by publish and by flag. The publish makes it fast, the flag reaches a
-worker that was not listening, and the record in SQL reaches it when the API died before the announcement.
+The API stores a cancel in SQL, and then announces it in Redis by publish and by flag. The publish is fast, the flag
+reaches a worker that was not listening, and the record in SQL reaches it if the API died before the announcement.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from worker.run.publisher import Publisher
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NEIGHBOURS_S = 10.0
-"""Seconds that the steps of other runs may still take before a run begins alone."""
+"""Seconds for which the steps of other runs may continue before a run begins alone."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ActiveRun:
-    """A run that this worker has, or is about to claim."""
+    """A run that this worker owns or is about to claim."""
 
     dispatch: int
     interruption: Interruption
@@ -51,15 +51,15 @@ class ActiveRuns:
     _active: dict[RunId, ActiveRun] = field(default_factory=dict[RunId, ActiveRun])
 
     def takes_more(self) -> bool:
-        """Whether this worker may begin more runs. It may not while a run is executed alone here that has not finished
-        a step."""
+        """Returns whether this worker may begin more runs: not while it executes a run alone that has not finished a
+        step."""
         alone = self._alone
         return alone is None or (alone.publisher is not None and alone.publisher.has_saved)
 
     @contextmanager
     def tracking(self, run_id: RunId, dispatch: int) -> Generator[ActiveRun]:
-        """Makes a run of this dispatch reachable while the block lasts. Raises `ShutdownRequested` when another
-        one runs alone here."""
+        """Makes a run of this dispatch reachable within the block. Raises `ShutdownRequested` if this worker executes
+        another run alone."""
         if not self.takes_more():
             raise ShutdownRequested
         active = self._active[run_id] = ActiveRun(dispatch=dispatch, interruption=Interruption())
@@ -76,8 +76,8 @@ class ActiveRuns:
 
     @contextmanager
     def alone(self, active: ActiveRun) -> Generator[None]:
-        """Lets no other run begin in this block until `active` has finished a step. Raises `ShutdownRequested` when
-        another run is executed alone here already."""
+        """Prevents other runs from beginning within the block until `active` has finished a step. Raises
+        `ShutdownRequested` if this worker already executes another run alone."""
         if not self.takes_more():
             raise ShutdownRequested
         self._alone = active
@@ -88,8 +88,8 @@ class ActiveRuns:
                 self._alone = None
 
     async def others_left(self, active: ActiveRun) -> None:
-        """Hands over all other runs: after their steps, and after `NEIGHBOURS_S` in the middle of them. Raises what has
-        interrupted `active` meanwhile."""
+        """Hands over all other runs: after their steps, or after `NEIGHBOURS_S` in the middle of a step. Raises the
+        lost lease or shutdown that interrupted `active` meanwhile."""
         others = [other for other in self._active.values() if other is not active]
         for other in others:
             other.interruption.leave()
@@ -111,7 +111,7 @@ class ActiveRuns:
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        """Delivers cancels for as long as the block lasts."""
+        """Delivers cancels within the block."""
         async with (
             background(self._listen(), name="listen for cancels"),
             background(self._look_regularly(), name="look for cancels"),
@@ -119,31 +119,31 @@ class ActiveRuns:
             yield
 
     def lease_lost(self, run_id: RunId, dispatch: int) -> None:
-        """Stops a run that another worker may own now; but not when this worker has it by a newer dispatch."""
+        """Stops a run that another worker may own now, unless this worker has it by a newer dispatch."""
         active = self._active.get(run_id)
         if active is not None and active.dispatch == dispatch:
             active.interruption.interrupt(LeaseLost())
 
     def end_after_steps(self) -> None:
-        """Lets every run be handed over when its step has ended; also those that are claimed from now on."""
+        """Hands every run over after its current step, including runs that are claimed later."""
         self._leaving = True
         for active in self._active.values():
             active.interruption.leave()
 
     def shut_down(self) -> None:
-        """Stops every run, so that it is handed over; also those that are claimed from now on."""
+        """Interrupts every run, so that it is handed over, including runs that are claimed later."""
         self._shutting_down = True
         for active in list(self._active.values()):
             active.interruption.interrupt(ShutdownRequested())
 
     async def still_owned(self, run_id: RunId, dispatch: int) -> bool:
-        """Whether SQL says that a run of this worker is still its own by this dispatch, and was not dispatched for
-        another one. Raises `Unavailable`."""
+        """Returns whether, according to SQL, this worker still owns the run by this dispatch and no newer dispatch
+        exists. Raises `Unavailable`."""
         active = self._active.get(run_id)
         if active is None or active.publisher is None:
             return False
         run = active.publisher.run
-        # The worker may have claimed the run again, by a newer dispatch.
+        # The worker may have claimed the run again by a newer dispatch.
         return run.dispatch == dispatch and await self.runs.owns(run.id, run.fence, run.dispatch)
 
     async def _listen(self) -> None:
@@ -172,7 +172,7 @@ class ActiveRuns:
             await self._deliver(run_id, mode)
 
     async def _look_at_records(self) -> None:
-        """Finds the cancels whose API process died between the record and the announcement."""
+        """Finds cancels whose API process died between the record and the announcement."""
         if not self._active:
             return
         try:
@@ -194,5 +194,5 @@ class ActiveRuns:
         try:
             await self.runs.acknowledge_cancel(run_id, publisher.run.fence, now)
         except HoldfastError as error:
-            # The run may have ended meanwhile; the cancel itself has been delivered.
+            # The run may have ended meanwhile; the cancel itself is delivered.
             log.debug("cancel_not_acknowledged", run_id=run_id, reason=str(error))

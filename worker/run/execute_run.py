@@ -1,4 +1,4 @@
-"""The story of a run in its worker: claim it, watch for a cancel, have its body do the work, settle it."""
+"""Executes a run in a worker: claims it, watches for a cancel, lets its body do the work, and settles it."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -44,7 +44,7 @@ from worker.run.settle import (
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 BUDGET_LOOK = timedelta(minutes=1)
-"""How often a run that waits for room in a budget looks whether there is some."""
+"""How often a run that waits for room in a budget is tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class RunExecutor:
     """Executes runs, one call per dispatch."""
 
     worker: str
-    """The name under which this worker is known."""
+    """The name of this worker."""
     services: RunServices
     bodies: Bodies
     active_runs: ActiveRuns
@@ -60,15 +60,15 @@ class RunExecutor:
     limits: AttemptLimits
     run_timeout_s: float
     start_slots: asyncio.Semaphore
-    """A worker that claims many runs starts a few at a time: all at once, none would start before the last."""
+    """Limits how many runs start at a time. If many started at once, each would start as late as the last."""
 
     async def execute_run(self, run_id: RunId, dispatch: int) -> None:
-        """Executes the run of one dispatch. Does nothing when the run may not be executed now, or not by this dispatch.
+        """Executes the run of one dispatch. Does nothing if the run cannot be claimed now, or not by this dispatch.
 
-        Raises `ShutdownRequested` when the run was handed over, `LeaseLost` when another process has it, `Unavailable`
-        when it is to be tried again.
+        Raises `ShutdownRequested` if this worker hands the run over, `LeaseLost` if another process owns it, and
+        `Unavailable` if the caller must try again.
         """
-        # Tracked before it is claimed: a cancel is either announced to us, or in the row that is claimed.
+        # Track the run before the claim: then a cancel is either announced to this worker or in the claimed row.
         with bound_contextvars(run_id=run_id), self.active_runs.tracking(run_id, dispatch) as active:
             try:
                 await self._execute_tracked(active, run_id, dispatch, limits=self.limits)
@@ -128,7 +128,7 @@ class RunExecutor:
         except LifecycleError as error:
             raise LeaseLost(str(error)) from error
         except Unavailable as error:
-            # No fault of the run, and nothing can be settled: it goes back into the queue when the database is back.
+            # The run is not at fault, and nothing can settle it: it returns to the queue when the database is back.
             log.warning("run_handed_over_late", reason=error.message)
             await self.finisher.hand_over_late(publisher)
             raise
@@ -142,13 +142,13 @@ class RunExecutor:
             await self.finisher.hand_over(handle.publisher)
             raise
         except (LeaseLost, LifecycleError):
-            # A newer owner's fence refuses this. If there is none, SQL gets what readers have seen, for the next owner.
+            # SQL refuses this if a newer owner exists. Otherwise it stores what readers have seen, for the next owner.
             await handle.publisher.hand_over()
             raise
 
     async def _outcome_of(self, body: Body, handle: RunHandle) -> Outcome | Parked:
-        """Has the body do the run's work, and says how that ended. Raises `ShutdownRequested`, `LeaseLost` or
-        `Unavailable` when another worker continues the run, `BudgetExceeded` when it is to wait for room."""
+        """Lets the body do the run's work, and returns how it ended. Raises `ShutdownRequested`, `LeaseLost` or
+        `Unavailable` if another worker continues the run, and `BudgetExceeded` if the run waits for room."""
         run = handle.run
         try:
             if self.limits.give_up(run):
@@ -170,13 +170,13 @@ class RunExecutor:
         except (ShutdownRequested, LeaseLost, LifecycleError, Unavailable):
             raise
         except Exception as error:
-            # The job boundary: a run that fails in any way ends, and its worker goes on.
+            # The boundary of a job: any failure ends the run, and its worker continues.
             log.exception("run_failed")
             return Outcome(end=failed_by_defect(error))
 
     def _tried_again_at(self, error: BudgetExceeded) -> datetime:
-        """Calls that are under way may use less than was set aside for them, and an operator may raise a budget. So the
-        run looks before the next day, too."""
+        """When to try the run again. Running calls may use less than they have reserved, and an operator may raise a
+        budget, so the run does not wait until the next day."""
         soon = self.services.clock.now() + BUDGET_LOOK
         return soon if error.room_at is None else min(error.room_at, soon)
 

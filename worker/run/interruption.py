@@ -1,9 +1,9 @@
 """Ends a block of code from outside, with a reason.
 
-asyncio can only cancel a task, and a `CancelledError` does not say why. Here the caller that stops a run gives a typed
-error (cancel requested, lease lost, shutdown, timeout), and that error comes out of the block. It works like
-`asyncio.timeout`: the task is cancelled, and at the end of the block the cancellation is taken back and replaced. Other
-cancellations pass through untouched, and none stays pending.
+asyncio can only cancel a task, and a `CancelledError` does not say why. Here the caller that stops a run passes a typed
+error (cancel requested, lease lost, shutdown, timeout), and the block raises it. It works like `asyncio.timeout`: it
+cancels the task, and at the end of the block replaces the cancellation by the error. Other cancellations pass through
+unchanged, and none stays pending.
 """
 
 import asyncio
@@ -42,33 +42,33 @@ class Interruption:
 
     @property
     def error(self) -> RunInterrupted | None:
-        """The error that the block is, was or will be interrupted with."""
+        """The error that interrupts the block, now, earlier or later."""
         return self._error
 
     @property
     def after_step(self) -> bool:
-        """Whether a cancel waits for the step in hand to end. The block has to look."""
+        """Whether a cancel waits for the current step to end. The block must check this."""
         return self._after_step
 
     @property
     def leaves(self) -> bool:
-        """Whether the block is to be handed over after the step in hand. The block has to look."""
+        """Whether the block is to be handed over after the current step. The block must check this."""
         return self._leaves
 
     def leave(self) -> None:
-        """Asks the block to let another worker go on after the step in hand."""
+        """Asks the block to let another worker continue after the current step."""
         self._leaves = True
 
     def interrupt(self, error: RunInterrupted) -> None:
-        """Raises `error` in the block, where it awaits. Does nothing when the block has ended or another interrupt came
+        """Raises `error` in the block, where it awaits. Does nothing if the block has ended or another interrupt came
         first."""
         if self._is_open():
             self._error = error
             self._deliver()
 
     def request_cancel(self, mode: CancelMode) -> bool:
-        """Interrupts with `CancelRequested`, or notes that the block is to stop after its step. False when nothing
-        changes: a cancel was requested before, or the block ends anyway."""
+        """Interrupts with `CancelRequested`, or notes that the block is to stop after its step. False if nothing
+        changes: a cancel was requested before, or the block is ending anyway."""
         after_step = mode is CancelMode.AFTER_STEP
         if not self._is_open() or (after_step and self._after_step):
             return False
@@ -80,9 +80,8 @@ class Interruption:
 
     @contextmanager
     def shielded(self) -> Generator[None]:
-        """Protects a write that must be whole: no interrupt arrives inside, and one that comes meanwhile is delivered
-        afterwards. May be nested and used by several tasks of the block. It does not stop cancellations from
-        elsewhere."""
+        """Protects a write from interruption: an interrupt that comes meanwhile is delivered afterwards. Several tasks
+        of the block may use it, and it may be nested. It does not stop cancellations from elsewhere."""
         self._shields += 1
         try:
             yield
@@ -91,12 +90,12 @@ class Interruption:
             self._deliver()
 
     def interrupting(self, name: str, *, timeout_s: float | None = None) -> AbstractAsyncContextManager[None]:
-        """The block that can be interrupted. `name` is for tracebacks; `RunTimeout` is raised after `timeout_s`. An
-        interrupt that came earlier is raised at once."""
+        """Returns the interruptible block. `name` is for tracebacks. The block raises `RunTimeout` after `timeout_s`,
+        and an earlier interrupt at once."""
         return _InterruptibleBlock(self, name, timeout_s)
 
     def begin(self, name: str) -> None:
-        """The block calls it when it begins; its task is the current one."""
+        """The block calls this when it begins, in its own task."""
         if self._task is not None or self._closed:
             raise RuntimeError("an Interruption serves one block")
         if self._error is not None:
@@ -110,15 +109,15 @@ class Interruption:
         self._cancelling_before = task.cancelling()
 
     async def end(self, failure: BaseException | None) -> None:
-        """The block calls it when it ends: nothing interrupts it any more. Raises the interrupt, if there is one,
-        instead of `failure`."""
+        """The block calls this when it ends; no interrupt reaches it afterwards. Raises the interrupt, if any, instead
+        of `failure`."""
         self._closed = True
         if self._error is None or self._task is None or not self._delivered:
             return
         pending = await _take_pending_cancellation()
         if self._task.uncancel() > self._cancelling_before:
             if pending and not isinstance(failure, asyncio.CancelledError):
-                raise asyncio.CancelledError  # it came from elsewhere, and we have just taken it
+                raise asyncio.CancelledError  # it came from elsewhere, and the line above has consumed it
         elif isinstance(failure, asyncio.CancelledError):
             raise self._error from None
         elif isinstance(failure, Exception):
@@ -135,7 +134,7 @@ class Interruption:
             self._task.cancel(f"{self._name} is interrupted: {self._error}")
 
     def _unwinding(self) -> bool:
-        """Whether other code has cancelled the block: its clean-up must not be disturbed."""
+        """Whether other code has cancelled the block, whose clean-up must not be interrupted."""
         return self._task is not None and self._task.cancelling() > self._cancelling_before
 
 
@@ -163,8 +162,8 @@ class _InterruptibleBlock(AbstractAsyncContextManager[None]):
 
 
 async def _take_pending_cancellation() -> bool:
-    """Whether the current task has a cancellation that it has not noticed yet. Without this look, the task's next
-    await, far outside the block, would be cancelled."""
+    """Returns whether the current task has a pending cancellation, and consumes it. Otherwise the cancellation would
+    hit the task's next await, far outside the block."""
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:

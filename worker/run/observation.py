@@ -1,9 +1,8 @@
-"""Tells observers what happens to a run in its worker: the one place where a run is observed.
+"""Notifies observers of what happens to a run in its worker.
 
-A `RunObservation` is made with each claim of a run, and is reached as `publisher.observation` and
-`context.observation`. Code that does something says so here, once, and the observers hear it: the times of the
-steps, the metrics, the traces. Nothing else in the worker knows of measurements, and nothing here decides anything
-about the run.
+Each claim of a run creates a `RunObservation`, which code reaches as `publisher.observation` and
+`context.observation`. That code reports what it does here, once, and the observers receive it: the times of the steps,
+the metrics, the traces. No other code of the worker measures, and nothing here decides anything about the run.
 """
 
 import asyncio
@@ -37,17 +36,17 @@ from shared.domain.runs import Run, Step, StepTiming, ToolTiming, Usage
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent
 from worker.run.interruption import Interruption
 
-# What observers of a run hear: a record of each thing that the run does.
+# What observers of a run receive: a record of each thing that the run does.
 #
-#     ObservedRun            from its claim until this worker has it no more
+#     ObservedRun            from its claim until this worker gives it up
 #     ├── ObservedStep       one model call with what belongs to it, or the calls that an earlier owner left open
 #     │   ├── ObservedModelCall      the step's own, and that of a summary; its retries, and its first piece
 #     │   ├── ObservedToolCall       several at a time, if the tools may run together
 #     │   └── ObservedWrite          a checkpoint, or the question for an approval
 #     └── ObservedWrite      the settlement
 #
-# Each is one mutable record: observers get it when it begins, and again, filled in, when it has ended. Of a token an
-# observer hears nothing; of a batch of events that was shown, it hears once.
+# Each is one mutable record: observers get it when it begins, and again, complete, when it has ended. They are not
+# called for each token, but once for each batch of events that is shown.
 
 
 SUCCESS = "success"
@@ -55,134 +54,135 @@ SUCCESS = "success"
 
 @dataclass(kw_only=True, eq=False)
 class Observed:
-    """Something that a run does. Told apart by identity, so that an observer may keep it in a dictionary."""
+    """Something that a run does. It compares by identity, so that an observer may use it as a key of a dictionary."""
 
     parent: "Observed | None" = None
     began_at: int = 0
     """Unix time in milliseconds."""
     ended_at: int = 0
     began_s: float = 0.0
-    """By a clock that never goes back, as `seconds`, which says how long it took."""
+    """By a monotonic clock, as the duration `seconds`."""
     seconds: float = 0.0
     outcome: str = ""
     """Set when it ends: `success`; what interrupted it (`cancelled`, `timed_out`, `budget`, `handed_over`, `lost`,
-    `put_off`, `interrupted`); or how it failed (`error`, for a model call the `ModelErrorType`). A record that says
-    more of its outcome documents it."""
+    `put_off`, `interrupted`); or how it failed (`error`, for a model call the `ModelErrorType`). A record with
+    other outcomes documents them."""
     error: BaseException | None = None
-    """What it ended with. Its text may be a model's or a tool's."""
+    """The exception that ended it. Its text may be a model's or a tool's."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ObservedRun(Observed):
     """One claim of a run. `outcome`: the status that this worker gave it (`completed`, `failed`, `cancelled`), `parked`
-    when it waits for a person, `waits` when it waits for room in a budget, `refused` when its end was another owner's;
-    else what interrupted it."""
+    if it waits for a person, `waits` if it waits for room in a budget, `refused` if another owner ended it; else what
+    interrupted it."""
 
     run: Run
     """As it was claimed: `fence` is the number of the attempt."""
     worker: str
     agent_name: str = ""
-    """Known when the run was loaded."""
+    """Known once the run is loaded."""
     queue_wait_s: float | None = None
     """From its submission to its first claim; None for a later one."""
     settled: Run | None = None
     """The run as this worker ended it."""
     cancelled_after_s: float | None = None
-    """From a client's wish to cancel it to its end; None for one that let the step end first."""
+    """From a client's cancel request to the run's end; None if the cancel let the step end first."""
     interrupted_in: Literal["model", "tool", "between"] = "between"
-    """What an interrupt has cut off."""
+    """What the interrupt cut off."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ObservedStep(Observed):
-    """One step. `outcome` is `parked` when its calls wait for a person or the client."""
+    """One step. `outcome` is `parked` if its calls wait for a person or the client."""
 
     number: int
     """In the run, from 1."""
     goes_on: bool = False
-    """Only the calls are made here that an earlier owner left open, or that a decision has allowed."""
+    """The step consists only of calls that an earlier owner left open or that a decision has allowed."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ObservedModelCall(Observed):
-    """One call of a model, with its retries."""
+    """One model call, with its retries."""
 
     call: ModelCall
     step: Step | None
-    """The step that this call makes; None for the summary of a history that became too long."""
+    """The step of this call; None for the summary of a history that is too long."""
     provider: str
     model: str
     claimed_s: float
-    """Seconds from the claim until the model was asked."""
+    """Seconds from the claim to the request."""
     is_silent: bool = True
-    """Nothing of the answer has come. Whoever takes pieces looks at it before it calls `RunObservation.hear`."""
+    """No piece of the answer has arrived. The consumer of the stream calls `RunObservation.hear` only while this is
+    true."""
     is_first: bool = False
-    """With it came the first piece of an answer in this claim of the run. A summary answers nobody."""
+    """It brought the first piece of an answer in this claim of the run. A summary is no answer."""
     first_piece_at: int = 0
     first_piece_s: float = 0.0
-    """Seconds from the question to the first piece."""
+    """Seconds from the request to the first piece."""
     retries: int = 0
     usage: Usage | None = None
-    """None: the call did not get to its end."""
+    """None if the call did not finish."""
     answer: AssistantMessage | None = None
     finish_reason: str = ""
     """As `Finished.reason`."""
 
     def finish(self, usage: Usage, reason: str, answer: AssistantMessage | None = None) -> None:
-        """The answer is whole; of a summary there is no message."""
+        """Records the complete answer; a summary has no message."""
         self.usage, self.finish_reason, self.answer = usage, reason, answer
 
 
 @dataclass(kw_only=True, eq=False)
 class ObservedToolCall(Observed):
-    """One call of a tool. `outcome` is `error` when the tool said so, or was not started."""
+    """One tool call. `outcome` is `error` if the tool returned an error or was not started."""
 
     call: ToolCall
     step_id: StepId | None
-    """None: a client asked for the call."""
+    """None if a client requested the call."""
     returned: ToolReturn | None = None
 
     def returns(self, returned: ToolReturn) -> None:
-        """What the call came to."""
+        """Records the result of the call."""
         self.returned, self.outcome = returned, SUCCESS if returned.status == "success" else "error"
 
 
 @dataclass(kw_only=True, eq=False)
 class ObservedWrite(Observed):
-    """A write that the run waits for, with its repetitions while the database is away."""
+    """A write that the run waits for, with its retries while the database is unavailable."""
 
     kind: Literal["checkpoint", "park", "settle"]
 
 
 class RunObserver:
-    """Is told what happens to one run; a subscriber overrides what it wants to know. All of it is called on the event
-    loop, in the task that does the thing, and must not wait. What one raises is logged, and ends nothing."""
+    """Receives what happens to one run; a subclass overrides the methods that it needs. They are called on the event
+    loop, in the task that does the work, and must not block. An exception that one raises is logged and ignored."""
 
     def began(self, what: Observed) -> None:
-        """Something begins. Its `parent` is under way."""
+        """Something begins. Its `parent` has begun and not ended."""
 
     def ended(self, what: Observed) -> None:
-        """It has ended, also when it was interrupted. Its record is complete."""
+        """It has ended, possibly by an interrupt. Its record is complete."""
 
     def first_piece(self, call: ObservedModelCall) -> None:
-        """The first piece of a model's answer came."""
+        """The first piece of a model's answer has arrived."""
 
     def retried(self, call: ObservedModelCall, failure: AttemptFailed) -> None:
-        """A model call failed before its answer, and is tried again."""
+        """A model call failed before its answer, and is retried."""
 
     def shown(self, size: int, delay_s: float | None) -> None:
-        """Events of `size` bytes are in Redis' log, and so before live readers; the oldest of them came up `delay_s`
-        seconds ago. None: they are the log's end, which SQL has made."""
+        """Redis has events of `size` bytes, so live readers see them. The oldest was emitted `delay_s` seconds ago.
+        None for the end of the log, which SQL has numbered."""
 
     def restarted(self) -> None:
-        """What readers have seen of a step is void: it begins again."""
+        """What readers have seen of a step is void; the step begins again."""
 
     def log_lost(self) -> None:
-        """Redis has lost a part of the log, and is sent again what SQL lacks."""
+        """Redis has lost a part of the log; the publisher sends again what SQL lacks."""
 
 
 ObserverOf = Callable[[ObservedRun], RunObserver]
-"""Makes the observer of a run that was just claimed."""
+"""Creates the observer of a run that was just claimed."""
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -204,18 +204,18 @@ _OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
 
 
 class StepTimes(RunObserver):
-    """The times of what one owner of a run has seen of its steps."""
+    """The times of a run's steps, as far as one owner has executed them."""
 
     def __init__(self) -> None:
         self._timings: dict[StepId, StepTiming] = {}
 
     def of(self, step: Step) -> Step:
-        """The step with its times, as far as they are known."""
+        """Returns the step with its known times."""
         timing = self._timings.get(step.id)
         return step if timing is None else replace(step, timing=timing)
 
     def calls_of(self, step_id: StepId) -> list[ToolTiming]:
-        """The calls of a step that were made here, as they ended."""
+        """Returns the calls of a step that this owner has made, in the order in which they ended."""
         return self._timings.get(step_id, StepTiming()).tools
 
     def ended(self, what: Observed) -> None:
@@ -232,8 +232,7 @@ class StepTimes(RunObserver):
 
 
 class RunObservation:
-    """One claim of a run, as it is observed. `observers` make those who hear of it; `claimed_at` is the moment of the
-    claim."""
+    """The observation of one claim of a run. `observers` create its observers."""
 
     def __init__(
         self,
@@ -255,15 +254,15 @@ class RunObservation:
         self._has_answered = False
 
     def executing(self) -> AbstractContextManager[ObservedRun]:
-        """Around all that this worker does with the run."""
+        """Wraps all work of this worker on the run."""
         return self._observed(self.run)
 
     def step(self, number: int, *, goes_on: bool = False) -> AbstractContextManager[ObservedStep]:
-        """Around a step. One at a time."""
+        """Wraps a step. Steps do not overlap."""
         return self._observed(ObservedStep(parent=self.run, number=number, goes_on=goes_on))
 
     def model_call(self, call: ModelCall, step: Step | None) -> AbstractContextManager[ObservedModelCall]:
-        """Around a call of a model, with its retries. Whoever takes the answer's pieces calls `hear`."""
+        """Wraps a model call, with its retries. The consumer of the answer's pieces calls `hear`."""
         provider, _, model = call.handle.partition("/")
         claimed_s = self._clock.monotonic() - self._claimed_at
         return self._observed(
@@ -278,7 +277,7 @@ class RunObservation:
         )
 
     def hear(self, call: ObservedModelCall, event: ModelEvent) -> None:
-        """An event came while the model was still silent: its first piece, or a failure that is tried again."""
+        """Reports the first piece of an answer, or a failure that is retried before it."""
         if isinstance(event, AttemptFailed):
             call.retries = event.attempt
             failure = event
@@ -292,29 +291,29 @@ class RunObservation:
         self._tell(lambda observer: observer.first_piece(call))
 
     def tool_call(self, call: ToolCall, step_id: StepId | None) -> AbstractContextManager[ObservedToolCall]:
-        """Around a call of a tool. `returns` takes its result."""
+        """Wraps a tool call. The caller passes the result to `returns`."""
         return self._observed(ObservedToolCall(parent=self._step, call=call, step_id=step_id))
 
     def write(self, kind: Literal["checkpoint", "park", "settle"]) -> AbstractContextManager[ObservedWrite]:
-        """Around a write that the run waits for."""
+        """Wraps a write that the run waits for."""
         return self._observed(ObservedWrite(parent=self._step, kind=kind))
 
     def ended_as(self, settled: Run, now: datetime) -> None:
-        """This worker has stored the run's end."""
+        """Reports that this worker has stored the run's end."""
         self.run.settled, self.run.outcome = settled, settled.status
         cancel = settled.cancel
         if settled.status is not RunStatus.CANCELLED or cancel is None:
             return
-        # A client that lets the step end waits for the model or the tool because it wants to.
+        # With this mode, the client waits for the model or the tool deliberately.
         if cancel.mode is not CancelMode.AFTER_STEP:
             self.run.cancelled_after_s = max((now - cancel.requested_at).total_seconds(), 0)
 
     def left_as(self, outcome: Literal["parked", "waits", "refused"]) -> None:
-        """This worker has the run no more, and has not ended it."""
+        """Reports that this worker gave the run up without ending it."""
         self.run.outcome = outcome
 
     def shown(self, size: int, delay_s: float | None) -> None:
-        """See `RunObserver.shown`. Once for each batch of events."""
+        """See `RunObserver.shown`. Called once for each batch of events."""
         self._tell(lambda observer: observer.shown(size, delay_s))
 
     def restarted(self) -> None:
@@ -375,7 +374,7 @@ def _part_of(what: Observed) -> Literal["model", "tool", "between"]:
 
 
 class _Scope(AbstractContextManager[Record], Generic[Record]):
-    """The block in which something happens."""
+    """The block that wraps an observed thing."""
 
     def __init__(self, observation: RunObservation, record: Record) -> None:
         self._observation = observation

@@ -1,7 +1,7 @@
-"""The publisher of a run: it sends events to Redis at once, and to SQL with every checkpoint.
+"""The publisher sends a run's events to Redis at once, and to SQL with every checkpoint.
 
-`LogWriter` numbers the events and knows what SQL and Redis have; the publisher has the loop and the errors. It has one
-append in flight at a time, and sends what comes meanwhile with the next one. So it needs no timer and no delay.
+`LogWriter` numbers the events and tracks what SQL and Redis have; the publisher runs the loop and handles errors. It
+has one append in flight at a time, and the next append sends the events that arrive meanwhile. So it needs no timer.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ from worker.run.observation import (
     RunObserver,
 )
 
-# How a run's new owner takes its log: what earlier owners have shown, and how the new one goes on behind that.
+# How a run's new owner adopts its log: what earlier owners have shown, and how the new owner continues after that.
 
 
 class RecoveredLog(NamedTuple):
     """A log as its new owner finds it."""
 
     follows: Seq
-    """The number that the owner's first event follows."""
+    """The number after which the owner's first event comes."""
     shown: ShownStep
-    """What readers have seen of the step in hand."""
+    """What readers have seen of the current step."""
     opening: LogContinued | StepRestarted | None
-    """The owner's first event; None for the first owner, who needs none."""
+    """The owner's first event; None for the run's first owner."""
 
 
 async def recover_log(
@@ -67,7 +67,7 @@ async def recover_log(
     is_shown = adopted.follows > run.checkpoint_seq
     behind = await events.read(run.id, run.checkpoint_seq, None) if is_shown else []
     shown = ShownStep(decode(entry) for _, entry in behind)
-    # Embedded, events reach readers only after SQL has them: nothing unsaved was shown.
+    # With an embedded Redis, readers see only events that SQL has: nothing unsaved was shown.
     is_whole = adopted.is_whole or stores_first
     opening = _opening(run, shown, adopted.follows, unix_ms(now), goes_on=goes_on and is_whole)
     shown.take(opening)
@@ -82,16 +82,16 @@ def _opening(run: Run, shown: ShownStep, follows: Seq, at: int, *, goes_on: bool
     return StepRestarted(at=at, attempt=attempt, void_message_ids=void, follows=follows, lost_call=lost_call)
 
 
-# What an operator sees of a run at DEBUG: its model calls, its tools' calls and its writes, as they begin and end.
+# The log lines of a run at DEBUG: its model calls, tool calls and writes, as they begin and end.
 #
-# It has ids, figures and outcomes. What was asked and answered, and what tools are called, is nobody's in a log.
+# They have ids, figures and outcomes, but no prompts, answers or tool names: those do not belong in a log.
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class RunLog(RunObserver):
-    """Logs what happens to one run. The ids of the run and the worker are bound to every line."""
+    """Logs what happens to one run. Every line has the ids of the run and the worker."""
 
     def began(self, what: Observed) -> None:
         match what:
@@ -137,28 +137,27 @@ class RunLog(RunObserver):
 
 
 SPILL_AT = 2000
-"""Entries of one unfinished step after which the publisher stores them without waiting for its end."""
+"""Entries of one unfinished step at which the publisher stores them before the step ends."""
 
 SPILL_BYTES = 2_000_000
-"""Bytes of them, so that no checkpoint has to pack more than these and what comes while it waits."""
+"""The same limit in bytes. It bounds what a checkpoint has to pack."""
 
 APPEND_AT_MOST = 5000
-"""The most entries of one append. More of them wait only after Redis was away, and one script must not occupy Redis for
-long."""
+"""The most entries of one append. More of them wait only after an outage of Redis, and a long script would block
+Redis."""
 
 FLUSH_S = 2.0
-"""Seconds that the end of a run waits for a Redis that does not answer."""
+"""Seconds for which the end of a run waits for an unresponsive Redis."""
 
 RETRY_S = 0.1
-"""Seconds before the publisher asks a service again that did not answer."""
+"""Seconds before the publisher retries an unavailable service."""
 
 
 class Publisher:
-    """Publishes one run's events, for as long as its fence holds.
+    """Publishes one run's events while its fence is the newest.
 
-    With `stores_first`, SQL has an event before it is shown. That is for a Redis that lives in this process and dies
-    with it. A real one outlives the process, and spares each token the way through SQL. `kept_free` is as in
-    `LogWriter`.
+    With `stores_first`, SQL stores an event before readers see it. That is for an embedded Redis, which dies with this
+    process. A real Redis outlives the process, so tokens need not pass through SQL. `kept_free` is as in `LogWriter`.
     """
 
     def __init__(
@@ -175,10 +174,10 @@ class Publisher:
         kept_free: int = KEPT_FREE,
     ) -> None:
         self.run = run
-        """The run with the fence that its owner has now."""
+        """The run with its owner's current fence."""
         self.observation = observation
         self.shown = ShownStep()
-        """What readers have seen of the step in hand."""
+        """What readers have seen of the current step."""
         self.has_saved = False
         """Whether this owner of the run has finished a step."""
         self._event_log = event_log
@@ -193,21 +192,21 @@ class Publisher:
         self._idle = asyncio.Event()
         self._is_lost = False
         self._unstored_bytes = 0
-        self._unsent_since: float | None = None  # when the oldest event came that is not sent
+        self._unsent_since: float | None = None  # when the oldest unsent event was emitted
         self._trimmed = self._to_trim = Seq(0)
 
     @property
     def follows(self) -> Seq:
-        """The number that this owner's first event follows; 1 when no owner has shown anything before."""
+        """The number after which this owner's first event comes; 1 if no owner has shown anything before."""
         return self._writer.follows or Seq(1)
 
     @asynccontextmanager
     async def publishing(self, *, goes_on: bool = False) -> AsyncGenerator["Publisher"]:
-        """Adopts the log, and sends what is emitted until the block ends. Raises `LeaseLost`, `StaleFence` or
+        """Adopts the log, and sends emitted events until the block ends. Raises `LeaseLost`, `StaleFence` or
         `Unavailable`.
 
-        `goes_on`: the run's model can go on with an answer of which the text is given. Then such a text that an earlier
-        owner has shown is not void.
+        `goes_on`: the run's model can continue an answer from its text. Then the text that an earlier owner has shown
+        does not become void.
         """
         await self._begin(goes_on=goes_on)
         async with background(self._send(), name=f"publish {self.run.id}"):
@@ -218,7 +217,7 @@ class Publisher:
                     await self.wait_sent(FLUSH_S)
 
     def emit(self, *events: Event) -> None:
-        """Gives events their numbers and sends them. Raises `LogClosed` when the end of the log is being stored."""
+        """Numbers events and sends them. Raises `LogClosed` once `ending` has begun."""
         for event in events:
             entry = encode(event)
             self._writer.emit(entry)
@@ -229,13 +228,12 @@ class Publisher:
         self._wake()
 
     def emit_unless_closed(self, event: Event) -> None:
-        """`emit` for callers that do not know whether the run is ending: after the end of the log, the event is
-        dropped."""
+        """`emit` for callers that do not know whether the run is ending. Drops the event if the log is closed."""
         if not self._writer.is_closed:
             self.emit(event)
 
     def begin_again(self) -> None:
-        """Says that what was shown of the step in hand is void after all."""
+        """Makes void what readers have seen of the current step."""
         shown = self.shown.message_id
         void = [] if shown is None else [shown]
         at, attempt = unix_ms(self._clock.now()), int(self.run.fence)
@@ -244,14 +242,14 @@ class Publisher:
 
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[Run]:
-        """The run, for a fenced write. Writes come one at a time, so that each carries the present fence."""
+        """Yields the run for a fenced write. Only one write runs at a time, so each carries the current fence."""
         async with self._writes:
             yield self.run
 
     @asynccontextmanager
     async def storing(self) -> AsyncGenerator[LogTail]:
-        """The entries that SQL lacks, for a write that stores them. They count as stored when the block ends without an
-        error."""
+        """Yields the entries that SQL lacks, for a write that stores them. They count as stored if the block ends
+        without an error."""
         async with self._writes:
             yield (tail := self._writer.to_store())
             self._was_stored(tail)
@@ -259,7 +257,7 @@ class Publisher:
 
     @asynccontextmanager
     async def saving(self) -> AsyncGenerator[LogTail]:
-        """`storing` for a checkpoint, which ends the step in hand: from then on readers find its events in SQL."""
+        """`storing` for a checkpoint, which ends the current step: afterwards readers find its events in SQL."""
         async with self.storing() as tail:
             yield tail
             self.shown = ShownStep()
@@ -268,8 +266,8 @@ class Publisher:
 
     @asynccontextmanager
     async def ending(self) -> AsyncGenerator[LogTail]:
-        """`storing` for the write that ends the log. Nothing may be emitted from here on, because the write itself
-        numbers the log's last entries."""
+        """`storing` for the write that ends the log. It closes the log to `emit`, because the write itself numbers the
+        log's last entries."""
         async with self._writes:
             self._writer.close()
             yield self._writer.to_store()
@@ -280,7 +278,8 @@ class Publisher:
         self._wake()
 
     async def hand_over(self, waits_until: datetime | None = None) -> bool:
-        """Stores what SQL lacks of a step, for the next owner, who comes after `waits_until`. False: SQL is away."""
+        """Stores the events that SQL lacks, for the next owner, who comes after `waits_until`. False if SQL is
+        unavailable."""
         try:
             async with self.storing() as tail:
                 await self._checkpoints.hand_over(
@@ -295,12 +294,12 @@ class Publisher:
 
     @property
     def _leaves_call(self) -> bool:
-        """Whether a model call is lost of which the log does not know yet: this owner's, or that of the one before."""
+        """Whether a model call was lost that the log does not record yet: this owner's, or the previous owner's."""
         is_told = self._writer.follows is not None or not self.run.follows_lost_owner
         return self.observation.run.interrupted_in == "model" or not is_told
 
     async def wait_sent(self, within_s: float) -> bool:
-        """Waits until Redis has everything, `within_s` seconds at most; whether it has. SQL has it in any case."""
+        """Waits at most `within_s` seconds until Redis has every event. Returns whether it has; SQL has them anyway."""
         try:
             async with asyncio.timeout(within_s):
                 await self._idle.wait()
@@ -309,7 +308,7 @@ class Publisher:
         return not self._is_lost
 
     async def _begin(self, *, goes_on: bool) -> None:
-        """Adopts the log, and continues where it ends."""
+        """Adopts the log, and continues at its end."""
         stores = (self._event_log, self._events, self._checkpoints)
         now, stores_first = self._clock.now(), self._stores_first
         taken = await recover_log(self.run, *stores, now, goes_on=goes_on, stores_first=stores_first)
@@ -346,7 +345,7 @@ class Publisher:
             await self._store()
         tail = self._writer.to_send()
         if not tail.entries:
-            await asyncio.sleep(RETRY_S)  # SQL is away, and only what it has may be shown
+            await asyncio.sleep(RETRY_S)  # SQL is unavailable, and readers may see only what it has
             return
         tail = LogTail(tail.first, tail.entries[:APPEND_AT_MOST])
         since, self._unsent_since = self._unsent_since, None
@@ -367,8 +366,8 @@ class Publisher:
             await asyncio.sleep(RETRY_S)
 
     async def _open_again(self) -> None:
-        """Opens the log again after Redis lost data, and sends again what SQL lacks, so that live readers go on. SQL
-        says first whether the run is still ours: Redis may have forgotten a newer owner as well."""
+        """Opens the log again after Redis lost data, and sends again what SQL lacks, so that live readers continue. SQL
+        confirms first that this owner's fence is the newest: Redis may have lost a newer owner's, too."""
         try:
             if not await self._checkpoints.has_fence(self.run):
                 raise LeaseLost  # noqa: TRY301 - as the log itself says it
@@ -382,7 +381,7 @@ class Publisher:
             await asyncio.sleep(RETRY_S)
 
     async def _store(self) -> None:
-        """Stores what SQL lacks. Once the log is closed, the write that ends it stores that."""
+        """Stores the events that SQL lacks, unless the log is closed: then the write that ends it stores them."""
         async with self._writes:
             tail = self._writer.to_store()
             if not tail.entries or self._writer.is_closed:
@@ -400,15 +399,14 @@ class Publisher:
         self._unstored_bytes = sum(map(len, self._writer.to_store().entries))
 
     async def _take_new_fence(self) -> None:
-        """Takes a new fence, and repeats that until SQL answers: without knowing its fence, this owner can store
-        nothing."""
+        """Takes a new fence, and retries until SQL answers: an owner that does not know its fence can store nothing."""
         async with self._writes:
             tail, now = self._writer.to_store(), self._clock.now()
             while not self._writer.is_closed:
                 try:
                     self.run = await self._checkpoints.take_new_fence(self.run, tail, now)
                     self._writer.continue_under(self.run.fence, tail.last, unix_ms(now))
-                    self._unstored_bytes = 0  # or little more, and that only puts off the next spill
+                    self._unstored_bytes = 0  # or slightly more, which only delays the next spill
                 except LifecycleError as error:
                     self._stop(LeaseLost(str(error)))
                 except Unavailable as error:
@@ -418,7 +416,7 @@ class Publisher:
                 return
 
     async def _trim(self) -> None:
-        """Trims the stream in Redis to what SQL lacks: Redis is a cache of the log's end."""
+        """Removes from Redis what SQL has: Redis is a cache of the log's end."""
         if self._to_trim <= self._trimmed:
             return
         try:

@@ -1,7 +1,7 @@
-"""A run in its owner's hands: all that a body may do with it.
+"""The handle of a claimed run: everything that a body may do with it.
 
-Writes carry the fence of the claim. So a body whose worker has lost the run changes nothing any more: the first write
-that is refused ends it.
+Each write carries the fence of the claim. If the worker has lost the run, SQL refuses the body's next write, and that
+ends the body.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,12 +36,12 @@ from worker.run.spending import BudgetService
 Result = TypeVar("Result")
 
 LARGEST_STATE = 1_000_000
-"""Bytes that a body may keep of its own. It is written whole with every checkpoint that has it."""
+"""The most bytes of a body's own state. Each checkpoint that has a state writes all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunServices:
-    """What every run of a worker shares, whatever its body is."""
+    """The services that all runs of a worker share."""
 
     messages: MessageStore
     runs: RunStore
@@ -54,15 +54,15 @@ class RunServices:
     clock: Clock
     ids: IdMaker
     stores_first: bool
-    """Whether events go to SQL before they are shown (see `Publisher`)."""
+    """Whether SQL stores events before readers see them (see `Publisher`)."""
     patience_s: float
-    """Seconds that a run repeats a write while the database is away."""
+    """Seconds for which a run repeats a write while the database is unavailable."""
     observers: Sequence[ObserverOf] = ()
-    """They hear what happens to a run: metrics, traces, log lines."""
+    """They record what happens to a run: metrics, traces, log lines."""
 
     def publisher(self, run: Run, worker: str, interruption: Interruption) -> Publisher:
-        """The publisher of a run that `worker` has just claimed, with its observation. It stops the run when the log
-        has a newer owner."""
+        """Returns the publisher of a run that `worker` has just claimed, with its observation. The publisher stops the
+        run if the log has a newer owner."""
         return Publisher(
             run,
             event_log=self.event_log,
@@ -78,95 +78,95 @@ class RunServices:
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """The run waits for a person; its stream's last entries are stored."""
+    """The run waits for a person. SQL has the last entries of its log."""
 
     tail: LogTail
 
 
 @dataclass(kw_only=True)
 class StepInHand:
-    """The model call that is under way, or the last one, and the results of its tool calls."""
+    """The current or last model call, and the results of its tool calls."""
 
     step: Step
     asked: str
-    """What the call asked, as text; its tokens are counted by it when the call is cut off."""
+    """The request as text, from which the tokens of a cut-off call are estimated."""
     returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results that exist already when the run is cut off."""
+    """Results that already exist if the run is cut off."""
 
     def finish(self, usage: Usage) -> None:
-        """The model has answered. The last step of a run gets the run's own stop reason instead."""
+        """Records that the model has answered. The last step of a run gets the run's own stop reason instead."""
         self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason=StopReason.ANSWERED)
 
     def wait(self) -> None:
-        """Its tool calls wait for a person or for the client."""
+        """Records that its tool calls wait for a person or the client."""
         self.step = msgspec.structs.replace(self.step, stop_reason=PARKED.stop_reason)
 
 
 @dataclass(kw_only=True)
 class RunProgress:
-    """How far the run is: what it has used, the step in hand, and the results of its calls. Its end is stored from
-    this, whoever brings it about."""
+    """The progress of a run: its usage, the current step, and the results of its calls. The run's end is stored from
+    this, whatever causes it."""
 
     usage: Usage
     step_count: int
     in_hand: StepInHand | None = None
     open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results of calls that no step of this owner has made: an earlier owner left them open, a decision has allowed
-    them, or the body has no steps."""
+    """Results of calls that belong to no step of this owner: an earlier owner left them open, a decision allowed them,
+    or the body has no steps."""
     open_step_id: StepId | None = None
-    """The step that these calls belong to."""
+    """The step of these calls."""
     unstored: list[ToolReturn] = field(default_factory=list[ToolReturn])
-    """Results that the next worker would not find."""
+    """Results that SQL does not have yet."""
 
     def take_unstored(self) -> list[ToolReturn]:
-        """These results, for who stores them now."""
+        """Returns these results and forgets them; the caller stores them."""
         results, self.unstored = self.unstored, []
         return results
 
     def begin_step(self, step: Step, asked: str) -> StepInHand:
-        """A model call begins."""
+        """Records that a model call begins."""
         self.in_hand = StepInHand(step=step, asked=asked)
         return self.in_hand
 
     @property
     def step_id(self) -> StepId | None:
-        """The step of the answer in hand. None: the run answers no message, or has not begun a step."""
+        """The step of the current answer. None if the run answers no message or has not begun a step."""
         return self.open_step_id if self.in_hand is None else self.in_hand.step.id
 
     @property
     def returns(self) -> dict[str, ToolReturn]:
-        """Results of the answer in hand, by tool call id."""
+        """Results of the current answer, by tool call id."""
         return self.open_returns if self.in_hand is None else self.in_hand.returns
 
 
 class RunHandle:
-    """One claimed run. Its body has this and nothing else of the run's machinery.
+    """One claimed run. A body uses a run only through this handle.
 
-    | a body wants | it takes |
+    | a body needs | it uses |
     |---|---|
-    | what it is to do | `run`, `input()`, `history()` |
-    | what it stored of its own, before a crash or a decision | `state()` |
-    | readers to see something | `emit()`; `shown` is what they have seen of the step in hand |
-    | progress to survive | `checkpoint()`, `compact()` |
-    | tools to be started at most once | `calls` |
-    | a person, or the client, to decide | `park()` |
+    | its task | `run`, `input()`, `history()` |
+    | its own state from before a crash or a decision | `state()` |
+    | to show readers something | `emit()`; `shown` is what they have seen of the current step |
+    | to store progress | `checkpoint()`, `compact()` |
+    | to start each tool call at most once | `calls` |
+    | a decision of a person or the client | `park()` |
     | messages that clients inject | `inbox` |
-    | to pay for the calls of models | `account` |
-    | to stop where a cancel or a drain wants it | `stop_if_asked()` |
-    | a write of its own that must be whole | `writing()`, `whole()` |
-    | moments and ids | `clock`, `at`, `ids` |
-    | to be seen by operators | `observation` |
+    | to pay for model calls | `account` |
+    | to stop for a cancel or a drain | `stop_if_asked()` |
+    | a write of its own without interruption | `writing()`, `whole()` |
+    | times and ids | `clock`, `at`, `ids` |
+    | to report to operators | `observation` |
 
-    An interrupt (cancel, timeout, lost lease, shutdown) cancels the body's task where it awaits. `checkpoint` and the
-    other writes are whole: the interrupt arrives behind them.
+    An interrupt (cancel, timeout, lost lease, shutdown) cancels the body's task where it awaits. It never
+    interrupts `checkpoint` or another write: it arrives after the write.
     """
 
     def __init__(self, services: RunServices, publisher: Publisher, interruption: Interruption) -> None:
         run = publisher.run
         self.publisher = publisher
-        """For who executes the run. Bodies have `emit`, `shown` and `begin_again`."""
+        """For the executor. Bodies use `emit`, `shown` and `begin_again`."""
         self.interruption = interruption
-        """For who executes the run. Bodies have `whole` and `stop_if_asked`."""
+        """For the executor. Bodies use `whole` and `stop_if_asked`."""
         self.services = services
         """For the parts of the handle."""
         self.clock, self.ids = services.clock, services.ids
@@ -177,44 +177,44 @@ class RunHandle:
 
     @property
     def run(self) -> Run:
-        """The run as it was claimed, with the fence that its owner has now."""
+        """The run as it was claimed, with its owner's current fence."""
         return self.publisher.run
 
     @property
     def observation(self) -> RunObservation:
-        """Where to say what happens to the run."""
+        """Records what happens to the run."""
         return self.publisher.observation
 
     @property
     def at(self) -> int:
-        """Now, in Unix milliseconds, for an event."""
+        """The current time for an event, in Unix milliseconds."""
         return unix_ms(self.clock.now())
 
     async def input(self) -> list[NewMessage]:
-        """The messages of the run's submission. Raises `Unavailable`."""
+        """Returns the messages of the run's submission. Raises `Unavailable`."""
         return await self.whole(lambda: self.services.runs.input_of(self.run.id))
 
     async def history(self) -> ContextOfRun:
-        """The conversation as it is stored, up to this run's turn; every call in it has its result, but for those of
-        its last answer. Raises `Unavailable`."""
+        """Returns the stored history up to this run's turn. Every call in it has its result, except those of the last
+        answer. Raises `Unavailable`."""
         return await self.whole(lambda: self.services.messages.context_of_run(self.run))
 
     async def state(self) -> bytes | None:
-        """What the body stored of its own with its last checkpoint, in any worker; the same for a run that goes on
-        where another one was parked. None: it has stored nothing. Raises `Unavailable`."""
+        """Returns the body's own state from its last checkpoint, in any worker. A continuation gets the state of the
+        parked run. None if the body has stored nothing. Raises `Unavailable`."""
         return await self.whole(lambda: self.services.checkpoints.body_state(self.run))
 
     @property
     def shown(self) -> ShownStep:
-        """What readers have seen of the step in hand."""
+        """What readers have seen of the current step."""
         return self.publisher.shown
 
     def emit(self, *events: Event) -> None:
-        """Shows events to readers, at once; SQL has them with the next checkpoint at the latest."""
+        """Shows events to readers at once. SQL has them with the next checkpoint at the latest."""
         self.publisher.emit(*events)
 
     def begin_again(self) -> None:
-        """Says to readers that what they have seen of the step in hand is void."""
+        """Makes void what readers have seen of the current step."""
         self.publisher.begin_again()
 
     async def checkpoint(
@@ -225,13 +225,13 @@ class RunHandle:
         earlier: Step | None = None,
         state: bytes | None = None,
     ) -> None:
-        """Stores messages in the history, with the events that showed them and the step in hand, in one transaction:
-        from then on the next owner goes on behind it.
+        """Stores messages in the history, with the events that showed them and the current step, in one transaction.
+        The next owner continues after it.
 
-        `starting`: the tools of these calls are about to start. `earlier` is the new state of a step that was made
-        before this owner came, if no step is in hand. `state` is the body's own, as `state()` gives it; None leaves
-        what is stored. Raises `InvalidRequest` for a state of more than `LARGEST_STATE` bytes, `StaleFence`, and
-        `Unavailable` when the database is away for longer than the worker waits.
+        `starting`: the tools of these calls are about to start. `earlier` is the new state of an earlier owner's step,
+        if this owner has no current step. `state` is what `state()` returns later; None keeps the stored one. Raises
+        `InvalidRequest` if the state has more than `LARGEST_STATE` bytes, `StaleFence`, and `Unavailable` if the
+        database is unavailable for longer than the worker waits.
         """
         if state is not None and len(state) > LARGEST_STATE:
             raise InvalidRequest(
@@ -246,8 +246,8 @@ class RunHandle:
         self.calls.were_begun(starting)
 
     async def compact(self, compaction: Compaction, *events: Event) -> None:
-        """Stores that a summary takes the place of old messages in the history, with the events that show it. The next
-        owner goes on behind them. Raises `StaleFence` and `Unavailable`."""
+        """Replaces old messages of the history by a summary, and stores the events that show it. The next owner
+        continues after them. Raises `StaleFence` and `Unavailable`."""
         store, now = self.services.checkpoints.compact, self.clock.now()
         with self.interruption.shielded():
             self.emit(*events)
@@ -256,8 +256,8 @@ class RunHandle:
                 await self.whole(lambda: store(self.run, compaction, tail, usage, now, shown_at=shown_at))
 
     async def park(self, messages: Sequence[NewMessage], asked: Sequence[Approval]) -> Parked:
-        """Stores an answer together with what it waits for, so that no worker waits for a person. A run that continues
-        this one gets the decisions with its history. Raises `CancelRequested` when a cancel came first."""
+        """Stores an answer together with the approvals that it needs, and frees the worker. The continuation gets the
+        decisions with its history. Raises `CancelRequested` if a cancel came first."""
         park = self.services.settlements.park
         if self.progress.in_hand is not None:
             self.progress.in_hand.wait()
@@ -267,27 +267,27 @@ class RunHandle:
                 return Parked(await self.whole(lambda: park(self.run, checkpoint, asked)))
 
     def stop_if_asked(self) -> None:
-        """To be called between steps. Raises `CancelRequested` when a cancel waits for the step to end,
-        `ShutdownRequested` when another worker is to continue from here."""
+        """A body calls this between steps. Raises `CancelRequested` if a cancel waits for the step to end, and
+        `ShutdownRequested` if another worker shall continue from here."""
         if self.interruption.after_step:
             raise CancelRequested(CancelMode.AFTER_STEP)
         if self.interruption.leaves:
             raise ShutdownRequested
 
     def writing(self) -> AbstractAsyncContextManager[Run]:
-        """Holds the run's writes in their order. Gives the run with the fence that its owner has now."""
+        """Keeps the run's writes in order. Yields the run with its owner's current fence."""
         return self.publisher.writing()
 
     async def whole(self, action: Callable[[], Awaitable[Result]]) -> Result:
-        """Does what must be whole: nothing interrupts it, and it is repeated while the database is away. Raises
-        `Unavailable` when that takes longer than the worker waits."""
+        """Performs `action` without interruption, and repeats it while the database is unavailable. Raises
+        `Unavailable` if that takes longer than the worker waits."""
         services = self.services
         with self.interruption.shielded():
             return await retry_while_unavailable(lambda _: action(), for_s=services.patience_s, clock=services.clock)
 
     @property
     def step_in_hand(self) -> Step | None:
-        """The step in hand, with its times, as it is stored."""
+        """The current step with its times, as SQL stores it."""
         in_hand = self.progress.in_hand
         return None if in_hand is None else self.observation.times.of(in_hand.step)
 
@@ -308,7 +308,7 @@ class RunHandle:
 
 
 class RunCalls:
-    """The run's calls of tools: each is started at most once, whatever happens to its worker."""
+    """The run's tool calls. Each starts at most once, even if its worker crashes."""
 
     def __init__(self, handle: RunHandle) -> None:
         self._handle = handle
@@ -317,11 +317,11 @@ class RunCalls:
     async def make(
         self, call: ToolCall, perform: Callable[[], Awaitable[ToolReturn]], *, may_start_again: bool = False
     ) -> ToolReturn:
-        """The result of a call, which `perform` makes behind a stored intent.
+        """Returns the result of a call. Stores the intent first, and then calls `perform`.
 
-        A result that was stored counts. A call that an earlier owner had started, of which no result is stored, is
-        performed again if it may be; else its result says that nobody knows what it came to. Raises what `perform`
-        raises, `StaleFence` and `Unavailable`.
+        A stored result is returned as it is. If an earlier owner started the call and stored no result, the call is
+        performed again with `may_start_again`; otherwise its result says that the outcome is unknown. Raises what
+        `perform` raises, `StaleFence` and `Unavailable`.
         """
         handle, progress = self._handle, self._handle.progress
         known = await self.started()
@@ -339,13 +339,12 @@ class RunCalls:
         return result
 
     async def started(self) -> dict[str, ToolReturn | None]:
-        """The ids of the run's calls whose tools were about to start, in any worker, with the results that are
-        stored."""
+        """Returns the ids of the run's calls that have an intent, of any worker, with their stored results."""
         checkpoints, run_id = self._handle.services.checkpoints, self._handle.run.id
         return await self._handle.whole(lambda: checkpoints.intents(run_id))
 
     async def starting(self, call: ToolCall) -> None:
-        """Stores that the tool of this call is about to start, and what the calls before it came to."""
+        """Stores the intent of this call, and the results of the calls before it."""
         handle, record = self._handle, self._handle.services.checkpoints.record_intents
         now = handle.clock.now()
         async with handle.writing() as run:
@@ -354,29 +353,28 @@ class RunCalls:
         self.were_begun([call])
 
     async def store_results(self) -> None:
-        """Stores what calls came to while others go on. Of calls that end together, the first one stores what the
-        others came to."""
+        """Stores results while other calls continue. Of calls that end together, the first one stores all results."""
         handle, record = self._handle, self._handle.services.checkpoints.record_results
         async with handle.writing() as run:
             if results := handle.progress.take_unstored():
                 await handle.whole(lambda: record(run, results))
 
     def were_begun(self, calls: Sequence[ToolCall]) -> None:
-        """The intents of these calls are stored, by this owner."""
+        """Records that this owner has stored the intents of these calls."""
         self._begun.update(call.id for call in calls)
 
 
 class RunInbox:
-    """Messages that clients inject into the run while it is at work."""
+    """Messages that clients inject into the run while it is running."""
 
     def __init__(self, handle: RunHandle) -> None:
         self._handle = handle
 
     async def deliver(self) -> bool:
-        """Takes the messages that wait into the history; whether there were any.
+        """Moves waiting messages into the history. Returns whether there were any.
 
-        Each enters the history once, and the stream shows it once. A worker may die between the two. The next worker
-        finds in the log what was shown, and does not show it again.
+        Each enters the history once, and the log shows it once. If a worker dies between the two, the next worker finds
+        in the log what was shown, and does not show it again.
         """
         handle, inbox = self._handle, self._handle.services.inbox
         with handle.interruption.shielded():
@@ -393,43 +391,42 @@ class RunInbox:
         return True
 
     async def has_more(self) -> bool:
-        """Whether a message waits."""
+        """Returns whether a message waits."""
         inbox, run_id = self._handle.services.inbox, self._handle.run.id
         return await self._handle.whole(lambda: inbox.has_waiting(run_id))
 
 
 class RunAccount:
-    """What the run's calls of models use, and what its budgets leave for them."""
+    """The usage of the run's model calls, and the budgets that limit it."""
 
     def __init__(self, handle: RunHandle) -> None:
         self._handle = handle
 
     async def reserve(self, call: ModelCall) -> None:
-        """To be called before every call of a model. Raises `BudgetExceeded`, or `ModelError` when a budget is in money
-        and nobody knows the model's price."""
+        """A body calls this before every model call. Raises `BudgetExceeded`, or `ModelError` if a budget is in money
+        and the model's price is unknown."""
         handle, budgets = self._handle, self._handle.services.budgets
         await handle.whole(lambda: budgets.reserve(handle.run, handle.progress.usage, call))
 
     def priced(self, model: str, usage: Usage) -> Usage:
-        """The usage of one call, with its price where a budget asks for prices."""
+        """Returns the usage of one call, with its price if a budget needs prices."""
         return self._handle.services.budgets.priced(model, usage)
 
     def count(self, model: str, usage: Usage) -> Usage:
-        """A step's call has ended; what it used, with its price."""
+        """Counts a step's finished call. Returns its usage with its price."""
         progress, priced = self._handle.progress, self.priced(model, usage)
         progress.usage = progress.usage.plus(priced)
         progress.step_count += 1
         return priced
 
     def count_aside(self, model: str, usage: Usage) -> None:
-        """A call that is no step has ended: its tokens count, and the context is as it was."""
+        """Counts a finished call that is no step: adds its tokens, and leaves `context_tokens` unchanged."""
         progress = self._handle.progress
         total = progress.usage.plus(self.priced(model, usage))
         progress.usage = msgspec.structs.replace(total, context_tokens=progress.usage.context_tokens)
 
     def count_lost(self, model: str, asked: str) -> None:
-        """Counts the calls of workers that were lost with the step: they asked this model what it is asked anew,
-        or would be."""
+        """Counts the calls that were lost with their workers in this step: they made the same request of this model."""
         shown, progress = self._handle.shown, self._handle.progress
         lost = self.priced(model, lost_usage(shown.lost_calls, asked, shown.lost_text))
         if lost.estimated:
@@ -437,5 +434,5 @@ class RunAccount:
         shown.forget_lost()
 
     def check(self) -> None:
-        """To be called when tokens were used. Raises `BudgetExceeded`."""
+        """A body calls this after it has used tokens. Raises `BudgetExceeded`."""
         self._handle.services.budgets.check(self._handle.progress.usage)

@@ -1,7 +1,7 @@
-"""The spans of a run in its worker, as an observer: they continue the trace that began with the run's submission.
+"""Observers of a run in its worker: metrics, and spans that continue the trace of the run's submission.
 
-The names are OpenTelemetry's for generative AI where it has one. A span that another worker had in hand when it died is
-lost; what this worker does is beside it in the same trace, with the number of its attempt.
+The names are OpenTelemetry's for generative AI where it has one. If a worker dies, its open spans are lost; the spans
+of the next worker are in the same trace, with the number of its attempt.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,17 @@ from worker.run.observation import (
     RunObserver,
 )
 
-# What users, models and tools said, as spans hold it when the operator asks for it: JSON in the shape of
-# OpenTelemetry's conventions for generative AI. Images are named and left out.
+# The texts of users, models and tools, for spans if the operator enables it: JSON in the shape of OpenTelemetry's
+# conventions for generative AI. A note replaces each image.
 
 
 MOST_CHARACTERS = 64_000
-"""Of a history: each step has it again, and a receiver may refuse a batch that is too long. The newest are kept."""
+"""The most characters of a history; the newest messages are kept. Each step repeats it, and a receiver may refuse a
+long batch."""
 
 
 def asked_content(what: Observed) -> Attributes:
-    """What is said when it begins."""
+    """Returns the texts that are known when it begins."""
     match what:
         case ObservedModelCall(call=call):
             messages, left_out = _newest(call.history)
@@ -63,7 +64,7 @@ def asked_content(what: Observed) -> Attributes:
 
 
 def answered_content(what: Observed) -> Attributes:
-    """What is said when it ends."""
+    """Returns the texts that are known when it ends."""
     match what:
         case ObservedModelCall(answer=AssistantMessage() as answer):
             shown = [{**one, "finish_reason": what.finish_reason} for one in _messages(answer)]
@@ -75,7 +76,7 @@ def answered_content(what: Observed) -> Attributes:
 
 
 def _newest(history: Sequence[Message]) -> tuple[list[dict[str, Any]], int]:
-    """The newest messages that fit, oldest first, and how many do not."""
+    """Returns the newest messages that fit, oldest first, and the number of those that do not."""
     kept: list[list[dict[str, Any]]] = []
     room = MOST_CHARACTERS
     for message in reversed(history):
@@ -107,7 +108,7 @@ def _messages(body: MessageBody) -> list[dict[str, Any]]:
         case Summary():
             return [_message("system", _text(body.text))]
         case SystemMessage() | ApprovalResponse():
-            return []  # the instructions of the call stand for the one, the results for the other
+            return []  # the call's instructions replace the one, the results the other
 
 
 def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def _json(value: list[dict[str, Any]]) -> str:
 
 
 class RunMetrics(RunObserver):
-    """An observer of all runs of a worker."""
+    """Observes all runs of a worker."""
 
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
@@ -195,12 +196,12 @@ PROVIDERS = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Our providers that the conventions call by another name."""
+"""Holdfast's providers that have another name in the conventions."""
 
 NO_FAILURES = frozenset(
     {"success", "completed", "cancelled", "parked", "waits", "refused", "handed_over", "interrupted"}
 )
-"""Outcomes that are no sign that something is amiss."""
+"""Outcomes that do not mark a span as failed."""
 
 _OPERATION = "gen_ai.operation.name"
 
@@ -240,7 +241,7 @@ class RunTraces(RunObserver):
             span.set(answered_content(what))
         if what.outcome not in NO_FAILURES:
             span.fail(_error_type(what))
-        # By the clock that never goes back, and finer than a millisecond.
+        # By the monotonic clock, which is finer than a millisecond.
         span.end(at_ms=what.began_at + what.seconds * 1000)
         if what is self._run:
             unbind_contextvars("trace_id")
@@ -265,7 +266,7 @@ class RunTraces(RunObserver):
             bind_contextvars(trace_id=trace_id)
         if what.queue_wait_s is None or run.started_at is None:
             return
-        # What came before is known now. A run that was submitted without a trace has this worker's.
+        # The spans before the claim are known only now. A run that was submitted without a trace gets this worker's.
         parent, submitted, claimed = began_in or span.traceparent, unix_ms(run.created_at), unix_ms(run.started_at)
         self._tracer.begin("wait", parent=parent, attributes=self._about, at_ms=submitted).end(at_ms=claimed)
         self._tracer.begin("claim", parent=parent, attributes=self._about, at_ms=claimed).end(at_ms=what.began_at)
@@ -301,7 +302,7 @@ def _of_call(what: ObservedModelCall) -> Attributes:
 
 
 def _ended(what: Observed) -> tuple[str | None, Attributes]:
-    """The name that is known at the end, and what is known then."""
+    """Returns the name and the attributes that are known at the end."""
     match what:
         case ObservedModelCall():
             return None, {
@@ -343,7 +344,7 @@ def _of_usage(usage: Usage | None) -> Attributes:
 
 
 def _error_type(what: Observed) -> str:
-    """A short word for what went wrong, never a text."""
+    """Returns a short type of the error, never a text."""
     if isinstance(what, ObservedRun) and what.settled is not None and what.settled.error is not None:
         return what.settled.error.error_type
     if what.outcome == "error":

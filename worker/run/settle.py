@@ -1,4 +1,4 @@
-"""Ends a run that this worker owns: SQL first, the end of the stream second, then the next run of its thread."""
+"""Ends a run that this worker owns: stores its end in SQL, ends the stream, and dispatches the thread's next run."""
 
 import asyncio
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ class RunFinisher:
     queue: RunQueue
 
     async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked) -> None:
-        """Stores the run's end, then shows it. Raises `MoreInput` when the next owner has to continue the run, and
-        `Unavailable` when the database is away for longer than the worker waits."""
+        """Stores the run's end, then shows it. Raises `MoreInput` if the next owner has to continue the run, and
+        `Unavailable` if the database is unavailable for longer than the worker waits."""
         publisher = handle.publisher
         if isinstance(outcome, Parked):
             publisher.send_end(outcome.tail)
@@ -64,14 +64,14 @@ class RunFinisher:
         try:
             await self._end(publisher, _settlement(handle, body.model, outcome))
         except MoreInput:
-            # A message came after the body had looked. The run goes on with the answer stored, as after a crash.
+            # A message arrived after the body's last check. The run continues from the stored answer, as after a crash.
             log.info("run_goes_on", reason="a message came at the last moment")
             if outcome.messages:
                 await handle.checkpoint(outcome.messages)
             raise
 
     async def fail(self, publisher: Publisher, end: RunEnd) -> None:
-        """Ends a run whose agent or history could not be loaded."""
+        """Fails a run whose agent or history cannot be loaded."""
         run = publisher.run
         await self._end(
             publisher,
@@ -85,21 +85,21 @@ class RunFinisher:
         )
 
     async def hand_over(self, publisher: Publisher) -> None:
-        """Hands the run over to another worker; this is no attempt of the run. The queue worker releases the run's
+        """Hands the run over to another worker, which does not count as an attempt. The queue worker releases the
         job."""
         if await publisher.hand_over():
             log.info("run_handed_over")
 
     async def let_wait(self, publisher: Publisher, reason: str, until: datetime) -> None:
-        """Leaves the run to whoever finds it after `until`; nobody has it till then. Raises `Unavailable`."""
+        """Gives the run up; no worker executes it before `until`. Raises `Unavailable`."""
         if not await publisher.hand_over(waits_until=until):
             raise Unavailable("the database does not answer; the run is tried again")
         publisher.observation.left_as("waits")
         log.info("run_waits", reason=reason, until=until.isoformat())
 
     async def hand_over_late(self, publisher: Publisher) -> None:
-        """`hand_over` after a long outage of the database: repeated until the database is back, or the worker gives
-        up."""
+        """Repeats `hand_over` after a long outage of the database, until the database is back or `patience_s` has
+        passed."""
         deadline = self.services.clock.monotonic() + self.services.patience_s
         while not await publisher.hand_over():
             if self.services.clock.monotonic() > deadline:
@@ -125,7 +125,7 @@ class RunFinisher:
             status=settled.run.status,
             stop_reason=end.stop_reason,
             cause=end.cause,
-            # The type alone: messages and details may hold what users and models wrote.
+            # Only the type: messages and details may contain texts of users and models.
             error=None if end.error is None else end.error.error_type,
         )
         await self._finish_stream(publisher, has_flag=settled.run.cancel is not None)
@@ -142,7 +142,7 @@ class RunFinisher:
 
     async def _finish_stream(self, publisher: Publisher, *, has_flag: bool) -> None:
         if await publisher.wait_sent(FLUSH_S) and not has_flag:
-            return  # with its last entry, the stream was given its lifetime
+            return  # the append of the last entry has set the lifetime of the stream
         try:
             await self.services.event_log.expire(publisher.run.id)
         except Unavailable as error:
@@ -156,8 +156,8 @@ class RunFinisher:
 
 
 def _settlement(handle: RunHandle, model: str, outcome: Outcome) -> Settlement:
-    """What is stored when the run ends, without the log's tail: that is known when nothing more is emitted. `model` is
-    the body's, for an answer that is cut off."""
+    """Returns the settlement of a run without the log's tail, which is known only after the last event. `model` is the
+    body's, for a cut-off answer."""
     end, now, progress = outcome.end, handle.clock.now(), handle.progress
     rollback = outcome.mode is CancelMode.ROLLBACK
     messages, usage = outcome.messages, progress.usage
@@ -184,7 +184,7 @@ def _settlement(handle: RunHandle, model: str, outcome: Outcome) -> Settlement:
 
 
 def _cut_off(handle: RunHandle, model: str, end: RunEnd) -> tuple[Step | None, Usage]:
-    """The step in hand as it ended, and the usage with an estimate for the call that was cut off."""
+    """Returns the current step as it ended, and the usage with an estimate for a cut-off call."""
     progress, step = handle.progress, handle.step_in_hand
     if progress.in_hand is None or step is None:
         return None, progress.usage
@@ -202,13 +202,13 @@ def _cut_off(handle: RunHandle, model: str, end: RunEnd) -> tuple[Step | None, U
 
 
 def cancelled(request: CancelRequested) -> Outcome:
-    """A client asked for the cancel."""
+    """The outcome after a client's cancel."""
     end = RunEnd(trigger=RunTrigger.CANCEL, stop_reason=StopReason.CANCELLED, cause="user")
     return Outcome(end=end, mode=request.mode)
 
 
 def failed_by_model(error: ModelError, run: Run) -> RunEnd:
-    """A model call failed, after its retries."""
+    """The end of a run whose model call failed after its retries."""
     detail = error.message
     is_too_long = error.error_type in (ModelErrorType.CONTEXT_WINDOW, ModelErrorType.INSTRUCTIONS)
     if is_too_long and run.answers_messages:
@@ -221,19 +221,19 @@ def failed_by_model(error: ModelError, run: Run) -> RunEnd:
 
 
 def failed_by_timeout(timeout_s: float) -> RunEnd:
-    """The run used up its time."""
+    """The end of a run that exceeded its timeout."""
     shown = RunError(ErrorCode.RUN_TIMEOUT, f"The run took longer than the {timeout_s:g} s that one run may take.")
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, cause="timeout", error=shown)
 
 
 def failed_by_budget(error: BudgetExceeded) -> RunEnd:
-    """The run used up its budget, or its next call would."""
+    """The end of a run that exceeded its budget, or whose next call would exceed it."""
     shown = RunError(ErrorCode.BUDGET_EXCEEDED, "The run has used up its budget.", error.message)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.TOKENS_USED_UP, cause="budget", error=shown)
 
 
 def failed_by_defect(error: Exception) -> RunEnd:
-    """A defect of Holdfast, or of what it runs on."""
+    """The end of a run after a defect of Holdfast or of what it runs on."""
     shown = RunError(
         ErrorCode.INTERNAL_ERROR, "An error occurred during agent execution.", f"{type(error).__name__}: {error}"
     )
@@ -241,13 +241,13 @@ def failed_by_defect(error: Exception) -> RunEnd:
 
 
 def failed_by_secret(error: UnreadableSecret) -> RunEnd:
-    """A tool of the agent would have to run without a secret that it was given."""
+    """The end of a run whose tools need a secret that cannot be read."""
     shown = RunError(ErrorCode.INTERNAL_ERROR, "A secret of the agent cannot be read.", error.message)
     return RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, cause="internal_error", error=shown)
 
 
 def failed_by_lost_workers(run: Run) -> RunEnd:
-    """Several workers were lost with this run before one of them finished a step."""
+    """The end of a run with which several workers in a row were lost before one of them finished a step."""
     lost = run.attempts_without_progress - 1
     detail = f"{lost} workers were lost before a step was finished; the run may be what ends them"
     shown = RunError(ErrorCode.WORKER_LOST, "The run was given up after several workers were lost with it.", detail)

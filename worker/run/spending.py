@@ -1,8 +1,8 @@
-"""Pays for the calls of models: what a call may use is set aside before it is made, and counted when it has ended.
+"""Charges model calls to budgets: reserves what a call may use before the call, and counts its usage afterwards.
 
-A call's prompt is estimated, as for the window; its answer may have what was chosen for it, or `UNCHOSEN_ANSWER`. So
-a share that runs have in common is exceeded by no more than what answers are longer than that. A run's own budget is
-not shared with anybody, and is compared with the prompt alone: the answer is what the run is there for.
+The prompt is estimated, as for the window; the answer counts with its chosen maximum, or `UNCHOSEN_ANSWER`. So runs
+exceed a shared budget only by the part of their answers that is longer than that. A run's own budget is compared with
+the prompt alone: no other run shares it, and the run exists for its answer.
 """
 
 from collections.abc import Callable
@@ -18,32 +18,32 @@ from shared.sql.runs.budgets import BudgetStore
 from worker.models.provider import ModelCall
 
 ONE_TOKEN = Amount(tokens=1)
-"""What every call has at least."""
+"""The least that a call uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetService:
-    """The service that pays for the calls of a worker's runs."""
+    """Charges the model calls of a worker's runs."""
 
     budgets: Budgets
     price_of: Callable[[str, Usage], int | None]
-    """The price of what a call of this model has used, in thousand-millionths of a dollar; None when nobody knows."""
+    """Returns the price of a call's usage of this model, in thousand-millionths of a dollar; None if unknown."""
     store: BudgetStore
     clock: Clock
 
     def priced(self, handle: str, usage: Usage) -> Usage:
-        """The usage of one call, with its price where a budget asks for prices."""
+        """Returns the usage of one call, with its price if a budget needs prices."""
         if not self.budgets.count_money:
             return usage
         return replace(usage, cost_nano_usd=self.price_of(handle, usage) or 0)
 
     def check(self, used: Usage) -> None:
-        """To be called between calls. Raises `BudgetExceeded` when the run has used up its own budget."""
+        """Checks the run's own budget between calls. Raises `BudgetExceeded` if it is used up."""
         self._check_run(amount_of(used).plus(ONE_TOKEN))
 
     async def reserve(self, run: Run, used: Usage, call: ModelCall) -> None:
-        """Sets aside what the call may use. Raises `BudgetExceeded` when it would go over, `StaleFence`, `ModelError`
-        when a budget is in money and nobody knows the model's price."""
+        """Reserves what the call may use. Raises `BudgetExceeded` if that exceeds a budget, `StaleFence`, and
+        `ModelError` if a budget is in money and the model's price is unknown."""
         budgets = self.budgets
         accounts = budgets.accounts_of(run)
         if not budgets.run.is_set and not accounts:

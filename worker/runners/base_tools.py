@@ -1,4 +1,4 @@
-"""Runs the tools that come with the product. They need no sandbox: they are our own code."""
+"""Runs the base tools. They are Holdfast's own code and need no sandbox."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ Arguments = Mapping[str, Any]
 Result = TypeVar("Result")
 
 MESSAGES_FOUND = 5
-"""Results of a search of messages that does not say how many."""
+"""The default number of results of a message search."""
 
 NOTHING = json.dumps({"message": "No results found.", "results": []})
 
@@ -46,17 +46,17 @@ INSTEAD: Mapping[str, str] = {
     "web_search": "This server has no web search. Ask the user for what you need, or for a tool that finds it.",
     "fetch_webpage": "This server fetches no web pages. Ask the user for the text, or for a tool that fetches it.",
 }
-"""The results, for the model, of tools that need something that this server has not."""
+"""The results, for the model, of tools that need something that this server lacks."""
 
 REMEMBERS = "archival_memory_insert"
 
 OURS = RunnerTraits(sees_secrets=False, finds_its_result=True, limits_results=True, timeout_s=None)
-"""Our own code: its effect is stored with its result, and reads have bounds of their own."""
+"""Holdfast's own code: its effect is stored with its result, and its reads are bounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseToolRunner:
-    """Makes the calls of base tools: edits of the memory, and looks into the past."""
+    """Makes the calls of base tools, which edit the memory and search messages and passages."""
 
     memory: MemoryStore
     archival: ArchivalMemory
@@ -64,15 +64,15 @@ class BaseToolRunner:
     clock: Clock
     ids: IdMaker
     patience_s: float
-    """Seconds that a read is repeated while the database is away."""
+    """Seconds for which a read is repeated while the database is unavailable."""
     traits: RunnerTraits = OURS
 
     def arguments(self, tool: Tool) -> JsonObject:
-        """As its own schema says: what a project has stored of it may be older."""
+        """Returns the tool's own schema: the one that a project has stored may be older."""
         return base_tool_arguments(tool)
 
     async def call(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
-        """The result of a call."""
+        """Returns the result of a call."""
         given = {name: value for name, value in arguments.items() if value is not None}
         if tool.name in MEMORY_TOOLS:
             return await self._edit_memory(run, call, given)
@@ -94,7 +94,7 @@ class BaseToolRunner:
         )
 
     async def _answer(self, run: CallingRun, name: str, arguments: Arguments) -> str | None:
-        """What a tool says that changes nothing. None: there is no such tool here. Raises `InvalidRequest`."""
+        """Returns the text of a read-only tool. None if the tool is unknown. Raises `InvalidRequest`."""
         match name:
             case "send_message":
                 return "Sent message successfully."
@@ -108,9 +108,9 @@ class BaseToolRunner:
                 return None
 
     async def _search_messages(self, run: CallingRun, arguments: Arguments) -> str:
-        """What was said in any of the agent's conversations, as JSON.
+        """Returns the messages found in all conversations of the agent, as JSON.
 
-        Raises `InvalidRequest` for what is no moment, or too long.
+        Raises `InvalidRequest` if a date is invalid or the query is too long.
         """
         agent, asked = run.agent, arguments.get("roles") or ("user", "assistant")
         start, end = _span(run, arguments, "start_date", "end_date")
@@ -118,7 +118,7 @@ class BaseToolRunner:
         asked_for = arguments.get("query", "")
         refuse_long_query(asked_for)
         words = asked_for.split()
-        # Results of tools are found in what was made of them. Shown again, they would be found again and again.
+        # The answers already reflect tool results. If a search returned results, later searches would find them again.
         roles: list[Role] = [role for role in ("user", "assistant") if role in asked]
         if not roles:
             return NOTHING
@@ -139,7 +139,8 @@ class BaseToolRunner:
         return json.dumps({"message": f"Showing {len(shown)} results:", "results": shown}, ensure_ascii=False)
 
     async def _search_passages(self, run: CallingRun, arguments: Arguments) -> str:
-        """The passages that fit a query, as JSON. Raises `InvalidRequest` for what is no moment, or too long."""
+        """Returns the passages that match a query, as JSON. Raises `InvalidRequest` if a date is invalid or the query
+        is too long."""
         agent = run.agent
         start, end = _span(run, arguments, "start_datetime", "end_datetime")
         query = PassageQuery(
@@ -166,7 +167,7 @@ class BaseToolRunner:
         return json.dumps({"results": results, "count": len(results)}, ensure_ascii=False)
 
     async def _remember(self, run: CallingRun, call: ToolCall, arguments: Arguments) -> ToolReturn:
-        """Stores a passage in the agent's archive, once per call. Raises `InvalidRequest` for one that is too long."""
+        """Stores a passage in the agent's archive, once per call. Raises `InvalidRequest` if it is too long."""
         now, ids = self.clock.now(), self.ids
         passage = NewPassage(
             id=ids.passage(), text=arguments["content"], tags=arguments.get("tags", ()), created_at=now
@@ -188,7 +189,7 @@ class BaseToolRunner:
         except RefusedEdit as error:
             return _failed(call, error.message)
         for edited in finished.edited:
-            # What the model does next to this block knows of its own edit, unless somebody else's came between.
+            # The model's next edit of this block takes its own edit into account, unless another edit came in between.
             if seen.get(edited.id) == edited.version:
                 seen[edited.id] = edited.version + 1
         return finished.result
@@ -216,12 +217,12 @@ class BaseToolRunner:
         }
 
     async def _read(self, read: Callable[[], Awaitable[Result]]) -> Result:
-        """What a read gives, which is repeated while the database is away. A cancel interrupts it."""
+        """Returns the result of a read, which is repeated while the database is unavailable. A cancel interrupts it."""
         return await retry_while_unavailable(lambda _: read(), for_s=self.patience_s, clock=self.clock)
 
 
 def _span(run: CallingRun, arguments: Arguments, start: str, end: str) -> tuple[datetime | None, datetime | None]:
-    """The moments of two arguments. Raises `InvalidRequest`."""
+    """Returns the times of two arguments. Raises `InvalidRequest`."""
     first, last, timezone = arguments.get(start), arguments.get(end), run.agent.timezone
     return (
         None if first is None else moment_of(first, timezone, start),
@@ -230,13 +231,13 @@ def _span(run: CallingRun, arguments: Arguments, start: str, end: str) -> tuple[
 
 
 def _is_in_view(run: CallingRun, message: Message) -> bool:
-    """Whether the model has the message before its eyes, or it is a search like this one."""
+    """Returns whether the message is in the model's context, or is a search like this one."""
     calls = message.body.tool_calls if isinstance(message.body, AssistantMessage) else []
     return message.run_id == run.run.id or any(call.name == SEARCHES_MESSAGES for call in calls)
 
 
 def _ago(since: timedelta) -> str:
-    """How long ago something was, in the largest unit that it fills."""
+    """Returns a duration in its largest whole unit, as "3h ago"."""
     seconds = max(0, int(since.total_seconds()))
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:

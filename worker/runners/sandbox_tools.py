@@ -1,4 +1,4 @@
-"""Runs the code of an agent's tools, and programs of the model's, in the sandbox: behind the same walls and limits."""
+"""Runs the code of an agent's tools, and programs that the model writes, in the sandbox with the same limits."""
 
 import json
 import re
@@ -22,16 +22,17 @@ from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerTraits,
 from worker.tools.outcomes import MAX_RESULT_CHARS, ToolInvocation, ToolOutcome, ToolSandbox
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
-"""What a source has in it that wants to know the agent. The memory may be large, and most tools do not look at it."""
+"""Matches a source that uses the agent. Others do not get it: the memory may be large, and most tools do not need
+it."""
 
 
 BEHIND_WALLS = RunnerTraits(limits_results=True, timeout_s=None)
-"""The sandbox cuts what a call returns, before it leaves the walls, and ends a call with all that it has started."""
+"""The sandbox itself cuts a call's result, and ends a call with all its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRunner:
-    """Calls functions whose source is in the tool's row."""
+    """Calls functions whose source the tool's row has."""
 
     sandbox: ToolSandbox
     packages: PackageEnvironments
@@ -39,18 +40,18 @@ class SandboxRunner:
     traits: RunnerTraits = BEHIND_WALLS
 
     def arguments(self, tool: Tool) -> JsonObject:
-        """As the tool's row says."""
+        """Returns the schema of the tool's row."""
         return tool.accepted_arguments
 
     async def call(
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> ToolReturn | ForeignOutcome:
-        """What the function came to."""
+        """Returns the outcome of the function."""
         module = Module(tool.source_code)
         try:
             if tool.source_type == TYPESCRIPT:
                 module = await to_thread(tool_module, tool.source_code, tool.name)
-            # A call's time begins behind this: a machine that lacks the packages installs them first.
+            # A call's time begins after this: a machine that lacks the packages installs them first.
             async with self.packages.folders(tool.packages) as folders:
                 outcome = await self.sandbox.call(
                     ToolInvocation(
@@ -96,8 +97,8 @@ def _agent(run: CallingRun, tool: Tool) -> dict[str, Any] | None:
 
 
 def _environment(run: CallingRun) -> dict[str, str]:
-    """The agent's secrets, and variables by which a tool knows for whom it runs: tools that were written for Letta's
-    server look for the first of these."""
+    """Returns the agent's secrets, and variables that name the agent, run and conversation: tools that were written for
+    Letta's server read the first of these."""
     return {
         **run.secrets,
         "LETTA_AGENT_ID": run.run.agent_id,
@@ -106,17 +107,17 @@ def _environment(run: CallingRun) -> dict[str, str]:
     }
 
 
-# Programs of the model's: the base tools `run_code` and `run_code_with_tools`.
+# Programs that the model writes: the base tools `run_code` and `run_code_with_tools`.
 #
 # The answer is `{"results": [texts], "logs": {"stdout": [texts], "stderr": [texts]}, "error": {"name", "value",
-# "traceback"}}`, as prompts and programs know it, without `error` when there was none.
+# "traceback"}}`, as prompts and programs expect it, without `error` if there was none.
 
 
 PROGRAM = Path(__file__).parent.parent / "tools" / "inside" / "child_program.py"
 JAVASCRIPT = ("js", "ts")
 NOT_HERE = "This server runs code in python, js and ts, not in {}. Write it in one of these."
 FREE_RULES = ("continue_loop", "exit_loop", "run_first", "required_before_exit")
-"""Rules of tools that say nothing about a call from within a program."""
+"""Types of tool rules that do not restrict a call from within a program."""
 
 
 class _Error(msgspec.Struct):
@@ -139,11 +140,11 @@ class ProgramRunner:
     traits: RunnerTraits = BEHIND_WALLS
 
     def arguments(self, tool: Tool) -> JsonObject:
-        """As the base tool's own schema says."""
+        """Returns the base tool's own schema."""
         return base_tool_arguments(tool)
 
     async def call(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ForeignOutcome:
-        """What the program came to."""
+        """Returns the outcome of the program."""
         return ForeignOutcome(await self._outcome(run, tool, arguments), partial(_answer_of, call, tool))
 
     async def _outcome(self, run: CallingRun, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
@@ -157,7 +158,7 @@ class ProgramRunner:
         return await self.sandbox.call(invocation)
 
     async def _invocation(self, run: CallingRun, tool: Tool, code: str, language: str) -> ToolInvocation | None:
-        """None for a language that is not here. Raises `InvalidToolSource` for TypeScript that cannot be read."""
+        """Returns None for an unsupported language. Raises `InvalidToolSource` if TypeScript cannot be parsed."""
         if language in JAVASCRIPT:
             module: Module = await to_thread(program_module, code, is_typescript=language == "ts")
             invocation = ToolInvocation(run.run.project_id, module.source, "", {}, language="javascript")
@@ -176,7 +177,7 @@ class ProgramRunner:
 
 
 def _callable_tools(run: CallingRun) -> list[dict[str, str]]:
-    """The agent's tools as functions of the program. What a person or a rule has a say in stays a call of its own."""
+    """Returns the agent's tools as functions of the program, except those that a rule or an approval restricts."""
     rules = [rule for rule in run.agent.tool_rules if rule["type"] not in FREE_RULES]
     ruled = {name for rule in rules for name in (rule["tool_name"], *rule.get("children", ()))}
     found: list[dict[str, str]] = []
@@ -195,7 +196,7 @@ def _callable_tools(run: CallingRun) -> list[dict[str, str]]:
 
 
 def _answer_of(call: ToolCall, tool: Tool, outcome: ToolOutcome) -> ToolReturn:
-    """The program's outcome as the model sees it, cut to the tool's limit."""
+    """Returns the program's outcome as the model sees it, cut to the tool's limit."""
     said = _said(outcome)
     most = tool.return_char_limit // 4
     answer: dict[str, Any] = {
@@ -217,7 +218,7 @@ def _answer_of(call: ToolCall, tool: Tool, outcome: ToolOutcome) -> ToolReturn:
 
 
 def _said(outcome: ToolOutcome) -> _Said:
-    """What the program came to. It can write anything where its own answer should be, so nothing there is believed."""
+    """Parses the program's answer. The program can write anything there, so it is not trusted."""
     try:
         said = msgspec.json.decode(outcome.text, type=_Said)
     except (msgspec.MsgspecError, RecursionError):

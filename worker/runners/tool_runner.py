@@ -1,8 +1,8 @@
-"""The port of tools: what makes the calls of one kind of tool, and the table that says which.
+"""The interface of a tool runner, which makes the calls of one kind of tool, and the table of runners.
 
-What holds for every call stays outside, once: the rules and gates that allow it, its intent, the check of its
-arguments, the secrets that are left out of what it says, its time, the room that results have, and how it is shown and
-stored. Whether a call may be started twice is a property of the tool's row (`Tool.idempotent`).
+A runner's caller does what is the same for all calls: it checks rules, gates and arguments, stores the intent, removes
+secrets, limits time and the length of results, and shows and stores the call. The tool's row says whether a call may be
+started twice (`Tool.idempotent`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class CallingRun(Protocol):
-    """What a runner may know of the run whose call it makes."""
+    """The part of a run that a runner may use."""
 
     @property
     def run(self) -> Run: ...
@@ -37,42 +37,43 @@ class CallingRun(Protocol):
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The agent's tools, by their names."""
+        """The agent's tools, by name."""
         ...
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The agent's secrets, readable; nothing, unless one of its tools has a runner that sees them."""
+        """The agent's decrypted secrets; empty unless one of its tools has a runner that sees them."""
         ...
 
     @property
     def seen_memory(self) -> dict[BlockId, int]:
-        """The version of each block that the model has seen. An edit of the model's own takes it on."""
+        """The version of each block that the model has seen. The model's own edit increments it."""
         ...
 
     def writing(self) -> AbstractAsyncContextManager[Run]:
-        """Holds the run's writes in their order. Gives the run with the fence that its owner has now."""
+        """Keeps the run's writes in order. Yields the run with its owner's current fence."""
         ...
 
     async def whole(self, action: Callable[[], Awaitable[Result]], /) -> Result:
-        """Does a write that must be whole: nothing interrupts it, and it is repeated while the database is away."""
+        """Performs a write without interruption, and repeats it while the database is unavailable."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerTraits:
-    """What is done around the calls of a runner. By itself as for a server of somebody else's."""
+    """What the caller does around a runner's calls. The defaults suit a third party's server."""
 
     sees_secrets: bool = True
-    """A call may see the agent's secrets, because it runs code, or asks a server, that is not the product's. They are
-    opened for it, and left out of whatever it returns."""
+    """A call may see the agent's secrets, because it runs code, or asks a server, that is not Holdfast's. They are
+    decrypted for it, and removed from its result."""
     finds_its_result: bool = False
-    """A call that is made once more, after its worker was lost, finds what it has done: it was stored with its result.
-    Of any other runner's call, the result that was stored counts."""
+    """A call that is repeated after its worker was lost finds its effect, which was stored with its result. For any
+    other runner, the stored result counts."""
     limits_results: bool = False
-    """The runner keeps to `Tool.return_char_limit` by itself. If not, its results are cut."""
+    """The runner enforces `Tool.return_char_limit` itself. If not, the caller cuts its results."""
     timeout_s: float | None = 60.0
-    """Seconds after which a call is cancelled, and its result says so. None: the runner ends its calls by itself."""
+    """Seconds after which the caller cancels a call and returns an error result. None if the runner ends its calls
+    itself."""
 
 
 class ToolRunner(Protocol):
@@ -82,52 +83,53 @@ class ToolRunner(Protocol):
     def traits(self) -> RunnerTraits: ...
 
     def arguments(self, tool: Tool) -> JsonObject:
-        """The JSON Schema that the arguments must fit before `call`."""
+        """Returns the JSON Schema that the arguments must fit before `call`."""
         ...
 
     async def call(
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> "ToolReturn | ForeignOutcome":
-        """Makes a call whose intent is stored. A cancel of the run cancels it: it ends what it has started, and lets
-        the cancellation go on."""
+        """Makes a call whose intent is stored. A cancel of the run cancels it: it then ends what it has started, and
+        re-raises the cancellation."""
         ...
 
 
 class ForeignOutcome(NamedTuple):
-    """What somebody else's code, or server, has come to, where the result is made of it: in JSON, for example, a secret
-    would be spelled in another way."""
+    """The outcome of foreign code or a foreign server, before it becomes a result: in JSON, for example, a secret would
+    be escaped and no longer found."""
 
     outcome: ToolOutcome
     returned: Callable[[ToolOutcome], ToolReturn]
-    """Makes the result of it, once the secrets are out."""
+    """Makes the result from the outcome, once the secrets are removed."""
 
 
 @dataclass(frozen=True)
 class RunnerRow:
-    """Which tools a runner is for."""
+    """A runner, and the tools that it is for."""
 
     runner: ToolRunner
     types: str = ""
-    """The beginning of the tool types. The empty one stands for all."""
+    """The prefix of the tool types. Empty means all types."""
     names: frozenset[str] | None = None
-    """The tools of these types that are meant. None: all of them."""
+    """The names of the tools of these types. None means all names."""
 
     def fits(self, tool: Tool) -> bool:
-        """Whether the tool is one of them."""
+        """Returns whether the runner is for this tool."""
         return tool.tool_type.startswith(self.types) and (self.names is None or tool.name in self.names)
 
 
 class ToolRunners:
-    """The runners of a worker: the first row that fits a tool has its runner."""
+    """The runners of a worker. The first row that fits a tool has its runner."""
 
     def __init__(self, *rows: RunnerRow) -> None:
         self._rows = rows
 
     def of(self, tool: Tool) -> ToolRunner:
-        """The tool's runner. The last row is to fit every tool: a newer release may have stored types of its own."""
+        """Returns the tool's runner. The last row must fit every tool, because a newer release may have stored new
+        types."""
         return next(row.runner for row in self._rows if row.fits(tool))
 
 
 def error_return(call: ToolCall, text: str) -> ToolReturn:
-    """The result of a call that was not made, or of which nothing is known."""
+    """Returns the result of a call that was not made, or whose outcome is unknown."""
     return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
