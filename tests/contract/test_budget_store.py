@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from shared.domain.errors import BudgetExceeded, StaleFence
 from shared.domain.ids import ThreadId
@@ -86,6 +87,20 @@ async def test_the_next_owner_of_a_lost_run_sets_aside_in_place_of_the_last_one(
     assert await totals(stores) == (NOTHING, Amount(tokens=30))
 
     await stores.settle(again, RunTrigger.FAIL, usage=USED)
+    assert await totals(stores) == (Amount(70, 25), NOTHING)
+
+
+async def test_a_worker_that_died_with_nothing_set_aside_has_lost_no_call(stores: Stores) -> None:
+    """The run had shown thousands of tokens that no model was asked for, and its accounts had not."""
+    run = await stores.claimed()
+    await reserve(stores, run)
+    await stores.checkpoints.record(run, checkpoint(run, answer("so"), usage=USED))
+    run = await stores.runs.look_up(run.id)
+    lost = Usage(prompt_tokens=50, context_tokens=50, estimated=True)
+
+    await stores.settlements.settle(run, replace(ending(RunTrigger.CANCEL, run, usage=USED), lost=lost))
+
+    assert (await stores.runs.look_up(run.id)).usage.prompt_tokens == USED.prompt_tokens
     assert await totals(stores) == (Amount(70, 25), NOTHING)
 
 

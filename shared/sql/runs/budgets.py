@@ -107,6 +107,12 @@ async def count_usage(connection: Connection, run_id: RunId, locked: LockedRun, 
     await connection.execute(sa.update(runs).where(runs.c.id == run_id).values(reservation=None))
 
 
+async def has_accounts(connection: Connection, project_id: ProjectId) -> bool:
+    """Whether calls of the project's models are paid from accounts."""
+    of_project = sa.exists().where(budget_totals.c.project_id == project_id)
+    return (await connection.execute(sa.select(of_project))).scalar_one()
+
+
 async def _change(connection: Connection, reservation: Reservation, *, used: Amount) -> None:
     freed, totals = reservation.amount, budget_totals.c
     for name in sorted(reservation.accounts):

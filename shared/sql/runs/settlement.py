@@ -50,7 +50,7 @@ from shared.sql.history.thread_queue import (
 )
 from shared.sql.run_tables import approvals, callbacks
 from shared.sql.runs.approvals import insert_approvals
-from shared.sql.runs.budgets import count_usage
+from shared.sql.runs.budgets import count_usage, has_accounts
 from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
 from shared.sql.runs.rows import (
     LockedRun,
@@ -243,7 +243,9 @@ class SettlementStore:
         has_begun: bool = True,
     ) -> Settled:
         end, now = settlement.end, settlement.now
-        if settlement.lost.estimated:
+        # With accounts, a worker sets room aside before each call. One that died with nothing set aside was in no call.
+        was_in_call = locked.reservation is not None
+        if settlement.lost.estimated and (was_in_call or not await has_accounts(connection, run.project_id)):
             usage = settlement.usage.plus(priced_as_set_aside(settlement.lost, locked.reservation))
             settlement = msgspec.structs.replace(settlement, usage=usage)
         run = msgspec.structs.replace(run, turn=run.turn or await next_turn(connection, run.thread_id))
