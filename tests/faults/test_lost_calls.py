@@ -276,3 +276,32 @@ async def test_a_summary_that_was_lost_with_its_worker_was_not_counted(
         runs = (await product.http.get("/v1/runs/", params={"agent_id": agent_id})).json()
         [compaction] = [run["id"] for run in runs if run["id"] != run_id]
         assert (await used(product, compaction))["prompt_tokens"] >= COUNTED + 300
+
+
+@pytest.mark.parametrize("by", ["the next worker", "the API"])
+async def test_a_call_that_nobody_made_was_counted_when_a_run_was_cancelled_after_its_worker_had_died(
+    product: Product, processes: Processes, models: ModelServer, database: Database, by: str
+) -> None:
+    """The worker died between its claim and the model: the run had shown tokens that its account had not."""
+    models.answer_with(lambda _: Turn(text="All of it.", prompt_tokens=COUNTED))
+    first = await processes.worker(**MANY)
+    run_id = await asked(product, system=LONG)
+    await used(product, run_id)
+    agent_id = (await product.run(run_id))["agent_id"]
+    counted = await in_account(product, database)
+    await first.terminate()
+    doomed = await processes.worker(crash_at="claim:after", **MANY)
+    path = f"/v1/agents/{agent_id}/messages/async"
+    lost = str((await ask_until_answered(product.http, path, {"input": "Hello"}))["id"])
+    assert await doomed.ended() == -9
+    if by == "the next worker":
+        await record_cancel(product, lost)
+        await end_leases(product.context.redis)
+        await processes.worker(**MANY)
+    else:
+        await end_leases(product.context.redis)
+        await product.http.post(f"/v1/runs/{lost}/cancel", json={})
+    usage = await used(product, lost, status="cancelled")
+    assert len(models.requests) == 1
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == 0
+    assert await in_account(product, database) == counted

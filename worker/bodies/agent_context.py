@@ -14,7 +14,7 @@ from shared.domain.events import Event
 from shared.domain.ids import BlockId
 from shared.domain.messages import text_to_count, weight
 from shared.domain.models import continues_answers
-from shared.domain.runs import Run, Step
+from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import BegunAnswer, open_calls
 from shared.domain.tool_catalog import SPEAKS, is_base_tool
 from shared.domain.tools import NOTHING_YET, NextCalls, Tool, TurnSoFar, missing_calls, next_calls, turn_so_far
@@ -268,15 +268,16 @@ class AgentContext:
             progress.decided_call_ids = await self.whole(lambda: approvals.decided_call_ids(self.run))
         return progress.decided_call_ids
 
-    async def count_lost_calls(self) -> None:
-        """Counts model calls that were lost with earlier workers, if the run ends before it makes another one. If the
-        history ends in tool calls, the last worker was lost in one of these instead."""
+    async def lost_calls(self) -> Usage:
+        """Returns an estimate of the model calls that were lost with earlier workers, if the run ends before it makes
+        another one. If the history ends in tool calls, the last worker was lost in one of these instead."""
         if not self.handle.shown.lost_calls or self.run.options.tool_name is not None:
-            return
+            return Usage()
         history = (await self.first_history()).messages
-        if open_calls(history) is None:
-            said = await beside(partial(text_to_count, history), weight(history))
-            self.handle.account.count_lost(self.model, self.system + said)
+        if open_calls(history) is not None:
+            return Usage()
+        said = await beside(partial(text_to_count, history), weight(history))
+        return self.handle.account.lost(self.model, self.system + said)
 
 
 async def load_context(services: AgentServices, handle: RunHandle) -> AgentContext:
@@ -334,5 +335,5 @@ class _AgentAtWork(Body):
     async def execute(self, handle: RunHandle) -> Outcome | Parked:
         return await self._work(self._context)
 
-    async def before_cut_off(self, handle: RunHandle) -> None:
-        await self._context.count_lost_calls()
+    async def lost_calls(self, handle: RunHandle) -> Usage:
+        return await self._context.lost_calls()

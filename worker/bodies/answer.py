@@ -31,7 +31,6 @@ async def take_answer(context: AgentContext, history: Sequence[Message]) -> Answ
     handle's `shown` then has what readers have seen."""
     asked = context.system + await beside(partial(text_to_count, history), weight(history))
     shown = context.handle.shown
-    context.handle.account.count_lost(context.model, asked)
     beginning = _beginning(context)
     if beginning is not None:
         try:
@@ -72,7 +71,7 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
         taken_call_ids=await context.decided_call_ids() if tools else frozenset(),
         options=context.options,
     )
-    await context.handle.account.reserve(call)
+    await context.handle.account.reserve(call, repeats=asked)
     # An interrupt arrives where the task awaits. With a quick database the task may reach this line without awaiting,
     # so this await delivers an interrupt that came during the last checkpoint before the model is asked.
     await asyncio.sleep(0)
@@ -157,8 +156,7 @@ async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> Pla
     """The model's whole answer to a call that makes this step of the run. Raises `ModelError`, and what interrupts a
     run."""
     asked = call.system + await beside(partial(text_to_count, call.history), call.weight())
-    context.handle.account.count_lost(call.handle, asked)
-    await context.handle.account.reserve(call)
+    await context.handle.account.reserve(call, repeats=asked)
     # An interrupt arrives where the task waits. One that came before is not to find the model asked.
     await asyncio.sleep(0)
     in_hand = context.handle.progress.begin_step(step, asked)

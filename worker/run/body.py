@@ -11,7 +11,7 @@ import msgspec
 
 from shared.domain.errors import CancelMode
 from shared.domain.messages import NewMessage
-from shared.domain.runs import Compaction, Run, RunKind
+from shared.domain.runs import Compaction, Run, RunKind, Usage
 from shared.domain.settling import RunEnd
 from worker.run.run_handle import Parked, RunHandle
 
@@ -57,9 +57,10 @@ class Body:
         """
         raise NotImplementedError
 
-    async def before_cut_off(self, handle: RunHandle) -> None:
-        """Called when the run failed or was cancelled, before its end is stored: accounts for calls of models that are
-        not accounted for yet. By default it does nothing."""
+    async def lost_calls(self, handle: RunHandle) -> Usage:
+        """Called when the run failed or was cancelled, before its end is stored. Returns an estimate of calls of models
+        that were lost with earlier workers and are not in the run's usage. By default there are none."""
+        return Usage()
 
 
 class Bodies:

@@ -402,11 +402,22 @@ class RunAccount:
     def __init__(self, handle: RunHandle) -> None:
         self._handle = handle
 
-    async def reserve(self, call: ModelCall) -> None:
+    async def reserve(self, call: ModelCall, *, repeats: str | None = None) -> None:
         """A body calls this before every model call. Raises `BudgetExceeded`, or `ModelError` if a budget is in money
-        and the model's price is unknown."""
+        and the model's price is unknown.
+
+        `repeats` is the text of the prompt if the call repeats the step's calls that were lost with their workers:
+        those are counted with it.
+        """
         handle, budgets = self._handle, self._handle.services.budgets
-        await handle.whole(lambda: budgets.reserve(handle.run, handle.progress.usage, call))
+        used = handle.progress.usage
+        if repeats is not None:
+            used = used.plus(self.lost(call.handle, repeats))
+        await handle.whole(lambda: budgets.reserve(handle.run, used, call))
+        # Only now: the account takes what the run has used from the place that was set aside.
+        handle.progress.usage = used
+        if repeats is not None:
+            handle.shown.forget_lost()
 
     def priced(self, model: str, usage: Usage) -> Usage:
         """Returns the usage of one call, with its price if a budget needs prices."""
@@ -425,13 +436,11 @@ class RunAccount:
         total = progress.usage.plus(self.priced(model, usage))
         progress.usage = msgspec.structs.replace(total, context_tokens=progress.usage.context_tokens)
 
-    def count_lost(self, model: str, asked: str) -> None:
-        """Counts the calls that were lost with their workers in this step: they made the same request of this model."""
-        shown, progress = self._handle.shown, self._handle.progress
-        lost = self.priced(model, lost_usage(shown.lost_calls, asked, shown.lost_text))
-        if lost.estimated:
-            progress.usage = progress.usage.plus(lost)
-        shown.forget_lost()
+    def lost(self, model: str, asked: str) -> Usage:
+        """Returns an estimate of the calls that were lost with their workers in this step; all zero if there are none.
+        They made the same request of this model."""
+        shown = self._handle.shown
+        return self.priced(model, lost_usage(shown.lost_calls, asked, shown.lost_text))
 
     def check(self) -> None:
         """A body calls this after it has used tokens. Raises `BudgetExceeded`."""

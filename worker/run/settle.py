@@ -59,10 +59,11 @@ class RunFinisher:
             log.info("run_parked")
             await self._finish_stream(publisher, has_flag=False)
             return
+        settlement = _settlement(handle, body.model, outcome)
         if outcome.end.trigger is not RunTrigger.COMPLETE:
-            await body.before_cut_off(handle)
+            settlement = msgspec.structs.replace(settlement, lost=await body.lost_calls(handle))
         try:
-            await self._end(publisher, _settlement(handle, body.model, outcome))
+            await self._end(publisher, settlement)
         except MoreInput:
             # A message arrived after the body's last check. The run continues from the stored answer, as after a crash.
             log.info("run_goes_on", reason="a message came at the last moment")

@@ -126,8 +126,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """Events that SQL lacks; the end of the log follows on them."""
     usage: Usage = Usage()
     lost: Usage = Usage()
-    """Of calls that were lost with their workers, and are not in `usage`: their price is what was set aside for them,
-    for a process that knows no prices."""
+    """Of calls that were lost with their workers, and are not in `usage`. It counts if something was set aside for
+    them, and with that price, because an API process knows no prices."""
     step_count: int = 0
     messages: list[NewMessage] = []
     """The final answer, or what was shown of the one that was cut off."""
