@@ -32,7 +32,7 @@ from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits
 from shared.redis.queue import READER_S, Bucket, Empty, Group, Quotas
 
 _SUBMITS = re.compile(
-    r"/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
+    r"(?:/openai)?/v1/responses|/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
     r"|conversations/[^/]+/(?:messages|compact)"
     r"|chat/completions(?:/chat/completions)?)"
 )
@@ -151,7 +151,7 @@ MOST_CALLERS = 1000
 READER_RETRY_S = 10.0
 """Seconds that a refused reader is asked to wait: nobody knows when another one leaves."""
 
-_STOPS_OR_DECIDES = re.compile(r"/v1/.+/cancel|/v1/approvals/[^/]+")
+_STOPS_OR_DECIDES = re.compile(r"(?:/openai)?/v1/.+/cancel|/v1/approvals/[^/]+")
 """Paths whose POST stops runs or decides about them. A caller must be able to do so however much he has sent."""
 
 

@@ -31,6 +31,9 @@ KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_BYTES = "keep_alive_bytes"
 """The key in the state of a request of what may be sent between any two pieces of its answer, and means nothing."""
 
+BREAK_OFF = "break_off"
+"""The key in the state of a request of what closes its connection in the middle of the answer."""
+
 RAW_SEND = "raw_send"
 """The key in the state of a request of the server's own `send`.
 
@@ -38,12 +41,17 @@ What stands between a response and the server has to do with its head. A stream 
 wake ten functions for each token."""
 
 
+class StreamBroken(Exception):
+    """What a stream has sent does not hold: its client has to read it again."""
+
+
 class EventStream(Response):
     """A response that sends batches of events until they end, the client goes away or the server is `ending`.
 
     `batches` yields the bytes of those that are ready; an empty batch becomes a comment, which keeps proxies from
-    hanging up. `cut` is sent when the server ends and the run goes on. `entrance` is open for as
-    long as the stream is, and may refuse it.
+    hanging up. `cut` is sent when the server ends and the run goes on; None breaks the connection off instead, for
+    clients that take any clean end for the last one. `batches` may raise `StreamBroken`, which breaks it off too.
+    `entrance` is open for as long as the stream is, and may refuse it. `on_leave` is called when the client goes away.
     """
 
     def __init__(
@@ -51,10 +59,12 @@ class EventStream(Response):
         batches: Callable[[], AsyncGenerator[bytes]],
         ending: asyncio.Event,
         *,
-        cut: bytes,
+        cut: bytes | None,
         entrance: Callable[[Scope], AbstractAsyncContextManager[None]],
+        on_leave: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
+        self._on_leave = on_leave
         self._entrance = entrance
         self._batches = batches
         self._ending = ending
@@ -67,9 +77,14 @@ class EventStream(Response):
         state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
         async with self._entrance(scope):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._show(receive, state.get(RAW_SEND, send), figures)
+            is_whole = await self._show(receive, state.get(RAW_SEND, send), figures)
+        if not is_whole and BREAK_OFF in state:
+            state[BREAK_OFF]()
+        elif not is_whole:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> None:
+    async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> bool:
+        """Sends the stream. False: the connection is to be broken off."""
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send(send, figures), name="send events")
             leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
@@ -77,19 +92,31 @@ class EventStream(Response):
             await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
             # A cancelled send has passed its bytes on already: no frame is cut.
             is_cut = ending.done() and not sending.done() and not leaving.done()
+            is_left = leaving.done() and not sending.done() and not ending.done()
             for task in (sending, leaving, ending):
                 task.cancel()
         if sending.done() and not sending.cancelled():
             figures.end = "whole"
+            return sending.result()
+        if is_left and self._on_leave is not None:
+            await self._on_leave()
         if is_cut:
             figures.end = "server_ending"
+            if self._cut is None:
+                return False
             await send({"type": "http.response.body", "body": self._cut, "more_body": False})
+        return True
 
-    async def _send(self, send: Send, figures: StreamFigures) -> None:
-        async for body in self._batches():
-            figures.frames += body.count(FRAME_END)
-            await send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
+    async def _send(self, send: Send, figures: StreamFigures) -> bool:
+        """Sends the batches. False: what was sent does not hold."""
+        try:
+            async for body in self._batches():
+                figures.frames += body.count(FRAME_END)
+                await send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
+        except StreamBroken:
+            return False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

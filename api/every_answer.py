@@ -22,7 +22,7 @@ from api.event_stream import RAW_SEND
 from api.letta.messages import wire_time
 from api.letta.unused_input import unused_fields
 from api.openai.chat_request import ChatRequest, left_out
-from api.request_log import ASKED_METHOD
+from api.request_log import ASKED_METHOD, is_of_api
 from shared.domain.errors import ErrorCode
 from shared.domain.runs import Run
 
@@ -147,7 +147,7 @@ def _guard(headers: MutableHeaders, path: str) -> None:
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
     headers["Content-Security-Policy"] = _policy_of(path)
-    if path.startswith("/v1/"):
+    if is_of_api(path):
         # Conversations are nobody's business but the caller's: no proxy and no browser keeps them.
         headers.setdefault("Cache-Control", "no-store")
 

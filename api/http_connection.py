@@ -6,6 +6,7 @@ a head that never ends and a body that nobody wants are the server's to end.
 """
 
 import asyncio
+import functools
 import json
 import socket
 from collections import deque
@@ -19,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.connection_rules import ConnectionLimit
 from api.errors import plain_body
-from api.event_stream import KEEP_ALIVE_BYTES
+from api.event_stream import BREAK_OFF, KEEP_ALIVE_BYTES
 from shared.domain.errors import ErrorCode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -300,7 +301,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if cycle.scope["http_version"] in _WITHOUT_CHUNKS:
             app = self._close_delimited = CloseDelimited(app, cycle)
+        cycle.scope["state"][BREAK_OFF] = functools.partial(self._break_off_answer, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _break_off_answer(self, cycle: Any) -> None:
+        """Closes the connection behind what was sent of an answer, without the answer's end: its client sees that
+        there was more."""
+        _break_off(cycle)
+        self._end()
 
     def on_message_complete(self) -> None:
         if cast("Any", self.parser).should_upgrade():

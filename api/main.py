@@ -30,6 +30,8 @@ from api.letta.conversations import AnswerService
 from api.letta.model_settings import OfferedModels, changed_by_settings
 from api.letta.runs import wire_callback
 from api.openai.chat_service import ChatService
+from api.openai.response_threads import ResponseThreads
+from api.openai.responses_service import ResponseService
 from api.operations import operations_service, showing_process
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.command import AgentThreads
@@ -108,6 +110,29 @@ def chat_service(
         submissions=submissions,
         streaming=streaming,
         waiter=waiter,
+        input_limits=InputLimits.of(process.settings),
+        clock=process.clock,
+    )
+
+
+def response_service(
+    process: ProcessContext,
+    submissions: SubmissionService,
+    streaming: StreamService,
+    waiter: RunWaiter,
+    threads: ResponseThreads,
+    cancels: CancelService,
+) -> ResponseService:
+    """Answers requests for responses."""
+    return ResponseService(
+        submissions=submissions,
+        threads=threads,
+        streaming=streaming,
+        waiter=waiter,
+        reader=streaming.reader,
+        runs=submissions.runs,
+        listing=submissions.listing,
+        cancels=cancels,
         input_limits=InputLimits.of(process.settings),
         clock=process.clock,
     )
@@ -345,6 +370,19 @@ def _services(
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
+    models = OfferedModels(process.environment, settings.builtin_models, settings.default_model)
+    threads = AgentThreads(agents=agent_store, conversations=conversation_store, changed_by=changed_by_settings)
+    cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
+    response_threads = ResponseThreads(
+        agents=agent_store,
+        threads=threads,
+        models=models,
+        runs=run_store,
+        messages=message_store,
+        approvals=approval_store,
+        clock=clock,
+        ids=ids,
+    )
     return Services(
         settings=settings,
         clock=clock,
@@ -353,7 +391,7 @@ def _services(
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
         environment=process.environment,
-        models=OfferedModels(process.environment, settings.builtin_models, settings.default_model),
+        models=models,
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
@@ -375,14 +413,15 @@ def _services(
         approvals=approval_store,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
         inbox=InboxStore(database),
-        threads=AgentThreads(agents=agent_store, conversations=conversation_store, changed_by=changed_by_settings),
+        threads=threads,
         sending=answer_service(process, submissions, streaming, waiter),
         chat=chat_service(process, submissions, streaming, waiter),
+        responses=response_service(process, submissions, streaming, waiter, response_threads, cancels),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),
         streaming=streaming,
-        cancels=CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock),
+        cancels=cancels,
         readiness=_readiness(everybodys),
         agent_answers=_agent_answers(process, agent_store, approval_store, message_store, access.audit),
         message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),

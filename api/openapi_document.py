@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
+from api.request_log import is_of_api
 from shared.domain.errors import ErrorCode
 
 Json = dict[str, Any]
@@ -20,6 +21,8 @@ SOMETIMES_STREAMS = {
     ("post", "/v1/chat/completions"),
     ("post", "/v1/chat/completions/chat/completions"),
     ("post", "/v1/conversations/{conversation_id}/messages"),
+    *(("post", f"{base}/v1/responses") for base in ("", "/openai")),
+    *(("get", f"{base}/v1/responses/{{response_id}}") for base in ("", "/openai")),
 }
 BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
 """What an EventSource asks for. A 204 tells one that has everything to stop."""
@@ -153,7 +156,7 @@ SCHEMAS: Mapping[str, Json] = {
     },
 }
 ENDS_RUNS = {
-    *SOMETIMES_STREAMS,
+    *(one for one in SOMETIMES_STREAMS if "responses" not in one[1]),
     ("post", "/v1/agents/{agent_id}/generate"),
     ("post", "/v1/agents/{agent_id}/summarize"),
     ("post", "/v1/agents/{agent_id}/tools/{tool_name}/run"),
@@ -188,7 +191,7 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
         if (method, path) in types.names:
             operation["operationId"] = types.names[method, path]
             _describe_answers(method, path, operation, types)
-        if path.startswith("/v1/") and path != "/v1/health":
+        if is_of_api(path):
             ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
             # An empty one stands for a request without any.
             operation["security"] = [*({} for _ in range(not keys_are_required)), *({way: []} for way in ways)]
@@ -256,7 +259,7 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
 
 
 def _may_be(status: str, method: str, path: str) -> bool:
-    if not path.startswith("/v1/") or path == "/v1/health":
+    if not is_of_api(path):
         return status in ("403", "422", "500", "503", *OF_THE_HEAD)
     if status == BODY_NOT_IN_TIME:
         return method != "get"
@@ -270,7 +273,7 @@ def _may_be(status: str, method: str, path: str) -> bool:
 
 
 def _speaks_openai(path: str) -> bool:
-    return path.startswith("/v1/chat/")
+    return path.startswith(("/v1/chat/", "/v1/responses", "/openai/"))
 
 
 def _body_of(method: str, path: str) -> Json:

@@ -29,6 +29,7 @@ from api.direct_route import RouteIndex, declaration_of
 from api.errors import MOST_FLAWS, domain_error_answer, input_refusal, refused
 from api.every_answer import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, UnusedInputWarnings
 from api.letta.unused_input import Unacted, unacted
+from api.request_log import is_of_api
 from shared.concurrency import others_turn
 from shared.domain.errors import ErrorCode, Unavailable
 from shared.json_limits import flaw_of_document
@@ -226,11 +227,11 @@ class BodyReader:
 
     def is_read(self, scope: Scope) -> bool:
         """Whether the request has a body that something here reads."""
-        return _is_judged(scope["path"]) and scope["method"] not in ("GET", "HEAD")
+        return is_of_api(scope["path"]) and scope["method"] not in ("GET", "HEAD")
 
     def declared_too_long(self, scope: Scope) -> Response | None:
         """The 413 for a body whose head says that it is too long; None for all others."""
-        if not _is_judged(scope["path"]):
+        if not is_of_api(scope["path"]):
             return None
         declared: bytes = dict(scope["headers"]).get(b"content-length", b"0")
         return self._too_long() if declared.isdigit() and self._is_over(declared) else None
@@ -275,10 +276,6 @@ class BodyReader:
             f"The request's body is longer than {self._max_bytes} bytes, which is what HOLDFAST_MAX_BODY_BYTES allows"
         )
         return refused(413, ErrorCode.BODY_TOO_LARGE, said)
-
-
-def _is_judged(path: str) -> bool:
-    return path.startswith("/v1/") and path != "/v1/health"
 
 
 def _refused_content(body: bytes) -> Response | None:

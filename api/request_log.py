@@ -35,6 +35,14 @@ _OURS = re.compile(r"[a-z]+-[0-9a-f-]{36}")
 """What a parameter of a path looks like that is an id, and not a text."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PREFIXES = ("/v1/", "/openai/v1/")
+
+
+def is_of_api(path: str) -> bool:
+    """Whether the path is one of the API's, which a caller alone is answered."""
+    return path.startswith(_PREFIXES) and path != "/v1/health"
+
+
 PROBES = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 """Asked every few seconds by machines: their lines are for DEBUG while all is well."""
 

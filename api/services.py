@@ -14,6 +14,7 @@ from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.model_settings import OfferedModels
 from api.openai.chat_service import ChatService
+from api.openai.responses_service import ResponseService
 from api.operations import Operations
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
@@ -79,6 +80,7 @@ class Services:
     threads: AgentThreads
     sending: AnswerService
     chat: ChatService
+    responses: ResponseService
     compacting: CompactionService
     tool_runs: ToolRunService
     generation: GenerationService

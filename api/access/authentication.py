@@ -17,6 +17,7 @@ from api.access.callers import EVERYBODY, Caller, Network, client_address
 from api.access.route_rules import OF_ADMINS, RULES, AgentReach, Reach
 from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Refused
+from api.request_log import is_of_api
 from shared.concurrency import Clock
 from shared.domain.api_keys import Level
 from shared.domain.errors import ErrorCode, HoldfastError
@@ -175,7 +176,7 @@ class StreamToken:
 
 def needs_key(path: str) -> bool:
     """Whether a request is answered to a caller alone."""
-    return (path.startswith("/v1/") and path != "/v1/health") or path == METRICS
+    return is_of_api(path) or path == METRICS
 
 
 def stream_token_of(scope: Scope) -> StreamToken | None:

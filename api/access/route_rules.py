@@ -56,6 +56,8 @@ _ABSENT = ("folders", "groups", "identities", "mcp-servers", "sources")
 CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
 """Their bodies name an agent, or a conversation, as a model."""
 
+_RESPONSES = ("/openai/v1/responses", "/v1/responses")
+
 _READ: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         f"GET {_A}",
@@ -84,6 +86,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
         f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
+        *(f"GET {path}/{{response_id}}{part}" for path in _RESPONSES for part in ("", "/input_items")),
     ),
 }
 
@@ -120,6 +123,8 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{m} /v1/{noun}s/{{{noun}_id}}" for m in ("PATCH", "DELETE") for noun in ("tool", "block", "archive")),
         *(f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")),
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
+        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
+        *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
     ),
 }
 

@@ -262,7 +262,7 @@ def _run_options(
         client_tools=request.tools_of_client(),
         client_skills=request.skills_of_client(),
         override_model=request.override_model or thread.model,
-        override_system=request.override_system,
+        override_system=request.override_system or None,
         speech_as_text=request.use_assistant_message,
         compaction_messages=request.include_compaction_messages,
         model_options=thread.model_options,

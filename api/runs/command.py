@@ -30,6 +30,7 @@ from shared.domain.runs import (
 )
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.runs.run_store import ANYWHERE, Place
 
 BusyPolicy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
 """What to do with a message to a history whose run is active: refuse it, let it wait, stop the run, stop it and take
@@ -46,6 +47,9 @@ class Command:
 
     agent: Agent
     conversation_id: ConversationId | None = None
+    thread: ThreadId | None = None
+    """The thread of an earlier run that no conversation holds. None: the conversation's, or the agent's own."""
+    place: Place = ANYWHERE
     messages: Sequence[UserMessage] = ()
     """Oldest first."""
     decisions: ReadDecisions | None = None
@@ -59,7 +63,7 @@ class Command:
 
     @property
     def thread_id(self) -> ThreadId:
-        return ThreadId(self.conversation_id or self.agent.id)
+        return self.thread or ThreadId(self.conversation_id or self.agent.id)
 
 
 # How a client says which submission it sends, and whether it has sent it before: by names, or by the headers of SDKs

@@ -190,6 +190,13 @@ class RunReader:
         async for entries in reading:
             yield entries
 
+    async def present(self, run: Run) -> AsyncGenerator[Entries]:
+        """The entries that are there now; all of them if the run's log has ended."""
+        async for entries in self.follow(run, Seq(0), quiet_s=0.0):
+            if not entries:
+                return
+            yield entries
+
     async def wait_for_end(self, run: Run) -> None:
         """Returns when the run's stream has ended."""
         async for _ in self.follow(run, Seq(max(FIRST_SEQ, run.last_seq)), quiet_s=NEVER_QUIET_S):

@@ -1,7 +1,7 @@
 """Streams of runs: which entries a reader is sent and when. What an entry looks like is a dialect's to say."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -38,8 +38,9 @@ class Projection(Protocol):
         ...
 
     @property
-    def cut(self) -> bytes:
-        """What ends a stream whose run goes on, when this process ends. A client must not take it for the run's end."""
+    def cut(self) -> bytes | None:
+        """What ends a stream whose run goes on, when this process ends. A client must not take it for the run's end.
+        None: the connection is broken off."""
         ...
 
     @property
@@ -48,7 +49,8 @@ class Projection(Protocol):
         ...
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
-        """What the next entries of the log are to the reader, and whether the last of them ends the stream."""
+        """What the next entries of the log are to the reader, and whether the last of them ends the stream. Raises
+        `StreamBroken` when what the reader was sent does not hold any more."""
         ...
 
     def silence(self, last: Seq, now: datetime, /) -> bytes:
@@ -97,13 +99,22 @@ class StreamService:
     )
     """Of runs that are being read."""
 
-    def stream(self, run: Run, after: Seq, projection: Projection) -> EventStream:
-        """The response that shows a run from a cursor on. Its head says which run goes on where this one was parked."""
+    def stream(
+        self,
+        run: Run,
+        after: Seq,
+        projection: Projection,
+        *,
+        on_leave: Callable[[], Awaitable[None]] | None = None,
+    ) -> EventStream:
+        """The response that shows a run from a cursor on. Its head says which run goes on where this one was parked.
+        `on_leave` is called when the client goes away before the end."""
         stream = EventStream(
             lambda: self.batches(run, after, projection),
             self.ending,
             cut=projection.cut,
             entrance=lambda scope: self.quotas.reading_of(run.project_id, scope),
+            on_leave=on_leave,
         )
         if run.continued_by is not None:
             # Beside the stream, whose bytes are the same before and after the decision.

@@ -18,7 +18,7 @@ from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_
 from shared.domain.agents import Agent
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.events import StopReason
-from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.ids import IdMaker, ProjectId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached, ProjectLimits
 from shared.domain.messages import ApprovalResponse, NewMessage, UserMessage
@@ -29,7 +29,7 @@ from shared.runs.orphans import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
 from shared.telemetry.tracer import Span, Tracer, of_run
 
@@ -167,7 +167,8 @@ class SubmissionService:
     async def submit(self, command: Command) -> Run:
         """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
 
-        Raises `PendingApproval`, `Busy`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or `InvalidRequest`.
+        Raises `PendingApproval`, `Busy`, `HistoryWentOn`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or
+        `InvalidRequest`.
         """
         if command.options.max_steps > self.max_steps:
             most = f"the most is {self.max_steps} (HOLDFAST_MAX_STEPS)"
@@ -181,8 +182,10 @@ class SubmissionService:
         keys: SubmissionKeys = NO_KEYS,
         *,
         refuse_if_busy: bool = False,
+        place: Place = ANYWHERE,
     ) -> Run:
-        """Stores a run with its input and dispatches it. Raises `PendingApproval`, `Busy` or `LimitReached`."""
+        """Stores a run with its input and dispatches it. Raises `PendingApproval`, `Busy`, `HistoryWentOn` or
+        `LimitReached`."""
         with self.traces.submitting(run) as (traced, span):
             try:
                 await self.queued_runs.take_place(run.project_id)
@@ -192,7 +195,7 @@ class SubmissionService:
                     raise
             submit = self.runs.submit
             submitted = await self._persist(
-                lambda again: submit(traced, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again)
+                lambda again: submit(traced, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again, place=place)
             )
             span.set({"holdfast.run.id": submitted.run.id, "holdfast.sent_again": submitted.run.id != run.id})
             if submitted.is_new:
@@ -225,8 +228,8 @@ class SubmissionService:
             taken_in = await self._make_room(command, messages)
             if taken_in is not None:
                 return taken_in
-        refuse_if_busy = command.if_busy == "reject"
-        return await self.submit_run(self._run(command), messages, command.keys, refuse_if_busy=refuse_if_busy)
+        refuse, place = command.if_busy == "reject", command.place
+        return await self.submit_run(self._run(command), messages, command.keys, refuse_if_busy=refuse, place=place)
 
     async def _submit_decision(self, command: Command) -> Run:
         now = self.clock.now()
@@ -282,12 +285,12 @@ class SubmissionService:
         return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)
 
     def _run(self, command: Command) -> Run:
-        rules = self.window_rules(command.agent)
+        rules, run_id = self.window_rules(command.agent), self.ids.run()
         return Run(
-            id=self.ids.run(),
+            id=run_id,
             project_id=command.agent.project_id,
             agent_id=command.agent.id,
-            thread_id=command.thread_id,
+            thread_id=ThreadId(run_id) if command.place.begins else command.thread_id,
             conversation_id=command.conversation_id,
             options=replace(command.options, clears_context=rules.clears_context, when_full=rules.when_full),
             priority=command.priority,

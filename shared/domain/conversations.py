@@ -42,7 +42,7 @@ def copies_of(history: Sequence[Message], ids: IdMaker, up_to: MessageId | None 
     copies: dict[int, list[NewMessage]] = {}
     for message in _whole(_until(history, up_to)):
         if not isinstance(message.body, SystemMessage):
-            copies.setdefault(message.turn, []).append(_copy(message, ids))
+            copies.setdefault(message.turn, []).append(copy_of(message, ids))
     return copies
 
 
@@ -63,7 +63,8 @@ def _whole(history: Sequence[Message]) -> Sequence[Message]:
     return history[:asking]
 
 
-def _copy(message: Message, ids: IdMaker) -> NewMessage:
+def copy_of(message: Message, ids: IdMaker) -> NewMessage:
+    """A copy of the message with new ids, of no step."""
     body = message.body
     if isinstance(body, AssistantMessage) and body.sibling_id is not None:
         body = replace(body, sibling_id=ids.message())

@@ -84,6 +84,10 @@ class ErrorCode(StrEnum):
     # What it is about.
     NOT_FOUND = "not_found", "Check the id: it is wrong, deleted, or of another project than the key's."
     MODEL_NOT_FOUND = "model_not_found", "Give the id of an agent or of a conversation: GET /v1/agents lists agents."
+    PREVIOUS_RESPONSE_NOT_FOUND = (
+        "previous_response_not_found",
+        "Name a response of this project that has ended and was not deleted, or send the whole story as `input`.",
+    )
     PATH_NOT_FOUND = "path_not_found", "docs/api.md and /openapi.json list the paths."
     METHOD_NOT_ALLOWED = "method_not_allowed", "Use one of the methods in the Allow header."
     NOT_IMPLEMENTED = "not_implemented", "docs/api.md lists what of Letta's API this server has."
@@ -181,6 +185,12 @@ class InvalidRequest(HoldfastError):
             self.field = field
 
 
+class UnknownPrevious(InvalidRequest):
+    """The request names an earlier response from which nothing can go on."""
+
+    field = "previous_response_id"
+
+
 class BlockTooLong(InvalidRequest):
     """The value is longer than the block's limit."""
 
@@ -256,6 +266,10 @@ class PendingApproval(Conflict):
 
 class AlreadyDecided(Conflict):
     """These tool calls were decided before; nothing was started again."""
+
+
+class HistoryWentOn(Conflict):
+    """A newer run has gone on from where the caller meant to go on."""
 
 
 class Busy(Conflict):

@@ -20,7 +20,8 @@ StepId = NewType("StepId", str)
 ToolId = NewType("ToolId", str)
 
 ThreadId = NewType("ThreadId", str)
-"""The history that a run reads and extends: a conversation's id, or the agent's own id for its default history."""
+"""The history that a run reads and extends: a conversation's id, the agent's own id for its default history, or the id
+of the run that began it, for one that no conversation holds."""
 
 Fence = NewType("Fence", int)
 """Grows with every claim of a run; a write that carries an old one is refused."""

@@ -247,6 +247,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run begins with an empty context, but for the system message."""
     override_model: str | None = None
     override_system: str | None = None
+    added_system: str | None = None
+    """Instructions of the request, which follow the agent's own."""
     model_options: ModelOptions | None = None
     """How the model is asked, when the conversation says so. None: as the agent says."""
     speech_as_text: bool = True
@@ -263,6 +265,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client knows messages of a compaction. Others are shown the summary as a user's message."""
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
+    keys_scope: str | None = None
+    """Where the submission is recognised when it is sent again, if that is not the run's thread: in a dialect whose
+    submissions may begin threads, a repetition does not know the thread."""
     first_words: str | None = None
     """What lists of runs show of the input, as `messages.first_words` gives it."""
     traceparent: str | None = None
@@ -376,16 +381,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def instructions(self, agent: Agent, blocks: Sequence[Block]) -> str:
         """The instructions for the run's model calls."""
-        if self.options.override_system:
+        if self.options.override_system is not None:
             return self.options.override_system
         if self.options.generation is not None:
             return DEFAULT_SYSTEM
-        return with_skills(render_system(agent, blocks, self.conversation_id), self.options.client_skills)
+        own = with_skills(render_system(agent, blocks, self.conversation_id), self.options.client_skills)
+        added = self.options.added_system
+        return f"{own}\n\n{added}" if own and added else added or own
 
     @property
     def keys_thread_id(self) -> ThreadId:
         """The thread among whose submissions this one is found when it is sent again. Of a run with a thread of its own
         it is the agent's own history, because that thread is known to nobody who sends the request."""
+        if self.options.keys_scope is not None:
+            return ThreadId(self.options.keys_scope)
         return ThreadId(self.agent_id) if self.has_own_thread else self.thread_id
 
 

@@ -99,6 +99,16 @@ class AgentEditor(AgentStore):
         ids = [system_message_id, *ids_of(first_messages)]
         return AgentDetails(agent, [*{tool.id: tool for tool in tools}.values()], attached, ids)
 
+    async def ensure(self, agent: Agent, *, system_message_id: MessageId) -> Agent:
+        """Stores an agent without tools and blocks unless it is there already; the agent as it is stored."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, agent.project_id)
+            known = sa.select(agents.c.id).where(agents.c.id == agent.id, agents.c.project_id == agent.project_id)
+            if (await connection.execute(known)).one_or_none() is None:
+                await connection.execute(_INSERT_AGENT, agent_values(agent, self._secret_keys))
+                begin_history(connection, agent, [], system_message_id)
+            return await load_agent(connection, agent.project_id, agent.id)
+
     async def update(
         self, project_id: ProjectId, agent_id: AgentId, change: Callable[[Agent], Agent], now: datetime
     ) -> Agent:

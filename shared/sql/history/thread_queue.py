@@ -39,6 +39,11 @@ def thread_lock(thread_id: ThreadId) -> Filled:
     return Filled(_LOCK_THREAD, {"thread_id": thread_id})
 
 
+async def lock_thread(connection: Connection, thread_id: ThreadId) -> None:
+    """`thread_lock` for a transaction that has begun with another lock."""
+    await connection.execute(_LOCK_THREAD, {"thread_id": thread_id})
+
+
 def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
     """No run of a thread comes before a certain one: none is running or parked, and none was submitted earlier. The
     parameters `of_thread`, `of_run` and `of_number` say which run.

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.crash_points import CrashPoint
-from shared.domain.errors import Busy, CancelMode, LifecycleError, MustRunAlone, NotFound
+from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, MustRunAlone, NotFound
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus, RunTrigger
 from shared.domain.messages import Message, NewMessage
@@ -21,11 +21,19 @@ from shared.domain.settling import PARKED
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.messages import clear_context, insert_into_new_turn, insert_messages
+from shared.sql.history.messages import (
+    FIRST_TURN,
+    SYSTEM_POSITION,
+    clear_context,
+    insert_into_new_turn,
+    insert_into_thread,
+    insert_messages,
+)
 from shared.sql.history.thread_queue import (
     input_to_place,
     is_next_in_queue,
     lock_of,
+    lock_thread,
     next_dispatches,
     thread_lock,
     turn_after_all,
@@ -191,6 +199,49 @@ def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     return sa.select(runs.c.id).where(*is_old, ~calls_back, ~leaves_messages)
 
 
+class Place(NamedTuple):
+    """Where a run goes on."""
+
+    begins: bool = False
+    """The run begins a thread, which nobody else knows yet."""
+    history: Sequence[NewMessage] = ()
+    """The messages with which that thread begins."""
+    after: RunId | None = None
+    """The run from which it goes on: no run of the thread may be newer. None: whichever is the newest."""
+
+
+ANYWHERE = Place()
+
+
+def begin_thread(connection: Connection, run: Run, history: Sequence[NewMessage]) -> None:
+    """Stores the messages with which a run's thread begins, deferred. The thread belongs to no conversation."""
+    insert_into_thread(
+        connection,
+        history,
+        agent_id=run.agent_id,
+        thread_id=run.thread_id,
+        conversation_id=None,
+        run_id=None,
+        turn=FIRST_TURN,
+        after=SYSTEM_POSITION,
+    )
+
+
+async def newest_answering(connection: Connection, thread_id: ThreadId) -> RunId | None:
+    """The thread's newest run that answers messages; None if it has none. A compaction does not, nor a run that was
+    refused."""
+    newest = (
+        sa.select(*RUN_COLUMNS)
+        .where(runs.c.thread_id == thread_id, ~((runs.c.status == RunStatus.FAILED) & (runs.c.fence == 0)))
+        .order_by(runs.c.number.desc())
+    )
+    found = await connection.execute(newest.limit(MOST_COMPACTIONS))
+    return next((run.id for row in found.mappings() if (run := run_of(row)).answers_messages), None)
+
+
+MOST_COMPACTIONS = 20
+"""Runs among which the newest one that answers is looked for; the others are compactions."""
+
 LOGS_AT_ONCE = 1000
 
 
@@ -224,17 +275,24 @@ class RunStore:
         keys: SubmissionKeys = NO_KEYS,
         refuse_if_busy: bool = False,
         again: bool = False,
+        place: Place = ANYWHERE,
     ) -> Submitted:
         """Stores a run with its input. The same keys on one thread give the first run again.
 
         `again` says that an earlier try may have stored this very run and lost its answer. Raises `PendingApproval`
-        when a person must decide first, `Busy` when `refuse_if_busy` and a run is active, `NameTaken` when something
-        else was sent under one of the names.
+        when a person must decide first, `Busy` when `refuse_if_busy` and a run is active, `HistoryWentOn` when the
+        thread has a newer run than `place` says, `NameTaken` when something else was sent under one of the names.
         """
         async with self._database.write(CrashPoint.SUBMIT, thread_lock(run.keys_thread_id)) as connection:
+            if run.keys_thread_id != run.thread_id and not place.begins:
+                await lock_thread(connection, run.thread_id)
             seen = await submitted_before(connection, run, keys, again=again)
             if seen is not None:
                 return Submitted(seen, is_new=False)
+            if place.after is not None and await newest_answering(connection, run.thread_id) != place.after:
+                raise HistoryWentOn(f"a newer run than {place.after} has gone on from there")
+            if place.begins:
+                begin_thread(connection, run, place.history)
             inserted = await insert_run(connection, run, given, keys)
             if inserted.behind is not None:
                 await refuse_if_waiting(connection, run.thread_id)

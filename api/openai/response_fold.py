@@ -1,0 +1,346 @@
+"""A run's log as the events of one OpenAI response: a pure fold, without I/O and without a clock of its own.
+
+Event `k` of the fold has the number `k`. So numbers are the same for every reader, in every process and at every time,
+and a cursor (`starting_after`) holds for ever. Three rules keep that true:
+
+* The fold looks at what a run was submitted with and at its log, at nothing that may change.
+* A run keeps the version of the fold that it was submitted under (`FOLDS`). A change of what a log gives is a new
+  version, and the old one stays as long as such runs can be read.
+* Where a part of the log is gone (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
+  they can have given. It is the only place where numbers are not contiguous.
+
+What clients choke on decides the shapes (see `docs/openai.md`): no types of our own, no index twice, no item that stays
+open, `response.failed` with the status `cancelled` for a cancel.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from api.openai.response_items import Event, Item, ItemKind, approval_item_id, call_item_id, message_item_id
+from api.openai.response_object import ResponseHead, ended_fields, head_of
+from shared.domain import events
+from shared.domain.ids import MessageId, Seq, StepId
+from shared.domain.runs import Run
+
+MOST_EVENTS = 64
+"""No entry of a log gives so many events, but for one whose answer has more calls than that."""
+
+Key = tuple[str, ...]
+"""By what an open item is known: its message and part, or its step and call."""
+
+_CUT = ("length", "content_filter")
+
+
+class ResponseFold:
+    """One run as a response: version 1."""
+
+    def __init__(self, run: Run) -> None:
+        self._run_id, self._parent = run.id, run.continues
+        self._head: ResponseHead = head_of(run)
+        self._of_client = frozenset(tool.name for tool in run.options.client_tools)
+        self._next = 0
+        self._items: list[Item] = []
+        self._open: dict[Key, Item] = {}
+        self._calls: dict[str, Item] = {}
+        """Calls of this server's tools that have no result yet, by id."""
+        self._void: set[int] = set()
+        self._wire_ids: set[str] = set()
+        self._began = self._has_begun = False
+        self._last_seq = Seq(0)
+        self._stop_reason: str = events.StopReason.ANSWERED
+        self._was_filtered = False
+        self._usage: events.UsageReported | None = None
+        self._failure: events.Failed | None = None
+        self.ended: dict[str, Any] | None = None
+        """The response as it ended; None while the log goes on."""
+        self.is_contradicted = False
+        """The log was rewritten behind what this fold has taken: what it has said is not what others are told."""
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether the client wants the provider's own form of reasoning."""
+        return self._head.encrypts
+
+    def take(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[Event]:
+        """The events that the next entry of the log gives, each with its `sequence_number`."""
+        for told in self._told(seq, event):
+            yield {**told, "sequence_number": self._next}
+            self._next += 1
+        self._last_seq = seq
+
+    def response(self) -> dict[str, Any]:
+        """The response as it stands."""
+        if self.ended is not None:
+            return self.ended
+        return self._snapshot(status="in_progress" if self._has_begun else self._head.first_status)
+
+    def lost_ending(self) -> Iterator[Event]:
+        """What ends the stream of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        if self.ended is None:
+            self._failure = events.Failed(0, "run_deleted", "The response was deleted.")
+            for told in self._end(0):
+                yield {**told, "sequence_number": self._next}
+                self._next += 1
+
+    def _told(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[Event]:
+        if self.ended is not None:
+            return
+        if not self._began:
+            yield from self._begin()
+        match event:
+            case events.RunCreated() | events.Unknown():
+                return
+            case events.Gap():
+                yield from self._close_all("incomplete")
+                self._next += MOST_EVENTS * (seq - event.first_missing + 1)
+                return
+            case events.StatusChanged() if event.status != "running":
+                return
+            case events.Stopped() | events.UsageReported() | events.Failed() | events.Ended():
+                yield from self._take_end(event)
+                return
+            case _:
+                pass
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._lifecycle("response.in_progress", "in_progress")
+        yield from self._take_work(event)
+
+    def _begin(self) -> Iterator[Event]:
+        self._began = True
+        yield self._lifecycle("response.created", self._head.first_status)
+        if self._head.first_status == "queued":
+            yield self._lifecycle("response.queued", "queued")
+
+    def _take_work(self, event: events.Event | events.Unknown) -> Iterator[Event]:
+        match event:
+            case events.ReasoningChunk():
+                yield from self._grow_part("reasoning", event)
+            case events.TextChunk():
+                yield from self._grow_part("message", event)
+            case events.ToolCallChunk():
+                yield from self._grow_call(event)
+            case events.ToolCalls():
+                yield from self._whole_calls(event)
+            case events.Answered():
+                yield from self._answered(event)
+            case events.CallDecided():
+                yield from self._decided(event)
+            case events.ToolEnded():
+                if event.text is not None and (item := self._calls.pop(event.call_id, None)) is not None:
+                    yield from _returned(item, event.text, is_error=event.status == "error")
+            case events.ToolsReturned():
+                yield from self._results(event)
+            case events.StepRestarted() | events.LogContinued():
+                yield from self._continued(event)
+            case _:
+                return
+
+    def _grow_part(
+        self, kind: Literal["reasoning", "message"], event: events.ReasoningChunk | events.TextChunk
+    ) -> Iterator[Event]:
+        key = (kind, event.message_id, str(event.part))
+        item = self._open.get(key)
+        if item is None:
+            if not event.text:
+                return
+            if kind == "message" and not self.encrypts:
+                yield from self._close_reasoning()
+            item_id = message_item_id(event.message_id, event.part, "msg" if kind == "message" else "rs")
+            item = self._new(kind, item_id, event.message_id)
+            self._open[key] = item
+            yield from item.opened()
+        yield from item.grown(event.text)
+
+    def _close_reasoning(self) -> Iterator[Event]:
+        for key, item in list(self._open.items()):
+            if item.kind == "reasoning":
+                del self._open[key]
+                yield from item.closed("completed")
+
+    def _grow_call(self, event: events.ToolCallChunk) -> Iterator[Event]:
+        key = ("call", str(event.step_id), event.call_id)
+        item = self._open.get(key)
+        if item is None:
+            by = event.answered_by or self._answered_by(event.name or "", needs_approval=event.needs_approval)
+            item = self._new_call(by, event.step_id, event.call_id, event.name or "", event.message_id)
+            self._open[key] = item
+            yield from item.opened()
+        yield from item.grown(event.arguments or "")
+
+    def _whole_calls(self, event: events.ToolCalls) -> Iterator[Event]:
+        for call in event.calls:
+            by = event.answered_by.get(call.id) or self._answered_by(call.name, needs_approval=event.needs_approval)
+            item = self._new_call(by, event.step_id, call.id, call.name, event.message_id)
+            self._open[("call", str(event.step_id), call.id)] = item
+            yield from item.opened()
+            yield from item.grown(call.arguments)
+            if event.step_id is None:  # a client asked for it, and no answer ends
+                yield from self._close_call(item, call.id, "completed")
+                del self._open[("call", str(event.step_id), call.id)]
+
+    def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
+        """Who answers a call, of a log that does not say it."""
+        if name in self._of_client:
+            return "client"
+        return "person" if needs_approval else "worker"
+
+    def _answered(self, event: events.Answered) -> Iterator[Event]:
+        status = "incomplete" if event.reason in _CUT else "completed"
+        self._was_filtered = event.reason == "content_filter"
+        for call in event.calls:
+            key = ("call", str(event.step_id), call.call_id)
+            if key not in self._open:
+                item = self._new_call(call.answered_by, event.step_id, call.call_id, call.name, event.message_id)
+                self._open[key] = item
+                yield from item.opened()
+            yield from self._open[key].with_arguments(call.arguments)
+        for key, item in sorted(self._open.items(), key=lambda pair: pair[1].index):
+            del self._open[key]
+            if item.kind == "reasoning" and self.encrypts:
+                item.encrypted = event.signature
+            if item.kind in ("function_call", "mcp_call", "mcp_approval_request"):
+                yield from self._close_call(item, key[2], status)
+            else:
+                yield from item.closed(status)
+
+    def _close_call(self, item: Item, call_id: str, status: Literal["completed", "incomplete"]) -> Iterator[Event]:
+        if item.kind == "mcp_call":
+            # Its result closes it.
+            yield from item.with_arguments(None)
+            self._calls[call_id] = item
+            return
+        yield from item.closed(status)
+
+    def _decided(self, event: events.CallDecided) -> Iterator[Event]:
+        if event.verdict == "denied":
+            return
+        item = self._new_call("worker", event.step_id, event.call_id, event.name, MessageId(""))
+        item.approval_id = approval_item_id(self._parent or self._run_id, event.call_id)
+        self._calls[event.call_id] = item
+        yield from item.opened()
+        yield from item.grown(event.arguments)
+        yield from item.with_arguments(None)
+
+    def _results(self, event: events.ToolsReturned) -> Iterator[Event]:
+        for result in event.returns:
+            item = self._calls.pop(result.tool_call_id, None)
+            if item is not None:
+                yield from _returned(item, result.text, is_error=result.status == "error")
+
+    def _continued(self, event: events.StepRestarted | events.LogContinued) -> Iterator[Event]:
+        # A reader that was there has seen entries that are in no store: it has to read again.
+        self.is_contradicted = self.is_contradicted or self._last_seq > event.follows
+        if not isinstance(event, events.StepRestarted):
+            return
+        gone = frozenset(event.void_message_ids)
+        voided = [item for item in self._items if item.message_id in gone and item.index not in self._void]
+        for item in voided:
+            self._void.add(item.index)
+        yield from self._close_all("incomplete", among=self._void)
+        if voided:
+            yield self._lifecycle("response.in_progress", "in_progress", with_void=True)
+
+    def _close_all(self, status: Literal["completed", "incomplete"], among: set[int] | None = None) -> Iterator[Event]:
+        """Closes what is open, in the order of the output."""
+        waiting = [("", key, item) for key, item in self._open.items()]
+        running = [("call", (call_id,), item) for call_id, item in self._calls.items()]
+        for kind, key, item in sorted([*waiting, *running], key=lambda found: found[2].index):
+            if among is not None and item.index not in among:
+                continue
+            if kind:
+                del self._calls[key[0]]
+                yield from item.closed("failed")
+            else:
+                del self._open[key]
+                yield from item.closed("failed" if item.kind == "mcp_call" else status)
+
+    def _take_end(self, event: events.Stopped | events.UsageReported | events.Failed | events.Ended) -> Iterator[Event]:
+        match event:
+            case events.Stopped():
+                self._stop_reason = event.reason
+            case events.UsageReported():
+                self._usage = event
+            case events.Failed():
+                self._failure = event
+            case events.Ended():
+                yield from self._end(event.at)
+
+    def _end(self, at: int) -> Iterator[Event]:
+        yield from self._close_all("incomplete")
+        more = ended_fields(self._stop_reason, self._failure, at, was_filtered=self._was_filtered)
+        self.ended = self._snapshot(**more)
+        status = more["status"]
+        kind = "failed" if status == "cancelled" else status
+        yield {"type": f"response.{kind}", "response": self.ended}
+
+    def _new(self, kind: ItemKind, item_id: str, message_id: MessageId, call_id: str = "", name: str = "") -> Item:
+        item = Item(len(self._items), kind, item_id, message_id, call_id, name)
+        self._items.append(item)
+        return item
+
+    def _new_call(
+        self, by: events.AnsweredBy, step_id: StepId | None, call_id: str, name: str, message_id: MessageId
+    ) -> Item:
+        shown_id = call_id
+        # A client's helper takes two calls of one id for one, and a model may number the calls of each answer anew.
+        while shown_id in self._wire_ids:
+            shown_id = again(shown_id)
+        self._wire_ids.add(shown_id)
+        match by:
+            case "client":
+                return self._new("function_call", self._call_id("fc", step_id, shown_id), message_id, shown_id, name)
+            case "person":
+                asked = approval_item_id(self._run_id, call_id)
+                return self._new("mcp_approval_request", asked, message_id, call_id, name)
+            case "worker":
+                return self._new("mcp_call", self._call_id("mcp", step_id, shown_id), message_id, call_id, name)
+
+    def _call_id(self, prefix: Literal["fc", "mcp"], step_id: StepId | None, call_id: str) -> str:
+        return call_item_id(prefix, self._run_id, step_id, call_id)
+
+    def _lifecycle(self, kind: str, status: str, *, with_void: bool = False) -> Event:
+        return {"type": kind, "response": self._snapshot(with_void=with_void, status=status)}
+
+    def _snapshot(self, *, with_void: bool = False, **more: Any) -> dict[str, Any]:
+        output = [
+            item.shown(is_empty=item.index in self._void)
+            for item in self._items
+            if with_void or item.index not in self._void
+        ]
+        return self._head.response(output, self._usage, **more)
+
+
+AGAIN = "~"
+"""What a call's id ends with that was shown before in the response."""
+
+
+def again(call_id: str) -> str:
+    """The id under which a call is shown whose id is taken."""
+    return call_id + AGAIN
+
+
+def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
+    if is_error:
+        item.error = text
+    else:
+        item.output = text
+    yield from item.closed("failed" if is_error else "completed")
+
+
+FOLDS: Mapping[int, Callable[[Run], ResponseFold]] = {1: ResponseFold}
+"""By the version that a run was submitted under."""
+
+NEWEST_FOLD = max(FOLDS)
+
+
+def fold_of(run: Run) -> ResponseFold:
+    """The fold of a run, in its version. Raises `ValueError` for a version of a newer release."""
+    version = run.options.echoed.get(FOLD, NEWEST_FOLD)
+    if version not in FOLDS:
+        raise ValueError(f"run {run.id} was submitted under version {version} of the fold, which this release lacks")
+    return FOLDS[version](run)
+
+
+FOLD = "holdfast_fold"
+"""The key of the version in what a run keeps of its request."""

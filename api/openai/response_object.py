@@ -1,0 +1,158 @@
+"""The response object: the fields that never change while a run goes on, and those that its end brings. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from shared.domain import events
+from shared.domain.errors import ErrorCode, ModelErrorType
+from shared.domain.ids import RunId, is_id
+from shared.domain.runs import Run
+
+DIALECT = "openai.responses"
+"""The name of the dialect of runs that were submitted as responses."""
+
+INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
+
+_UNSAID: dict[str, Any] = {
+    "background": False,
+    "conversation": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "user": None,
+}
+"""What a response says of its request where the request does not. Open Responses refuses null for the numbers."""
+
+
+def response_id(run_id: RunId) -> str:
+    """The id under which a run is a response."""
+    return "resp_" + run_id.partition("-")[2].replace("-", "")
+
+
+def run_id_of(named: str) -> RunId | None:
+    """The run of a response's id; a run's own id is taken too. None: it is neither."""
+    if is_id(named, "run"):
+        return RunId(named)
+    found = _dashed("run", named.removeprefix("resp_")) if named.startswith("resp_") else ""
+    return RunId(found) if is_id(found, "run") else None
+
+
+def conversation_id_of(named: str) -> str | None:
+    """The conversation of an id in OpenAI's form or our own. None: it is neither."""
+    if is_id(named, "conv"):
+        return named
+    found = _dashed("conv", named.removeprefix("conv_")) if named.startswith("conv_") else ""
+    return found if is_id(found, "conv") else None
+
+
+def wire_conversation_id(conversation_id: str) -> str:
+    """The id of a conversation in OpenAI's form."""
+    return "conv_" + conversation_id.partition("-")[2].replace("-", "")
+
+
+def _dashed(prefix: str, digits: str) -> str:
+    if len(digits) != 32:
+        return ""
+    return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """What a response says of its run, whatever the run does."""
+
+    fields: dict[str, Any]
+    first_status: str
+    encrypts: bool
+
+    def response(self, output: list[dict[str, Any]], used: events.UsageReported | None, **more: Any) -> dict[str, Any]:
+        """The whole object with this output. `more` are the fields that the run's state brings."""
+        state = {"completed_at": None, "error": None, "incomplete_details": None, **more}
+        return {**self.fields, **state, "output": output, "usage": None if used is None else _usage(used)}
+
+
+def head_of(run: Run) -> ResponseHead:
+    """The head of a run, of whichever dialect."""
+    options = run.options
+    echoed = options.echoed if options.dialect == DIALECT else {}
+    said = {name: value for name, value in echoed.items() if name in _UNSAID or name == "model"}
+    conversation = None
+    if run.conversation_id is not None:
+        conversation = {"id": wire_conversation_id(run.conversation_id)}
+    previous = None if run.continues is None else response_id(run.continues)
+    fields = {
+        "id": response_id(run.id),
+        "object": "response",
+        "created_at": int(run.created_at.timestamp()),
+        "model": options.override_model or run.agent_id,
+        **_UNSAID,
+        "background": options.background,
+        "conversation": conversation,
+        "previous_response_id": previous,
+        **said,
+    }
+    waits = options.background and options.dialect == DIALECT
+    include = echoed.get("include") or ()
+    return ResponseHead(fields, "queued" if waits else "in_progress", INCLUDE_ENCRYPTED in include)
+
+
+def ended_fields(stop_reason: str, failure: events.Failed | None, at_ms: int, *, was_filtered: bool) -> dict[str, Any]:
+    """The fields that a run's end brings."""
+    if stop_reason == events.StopReason.CANCELLED:
+        return {"status": "cancelled"}
+    if was_filtered and failure is None:
+        return {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+    if failure is not None:
+        return {"status": "failed", "error": {"code": _error_code(failure.error_type), "message": _said(failure)}}
+    if stop_reason == events.StopReason.TOKENS_USED_UP:
+        return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    if stop_reason == events.StopReason.STEPS_USED_UP:
+        return {"status": "incomplete", "incomplete_details": {"reason": "max_messages"}}
+    if stop_reason in (events.StopReason.FAILED, events.StopReason.MODEL_FAILED):
+        return {"status": "failed", "error": {"code": "server_error", "message": "The run has failed."}}
+    return {"status": "completed", "completed_at": at_ms // 1000}
+
+
+def _said(failure: events.Failed) -> str:
+    detail = failure.detail
+    return f"{failure.message} {detail}" if detail and detail not in failure.message else failure.message
+
+
+_RATE_LIMITED = (ModelErrorType.RATE_LIMIT, ErrorCode.BUDGET_EXCEEDED)
+_INVALID = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW, ModelErrorType.INSTRUCTIONS)
+
+
+def _error_code(error_type: str) -> str:
+    """One of the codes that OpenAI's clients know."""
+    if error_type in _RATE_LIMITED:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if error_type in _INVALID else "server_error"
+
+
+def _usage(used: events.UsageReported) -> dict[str, Any]:
+    return {
+        "input_tokens": used.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": used.cached_input_tokens,
+            "cache_write_tokens": used.cache_write_tokens,
+        },
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+    }

@@ -1,0 +1,249 @@
+"""Where a response goes on: in a thread of its own, where the response before it ended, or in a conversation."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from api.letta.model_settings import OfferedModels
+from api.openai.response_object import conversation_id_of, run_id_of
+from api.openai.responses_input import ResponseInput, decisions_on
+from api.openai.responses_request import ResponseRequest
+from api.runs.command import AgentThreads, ReadDecisions
+from shared.concurrency import Clock
+from shared.domain.agents import Agent, ModelOptions
+from shared.domain.approvals import Approval
+from shared.domain.conversations import copy_of
+from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
+from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId, is_id
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.messages import Decision, Message, MessageBody, NewMessage, ToolReturns
+from shared.domain.models import split_handle
+from shared.domain.runs import Run
+from shared.domain.settling import PARKED, decided_return, open_calls
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
+
+USUAL_PROVIDER = "openai"
+"""The provider of a model's name without one."""
+
+HIDDEN_NAME = "Responses of plain models"
+
+
+class ResponseThread(NamedTuple):
+    """Where a response goes on, and what it decides there."""
+
+    agent: Agent
+    model: str | None
+    """The handle that the request names instead of the agent's own model."""
+    is_plain: bool
+    """The model alone is asked: the agent is the project's hidden one, and has nothing of its own."""
+    options: ModelOptions
+    """How the model is asked where the request does not say it."""
+    conversation_id: ConversationId | None = None
+    thread: ThreadId | None = None
+    place: Place = ANYWHERE
+    decisions: ReadDecisions | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseThreads:
+    """Finds threads. Errors are `InvalidRequest`, `UnknownModel`, `UnknownPrevious` and `NotFound`."""
+
+    agents: AgentEditor
+    threads: AgentThreads
+    models: OfferedModels
+    runs: RunStore
+    messages: MessageStore
+    approvals: ApprovalStore
+    clock: Clock
+    ids: IdMaker
+
+    async def find(
+        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
+    ) -> ResponseThread:
+        """Where the request's response goes on. `forks`: somebody else has gone on from the response before it."""
+        if request.previous_response_id is not None:
+            return await self._behind(project_id, request, given, forks=forks)
+        if request.conversation_name is not None:
+            return await self._in_conversation(project_id, request, given)
+        if given.answers_calls:
+            raise InvalidRequest(_nothing_asked(given), field="input")
+        if request.model is None:
+            raise InvalidRequest("model is required: an agent's id, or <provider>/<model>", field="model")
+        found = await self.of_model(project_id, request.model)
+        return found._replace(place=Place(begins=True, history=self._new(given.story)))
+
+    async def of_model(self, project_id: ProjectId, model: str) -> ResponseThread:
+        """The agent that `model` names, or the project's hidden agent with that model."""
+        if is_id(model, "agent"):
+            try:
+                agent = await self.agents.get(project_id, AgentId(model))
+            except NotFound as error:
+                raise UnknownModel(model) from error
+            return ResponseThread(agent, None, is_plain=False, options=agent.options)
+        handle = self._handle(model)
+        return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
+
+    def _handle(self, model: str) -> str:
+        named = model if "/" in model else f"{USUAL_PROVIDER}/{model}"
+        handle = self.models.served(named) or named
+        try:
+            split_handle(handle)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"The model {model[:100]!r} does not exist: {error}. Name an agent (agent-…) or <provider>/<model>",
+                field="model",
+            ) from error
+        return handle
+
+    async def _hidden(self, project_id: ProjectId, handle: str) -> Agent:
+        agent_id = hidden_agent_id(project_id)
+        try:
+            return await self.agents.get(project_id, agent_id)
+        except NotFound:
+            now = self.clock.now()
+            agent = Agent(
+                id=agent_id,
+                project_id=project_id,
+                name=HIDDEN_NAME,
+                model=handle,
+                system="",
+                extra={"hidden": True},
+                created_at=now,
+                updated_at=now,
+            )
+            return await self.agents.ensure(agent, system_message_id=self.ids.message())
+
+    async def _in_conversation(
+        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput
+    ) -> ResponseThread:
+        named = conversation_id_of(request.conversation_name or "")
+        if named is None:
+            raise InvalidRequest("conversation must be the id of a conversation, conv_…", field="conversation")
+        thread = await self.threads.find(project_id, named)
+        if given.story:
+            raise InvalidRequest(
+                "the conversation keeps what was said in it: send what is new, not answers again", field="input"
+            )
+        found = self._with_model(thread.agent, project_id, request.model)
+        waiting = await self.approvals.waiting_on_thread(project_id, thread.id)
+        if thread.model_options is not None and not found.is_plain:
+            found = found._replace(options=thread.model_options)
+        return found._replace(
+            model=found.model or thread.model,
+            conversation_id=thread.conversation_id,
+            decisions=_decisions(given, waiting),
+        )
+
+    def _with_model(self, agent: Agent, project_id: ProjectId, model: str | None) -> ResponseThread:
+        """The agent of a thread that exists, with the model that the request names."""
+        is_plain = agent.id == hidden_agent_id(project_id)
+        options = ModelOptions() if is_plain else agent.options
+        if model is None or model == agent.id:
+            return ResponseThread(agent, None, is_plain=is_plain, options=options)
+        if is_id(model, "agent"):
+            raise InvalidRequest(f"model is {model}, and what it goes on from is of {agent.id}", field="model")
+        # The chosen window was that of another model.
+        return ResponseThread(agent, self._handle(model), is_plain, replace(options, context_window=None))
+
+    async def _behind(
+        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
+    ) -> ResponseThread:
+        parent = await self._parent(project_id, request.previous_response_id or "")
+        agent = await self.agents.get(project_id, parent.agent_id)
+        found = self._with_model(agent, project_id, request.model)
+        if found.is_plain and found.model is None:
+            found = found._replace(model=parent.options.override_model)
+        is_parked = parent.status is RunStatus.AWAITING_APPROVAL
+        forks = forks or bool(given.story) or (parent.stop_reason == PARKED.stop_reason and not is_parked)
+        if forks:
+            return found._replace(place=Place(begins=True, history=await self._copied(parent, given)))
+        found = found._replace(
+            conversation_id=parent.conversation_id,
+            thread=None if parent.conversation_id is not None else parent.thread_id,
+        )
+        if is_parked:
+            return found._replace(decisions=_decisions(given, await self.approvals.of_run(parent)))
+        if given.answers_calls:
+            raise InvalidRequest(_nothing_asked(given), field="input")
+        return found._replace(place=Place(after=parent.id))
+
+    async def _parent(self, project_id: ProjectId, named: str) -> Run:
+        run_id = run_id_of(named)
+        try:
+            parent = None if run_id is None else await self.runs.get(project_id, run_id)
+        except NotFound:
+            parent = None
+        if parent is None or not parent.answers_messages:
+            raise UnknownPrevious(f"Previous response with id '{named[:100]}' not found.")
+        if parent.status not in TERMINAL and parent.status is not RunStatus.AWAITING_APPROVAL:
+            raise UnknownPrevious(
+                f"Previous response with id '{named[:100]}' has not ended: wait for it, or cancel it."
+            )
+        return parent
+
+    async def _copied(self, parent: Run, given: ResponseInput) -> list[NewMessage]:
+        """The thread up to the parent's last message, with results for the calls that the parent had left open, and the
+        story that the request tells behind it."""
+        history = _up_to(await self.messages.context(parent.project_id, parent.thread_id), parent)
+        copies = [
+            copy_of(message, self.ids) for message in history if message.body.__class__.__name__ != "SystemMessage"
+        ]
+        open_ = open_calls(history)
+        if open_ is None and given.answers_calls:
+            raise InvalidRequest(_nothing_asked(given), field="input")
+        if open_ is not None:
+            asked = await self.approvals.of_run(parent)
+            decided = {one.tool_call_id: one for one in decisions_on(given, asked)}
+            if any(not one.client_side for one in asked):
+                raise InvalidRequest(
+                    "somebody has decided about this response's calls already, and it went on: name the response that "
+                    "followed",
+                    field="previous_response_id",
+                )
+            returns = [decided_return(call, decided.get(call.id)) for call in open_.calls]
+            copies += self._new([ToolReturns(returns=[one for one in returns if one is not None])])
+        return [*copies, *self._new(given.story)]
+
+    def _new(self, bodies: Sequence[MessageBody]) -> list[NewMessage]:
+        now = self.clock.now()
+        return [NewMessage(id=self.ids.message(), created_at=now, body=body) for body in bodies]
+
+
+def _up_to(history: Sequence[Message], parent: Run) -> Sequence[Message]:
+    """The history as the parent left it. Where a summary has taken the place of its messages, that is the nearest."""
+    last = max((place for place, message in enumerate(history) if message.run_id == parent.id), default=None)
+    if last is not None:
+        return history[: last + 1]
+    return [message for message in history if message.turn <= (parent.turn or 0)]
+
+
+def _decisions(given: ResponseInput, waiting: Sequence[Approval]) -> ReadDecisions | None:
+    if not waiting and not given.answers_calls:
+        return None
+
+    def read(asked: Sequence[Approval]) -> list[Decision]:
+        return decisions_on(given, [one for one in asked if one.decision is None])
+
+    read(waiting)  # what is wrong is said before anything is stored
+    return partial(read)
+
+
+def _nothing_asked(given: ResponseInput) -> str:
+    call_id = next(iter(given.outputs), None)
+    if call_id is not None:
+        return f"No tool call found for function call output with call_id {call_id}."
+    return f"No approval request found with id {next(iter(given.verdicts))}."
+
+
+def hidden_agent_id(project_id: ProjectId) -> AgentId:
+    """The id of the agent that the responses of a project's plain models are of."""
+    digest = hashlib.sha256(f"responses of plain models\n{project_id}".encode()).digest()
+    return AgentId(f"agent-{UUID(bytes=digest[:16], version=4)}")

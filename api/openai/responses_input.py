@@ -1,0 +1,293 @@
+"""The input of a response: what of it a conversation has to begin with, what is new, and what answers open calls.
+
+A client that keeps its own story sends all of it each time, answers and calls included; one that names the response
+before sends what is new. Both are lists of items. Errors name the item.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from api.bounded_fields import as_object
+from api.openai.response_fold import AGAIN
+from api.openai.response_items import approval_item_id
+from shared.domain.approvals import Approval
+from shared.domain.errors import InvalidRequest
+from shared.domain.messages import (
+    AssistantMessage,
+    ContentPart,
+    Decision,
+    ImageContent,
+    MessageBody,
+    TextContent,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+    text_with_notes,
+)
+
+MOST_ITEMS = 10_000
+
+_DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]+)")
+_SPEAKERS = ("user", "system", "developer")
+
+
+@dataclass
+class ResponseInput:
+    """What a request brings, in our terms."""
+
+    story: list[MessageBody] = field(default_factory=list[MessageBody])
+    """Answers, calls and results that the client tells again, and what was said between them."""
+    said: list[UserMessage] = field(default_factory=list[UserMessage])
+    """What is new: the messages behind all answers and results."""
+    outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    """Results of calls that are not in the input, by the calls' ids."""
+    verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    """Decisions of a person, by the ids of the items that asked."""
+
+    @property
+    def answers_calls(self) -> bool:
+        """Whether it answers calls of an earlier response."""
+        return bool(self.outputs or self.verdicts)
+
+    def texts(self) -> list[object]:
+        """What counts of each message when it is measured."""
+        return [_texts_of(body) for body in (*self.story, *self.said)]
+
+
+def _texts_of(body: MessageBody) -> object:
+    match body:
+        case UserMessage(content=content):
+            return (
+                content if isinstance(content, str) else [one.text for one in content if isinstance(one, TextContent)]
+            )
+        case AssistantMessage(text=text, tool_calls=calls):
+            return [text, *(call.arguments for call in calls)]
+        case ToolReturns(returns=returns):
+            return [one.text for one in returns]
+        case _:
+            return ""
+
+
+def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ResponseInput:
+    """Reads the field `input`. Raises `InvalidRequest`, which names the item."""
+    if given is None:
+        return ResponseInput()
+    if isinstance(given, str):
+        return ResponseInput(said=[UserMessage(content=given)])
+    story = _Story()
+    for number, item in enumerate(given):
+        story.take(item, f"input[{number}]")
+    return story.told()
+
+
+@dataclass
+class _Story:
+    """The items so far."""
+
+    bodies: list[MessageBody] = field(default_factory=list[MessageBody])
+    answer: AssistantMessage | None = None
+    """The answer that the last items are of."""
+    results: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
+    """Of the calls of `answer`."""
+    outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
+
+    def take(self, item: Mapping[str, Any], place: str) -> None:
+        kind = item.get("type") or ("message" if "role" in item else None)
+        match kind:
+            case "message":
+                self._take_message(item, place)
+            case "function_call":
+                self._take_call(ToolCall(*(_needed(item, name, place) for name in ("call_id", "name", "arguments"))))
+            case "function_call_output":
+                self._take_output(item, place)
+            case "mcp_call":
+                self._take_mcp_call(item, place)
+            case "mcp_approval_response":
+                self._take_verdict(item, place)
+            case "reasoning" | "mcp_approval_request" | "mcp_list_tools":
+                return  # the model's own, which no provider takes from others; a request that nobody has answered
+            case _:
+                raise InvalidRequest(f"{place}.type is {str(kind)[:50]!r}: {_why_not(kind)}", field=f"{place}.type")
+
+    def _take_message(self, item: Mapping[str, Any], place: str) -> None:
+        role = item.get("role")
+        content = _content(item.get("content"), place)
+        if role == "assistant":
+            text = content if isinstance(content, str) else text_with_notes(content)
+            before = self.answer
+            if before is None or before.tool_calls:
+                self._end_answer()
+                self.answer = AssistantMessage(text=text)
+            else:
+                self.answer = AssistantMessage(text=f"{before.text}\n\n{text}")
+            return
+        if role not in _SPEAKERS:
+            raise InvalidRequest(
+                f"{place}.role is {str(role)[:50]!r}: it must be user, assistant, system or developer",
+                field=f"{place}.role",
+            )
+        self._end_answer()
+        self.bodies.append(UserMessage(content=content, role="user" if role == "user" else "system"))
+
+    def _take_call(self, call: ToolCall) -> None:
+        if self.results:
+            self._end_answer()
+        before = self.answer or AssistantMessage()
+        self.answer = AssistantMessage(text=before.text, tool_calls=[*before.tool_calls, call])
+
+    def _take_output(self, item: Mapping[str, Any], place: str) -> None:
+        call_id = _needed(item, "call_id", place)
+        output = _content(item.get("output"), place, name="output")
+        parts = None if isinstance(output, str) else output
+        text = output if isinstance(output, str) else text_with_notes(output)
+        called = next((call for call in self._calls() if call.id == call_id), None)
+        if called is None:
+            self.outputs[call_id] = Decision(tool_call_id=call_id, kind="tool", tool_return=text, parts=parts)
+            return
+        self.results[call_id] = ToolReturn(call_id, called.name, "success", text, parts=parts)
+
+    def _take_mcp_call(self, item: Mapping[str, Any], place: str) -> None:
+        call = ToolCall(*(_needed(item, name, place) for name in ("id", "name", "arguments")))
+        self._take_call(call)
+        error = item.get("error")
+        text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
+        status = "success" if error is None else "error"
+        self.results[call.id] = ToolReturn(call.id, call.name, status, text if isinstance(text, str) else "")
+
+    def _take_verdict(self, item: Mapping[str, Any], place: str) -> None:
+        asked, approve = _needed(item, "approval_request_id", place), item.get("approve")
+        if not isinstance(approve, bool):
+            raise InvalidRequest(f"{place}.approve must be true or false", field=f"{place}.approve")
+        reason = item.get("reason")
+        said = reason if isinstance(reason, str) else None
+        self.verdicts[asked] = Decision(tool_call_id=asked, approve=approve, reason=said)
+
+    def _calls(self) -> list[ToolCall]:
+        return [] if self.answer is None else self.answer.tool_calls
+
+    def _end_answer(self) -> None:
+        if self.answer is None:
+            return
+        missing = next((call.id for call in self.answer.tool_calls if call.id not in self.results), None)
+        if missing is not None:
+            raise InvalidRequest(f"No tool output found for function call {missing}.", field="input")
+        self.bodies.append(self.answer)
+        if self.results:
+            returns = [self.results[call.id] for call in self.answer.tool_calls]
+            self.bodies.append(ToolReturns(returns=returns))
+        self.answer, self.results = None, {}
+
+    def told(self) -> ResponseInput:
+        """The whole input. Raises `InvalidRequest` for a call without its output."""
+        self._end_answer()
+        last = max((n for n, body in enumerate(self.bodies) if not isinstance(body, UserMessage)), default=-1)
+        said = [body for body in self.bodies[last + 1 :] if isinstance(body, UserMessage)]
+        return ResponseInput(self.bodies[: last + 1], said, self.outputs, self.verdicts)
+
+
+def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Decision]:
+    """The decisions of the input on the calls that wait.
+
+    Raises `InvalidRequest` for a call that is left open, or an answer to none.
+    """
+    outputs, verdicts = dict(given.outputs), dict(given.verdicts)
+    decided: list[Decision] = []
+    for asked in waiting:
+        item_id = approval_item_id(asked.run_id, asked.tool_call_id)
+        verdict = verdicts.pop(item_id, None)
+        named = next((name for name in outputs if name.rstrip(AGAIN) == asked.tool_call_id), None)
+        output = None if named is None else outputs.pop(named)
+        found = verdict or output
+        if found is None:
+            raise InvalidRequest(_unanswered(asked, item_id), field="input")
+        decided.append(_for_call(found, asked.tool_call_id))
+    for call_id in outputs:
+        raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", field="input")
+    for item_id in verdicts:
+        raise InvalidRequest(f"No approval request found with id {item_id}.", field="input")
+    return decided
+
+
+def _for_call(decision: Decision, call_id: str) -> Decision:
+    return Decision(
+        tool_call_id=call_id,
+        kind=decision.kind,
+        approve=decision.approve,
+        reason=decision.reason,
+        tool_return=decision.tool_return,
+        parts=decision.parts,
+    )
+
+
+def _unanswered(asked: Approval, item_id: str) -> str:
+    if asked.client_side:
+        return f"No tool output found for function call {asked.tool_call_id}."
+    return f"No approval response found for the approval request {item_id} (call of {asked.tool_name})."
+
+
+def _needed(item: Mapping[str, Any], name: str, place: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or (not value and name != "arguments"):
+        raise InvalidRequest(f"{place}.{name} is missing: it must be a text", field=f"{place}.{name}")
+    return value
+
+
+_ABSENT = {
+    "item_reference": "items are kept with their response: name it with previous_response_id, or send the item itself",
+    "compaction": "a conversation is compacted here, and its summary stays in it: name it with previous_response_id",
+    "compaction_trigger": "a conversation is compacted by itself when its window is full",
+}
+
+
+def _why_not(kind: object) -> str:
+    known = "message, function_call, function_call_output, mcp_call, mcp_approval_response and reasoning are understood"
+    return _ABSENT.get(str(kind), known)
+
+
+def _content(content: Any, place: str, *, name: str = "content") -> str | list[ContentPart]:
+    match content:
+        case str():
+            return content
+        case list():
+            parts = cast("list[Any]", content)
+            read = [_part(as_object(part) or {}, f"{place}.{name}[{number}]") for number, part in enumerate(parts)]
+            texts = [part.text for part in read if isinstance(part, TextContent)]
+            return texts[0] if len(texts) == len(read) == 1 else [*read]
+        case _:
+            raise InvalidRequest(
+                f"{place}.{name} is missing: it must be a text or a list of parts", field=f"{place}.{name}"
+            )
+
+
+def _part(part: dict[str, Any], place: str) -> ContentPart:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text", "summary_text") and isinstance(part.get("text"), str):
+        return TextContent(part["text"])
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return TextContent(part["refusal"])
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        return _image(part["image_url"], place)
+    raise InvalidRequest(f"{place} is not understood: {_wrong_part(kind)}", field=place)
+
+
+def _wrong_part(kind: object) -> str:
+    if kind == "input_file":
+        return "files are not taken yet; send their text as input_text, or their pages as input_image"
+    if kind == "input_image":
+        return "images need an image_url (https://… or data:image/…;base64,…); there is no store for file_id"
+    return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
+
+
+def _image(url: str, place: str) -> ImageContent:
+    if url.startswith(("http://", "https://")):
+        return ImageContent(url=url)
+    data = _DATA_URL.fullmatch(url)
+    if data is None:
+        raise InvalidRequest(
+            f"{place}.image_url must be http://…, https://… or data:image/…;base64,…", field=f"{place}.image_url"
+        )
+    return ImageContent(data=data["data"], media_type=data["media_type"])

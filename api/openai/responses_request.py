@@ -1,0 +1,280 @@
+"""A request for a response: its fields, what is taken of them, and what is refused by its name."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, cast
+
+from msgspec.structs import replace
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from api.bounded_fields import BoundedSchema, as_object
+from api.openai.response_fold import FOLD, NEWEST_FOLD
+from api.openai.response_object import INCLUDE_ENCRYPTED
+from api.openai.responses_input import MOST_ITEMS
+from shared.domain.agents import ModelOptions
+from shared.domain.tools import ClientTool
+
+LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS = 64, 512, 16
+"""Of metadata, as OpenAI has them."""
+
+_ABSENT_TOOLS = (
+    *("file_search", "web_search", "web_search_preview", "computer", "computer_use_preview", "image_generation"),
+    *("code_interpreter", "local_shell", "shell", "apply_patch", "custom", "mcp", "tool_search", "namespace"),
+)
+
+
+def _pairs(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > MOST_PAIRS:
+        raise ValueError(f"at most {MOST_PAIRS} pairs")
+    for key, text in value.items():
+        if len(key) > LONGEST_KEY or len(text) > LONGEST_VALUE:
+            raise ValueError(f"keys have at most {LONGEST_KEY} characters, and values {LONGEST_VALUE}")
+    return value
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_pairs)]
+
+
+class FunctionTool(BaseModel):
+    """A tool that the client runs itself."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    parameters: BoundedSchema | None = None
+    strict: bool | None = None
+
+    def client_tool(self) -> ClientTool:
+        """The same in our terms."""
+        return ClientTool(name=self.name, description=self.description or "", parameters=self.parameters or {})
+
+
+class Reasoning(BaseModel):
+    """How the model thinks."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(BaseModel):
+    """The shape of the answer's text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    description: str | None = None
+    schema_: Annotated[BoundedSchema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "TextFormat":
+        if self.type == "json_schema" and (self.name is None or self.schema_ is None):
+            raise ValueError("a format of the type json_schema needs a name and a schema")
+        return self
+
+    def for_model(self) -> dict[str, Any] | None:
+        """As models are asked for it. None: plain text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"type": "json_object"}
+        schema: dict[str, Any] = {"name": self.name, "schema": self.schema_}
+        schema |= {} if self.description is None else {"description": self.description}
+        schema |= {} if self.strict is None else {"strict": self.strict}
+        return {"type": "json_schema", "json_schema": schema}
+
+    def echoed(self) -> dict[str, Any]:
+        """As the response shows it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        named = {"type": self.type, "name": self.name, "schema": self.schema_, "strict": self.strict}
+        return {**named, "description": self.description}
+
+
+class TextOptions(BaseModel):
+    """How the text is to be."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: TextFormat = TextFormat()
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ConversationName(BaseModel):
+    """A conversation, as an object."""
+
+    id: str
+
+
+def _refused(said: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value in (None, [], {}, 0):
+            return value
+        raise ValueError(said)
+
+    return check
+
+
+Refused = Annotated[Any, Field(default=None)]
+
+
+class ResponseRequest(BaseModel):
+    """The body of `POST /openai/v1/responses`. Fields that OpenAI does not have are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    input: Annotated[str | list[dict[str, Any]] | None, Field(union_mode="left_to_right")] = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1000)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    service_tier: str | None = None
+    safety_identifier: Annotated[str, Field(max_length=500)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=500)] | None = None
+    user: Annotated[str, Field(max_length=500)] | None = None
+
+    prompt: Annotated[Any, AfterValidator(_refused("there are no stored prompts here: send instructions"))] = None
+    top_logprobs: Annotated[Any, AfterValidator(_refused("probabilities of tokens are not given here"))] = None
+    max_tool_calls: Annotated[
+        Any, AfterValidator(_refused("not limited here: an agent's tool rules say what it may call"))
+    ] = None
+    context_management: Annotated[
+        Any, AfterValidator(_refused("a conversation is compacted by itself when its window is full"))
+    ] = None
+
+    @field_validator("input")
+    @classmethod
+    def _is_no_book(cls, value: object) -> object:
+        if isinstance(value, list) and len(cast("list[Any]", value)) > MOST_ITEMS:
+            raise ValueError(f"at most {MOST_ITEMS} items")
+        return value
+
+    @field_validator("tools")
+    @classmethod
+    def _are_functions(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for tool in value or ():
+            kind = tool.get("type")
+            if kind != "function":
+                known = "is not there" if kind in _ABSENT_TOOLS else "is not known"
+                raise ValueError(
+                    f"the tool type {str(kind)[:50]!r} {known}: tools of the type 'function' are yours to run, and an "
+                    "agent's own tools are attached to it"
+                )
+            FunctionTool.model_validate(tool)
+        return value
+
+    @field_validator("include")
+    @classmethod
+    def _is_given(cls, value: list[str] | None) -> list[str] | None:
+        for one in value or ():
+            if one == "message.output_text.logprobs":
+                raise ValueError("probabilities of tokens are not given here")
+        return value
+
+    @field_validator("service_tier")
+    @classmethod
+    def _is_usual(cls, value: str | None) -> str | None:
+        if value in (None, "auto", "default"):
+            return value
+        raise ValueError("there are no tiers here: leave it out")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ResponseRequest":
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise ValueError("previous_response_id and conversation exclude each other")
+        if self.background and self.store is False:
+            raise ValueError("background needs store: a response that is not kept cannot be read later")
+        return self
+
+    @property
+    def is_foreground(self) -> bool:
+        """Whether the response ends with its connection."""
+        return not self.background
+
+    @property
+    def conversation_name(self) -> str | None:
+        """The id of the conversation."""
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
+
+    def functions(self) -> list[FunctionTool]:
+        """The client's tools."""
+        return [FunctionTool.model_validate(tool) for tool in self.tools or ()]
+
+    def model_options(self, own: ModelOptions) -> ModelOptions:
+        """How the model is to be asked: what the request says, else what the agent has."""
+        said: dict[str, Any] = {}
+        if self.temperature is not None:
+            said["temperature"] = self.temperature
+        if self.max_output_tokens is not None:
+            said["max_output_tokens"] = self.max_output_tokens
+        if self.parallel_tool_calls is not None:
+            said["parallel_tool_calls"] = self.parallel_tool_calls
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            said |= {"reasoning_effort": self.reasoning.effort, "reasoning": self.reasoning.effort != "none"}
+        if self.text is not None:
+            said["response_format"] = self.text.format.for_model()
+            said |= {} if self.text.verbosity is None else {"verbosity": self.text.verbosity}
+        return replace(own, **said) if said else own
+
+    def echo(self) -> dict[str, Any]:
+        """What the response says again of its request, and the version of the fold that shows it."""
+        said: dict[str, Any] = {FOLD: NEWEST_FOLD}
+        same = ("model", "instructions", "previous_response_id", "metadata", "max_output_tokens", "temperature",
+                "parallel_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user")  # fmt: skip
+        said |= {name: value for name in same if (value := getattr(self, name)) is not None}
+        if self.tools:
+            said["tools"] = [_echoed_tool(tool) for tool in self.functions()]
+        if self.tool_choice is not None:
+            said["tool_choice"] = self.tool_choice
+        if self.reasoning is not None:
+            summary = self.reasoning.summary or self.reasoning.generate_summary
+            said["reasoning"] = {"effort": self.reasoning.effort, "summary": summary}
+        if self.text is not None:
+            shown: dict[str, Any] = {"format": self.text.format.echoed()}
+            said["text"] = shown | ({} if self.text.verbosity is None else {"verbosity": self.text.verbosity})
+        if self.include and INCLUDE_ENCRYPTED in self.include:
+            said["include"] = [INCLUDE_ENCRYPTED]
+        return said
+
+
+def _echoed_tool(tool: FunctionTool) -> dict[str, Any]:
+    shown = {"type": "function", "name": tool.name, "description": tool.description}
+    return {**shown, "parameters": tool.parameters, "strict": tool.strict}
+
+
+def offered_tools(request: ResponseRequest) -> list[ClientTool]:
+    """The tools of the client that the model may call. Raises `ValueError` for a choice that is not understood."""
+    tools = [tool.client_tool() for tool in request.functions()]
+    choice = request.tool_choice
+    if choice in (None, "auto"):
+        return tools
+    if choice == "none":
+        return []
+    named = as_object(choice) or {}
+    if named.get("type") == "allowed_tools" and named.get("mode", "auto") == "auto":
+        allowed = {_name_of(one) for one in cast("list[Any]", named.get("tools") or [])}
+        return [tool for tool in tools if tool.name in allowed]
+    raise ValueError("'auto', 'none' and allowed_tools in the mode 'auto' are understood: no call can be forced yet")
+
+
+def _name_of(tool: Any) -> str | None:
+    found: Mapping[str, Any] = as_object(tool) or {}
+    return found.get("name")

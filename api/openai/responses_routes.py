@@ -1,0 +1,122 @@
+"""Responses: OpenAI's API for agents, under its own prefix and under Holdfast's."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.dependencies import ProjectDep, SubmissionHeadersDep, served
+from api.direct_route import DirectRoute, LateRoute
+from api.event_stream import json_answer
+from api.openai.response_items_list import ItemsPage, wire_input_items
+from api.openai.response_object import run_id_of
+from api.openai.responses_request import ResponseRequest
+from api.openai.responses_service import ResponseService
+from shared.domain.errors import InvalidRequest, NotFound
+from shared.domain.ids import ProjectId
+from shared.domain.runs import Run
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.run_store import RunStore
+
+ResponseServiceDep = Annotated[ResponseService, served(ResponseService)]
+RunStoreDep = Annotated[RunStore, served(RunStore)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+
+router = APIRouter(tags=["responses"], route_class=LateRoute)
+create_router = APIRouter(tags=["responses"], route_class=DirectRoute)
+
+
+@create_router.post("/openai/v1/responses", response_model=None)
+@create_router.post("/v1/responses", response_model=None)
+async def create_response(
+    request: ResponseRequest,
+    responses: ResponseServiceDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+    http: Request,
+) -> Response:
+    """Creates a response: of an agent, or of a model. It answers with the response as it ended, with a stream, or with
+    `background` at once.
+
+    In the background the response goes on when its client leaves. In the foreground it is cancelled then.
+    """
+    return await responses.create(project_id, request, headers, http)
+
+
+@router.get("/openai/v1/responses/{response_id}", response_model=None)
+@router.get("/v1/responses/{response_id}", response_model=None)
+async def retrieve_response(
+    response_id: str,
+    responses: ResponseServiceDep,
+    run_store: RunStoreDep,
+    project_id: ProjectDep,
+    stream: bool = False,
+    starting_after: str | None = None,
+) -> Response:
+    """The response as it stands; with `stream`, its stream from behind the event `starting_after` on."""
+    run = await _run(run_store, project_id, response_id)
+    if stream:
+        return responses.stream(run, _cursor(starting_after))
+    return await json_answer(await responses.shown(run))
+
+
+@router.post("/openai/v1/responses/{response_id}/cancel", response_model=None)
+@router.post("/v1/responses/{response_id}/cancel", response_model=None)
+async def cancel_response(
+    response_id: str, responses: ResponseServiceDep, run_store: RunStoreDep, project_id: ProjectDep
+) -> Response:
+    """Cancels a response in the background. One that has ended is shown as it is."""
+    known = await _run(run_store, project_id, response_id)
+    run = await responses.cancel(project_id, known.id)
+    return await json_answer(await responses.shown(run))
+
+
+@router.delete("/openai/v1/responses/{response_id}")
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(
+    response_id: str, responses: ResponseServiceDep, run_store: RunStoreDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Deletes a response that has ended. What was said stays where other responses have gone on from it."""
+    run = await _run(run_store, project_id, response_id)
+    await responses.delete(project_id, run.id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get("/openai/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    response_id: str,
+    run_store: RunStoreDep,
+    message_store: MessageStoreDep,
+    project_id: ProjectDep,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
+    after: str | None = None,
+) -> dict[str, Any]:
+    """The items that the response was given, newest first unless `order` says otherwise."""
+    run = await _run(run_store, project_id, response_id)
+    given = await run_store.input_of(run.id)
+    began = run.thread_id == run.id
+    story = (
+        [one for one in await message_store.context(project_id, run.thread_id) if one.run_id is None] if began else []
+    )
+    bodies = [(one.id, one.body) for one in [*story, *given]]
+    return wire_input_items(run, bodies, ItemsPage(limit, order == "asc", after))
+
+
+async def _run(run_store: RunStore, project_id: ProjectId, response_id: str) -> Run:
+    run_id = run_id_of(response_id)
+    try:
+        if run_id is not None:
+            return await run_store.get(project_id, run_id)
+    except NotFound:
+        pass
+    raise NotFound(f"Response with id '{response_id[:100]}' not found.")
+
+
+def _cursor(starting_after: str | None) -> int | None:
+    if starting_after is None:
+        return None
+    digits = starting_after.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 15:
+        raise InvalidRequest("starting_after must be the sequence_number of an event", field="starting_after")
+    return int(starting_after)

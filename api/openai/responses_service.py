@@ -1,0 +1,228 @@
+"""Responses in OpenAI's dialect: submits runs and shows them as responses."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.errors import Refused
+from api.event_stream import json_answer
+from api.input_limits import InputLimits
+from api.openai.response_fold import fold_of
+from api.openai.response_object import DIALECT
+from api.openai.response_threads import ResponseThread, ResponseThreads
+from api.openai.responses_input import ResponseInput, read_input
+from api.openai.responses_request import ResponseRequest, offered_tools
+from api.openai.responses_stream import BEFORE_ALL, ResponseStream
+from api.runs.cancel import Cancel, CancelService
+from api.runs.command import Command, Part, SubmissionHeaders, keys_of
+from api.runs.reader import RunReader, RunWaiter, elsewhere
+from api.runs.streaming import StreamService
+from api.runs.submission import SubmissionService
+from shared.concurrency import Clock
+from shared.domain.errors import (
+    AlreadyDecided,
+    ErrorCode,
+    HistoryWentOn,
+    InvalidRequest,
+    NoPendingApproval,
+    WrongToolCalls,
+)
+from shared.domain.events import decode
+from shared.domain.ids import ProjectId, RunId, Seq
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.runs import NO_KEYS, Run, RunOptions, SubmissionKeys
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_store import RunStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+RUN_TYPE = "openai_response"
+HUNG_UP = "the client has closed its connection"
+
+WENT_ON = (HistoryWentOn, AlreadyDecided, NoPendingApproval, WrongToolCalls)
+"""Errors of a submission that goes on from a response from which somebody else has just gone on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseService:
+    """Creates, shows, cancels and deletes responses."""
+
+    submissions: SubmissionService
+    threads: ResponseThreads
+    streaming: StreamService
+    waiter: RunWaiter
+    reader: RunReader
+    runs: RunStore
+    listing: RunListing
+    cancels: CancelService
+    input_limits: InputLimits
+    clock: Clock
+
+    async def create(
+        self, project_id: ProjectId, request: ResponseRequest, headers: SubmissionHeaders, http: Request
+    ) -> Response:
+        """Submits, and answers with a stream, with the response as it ended, or in the background with the response as
+        it is now. A response in the foreground is cancelled when its client hangs up."""
+        given = read_input(request.input)
+        if not given.said and not given.story and not given.answers_calls:
+            raise InvalidRequest("input is missing: say something", field="input")
+        self.input_limits.refuse_long_messages(given.texts())
+        run = await self._submit(project_id, request, given, headers)
+        leave = self._hung_up(run) if request.is_foreground else None
+        if request.stream:
+            return self.streaming.stream(run, Seq(0), ResponseStream(run), on_leave=leave)
+        if not request.is_foreground:
+            return await json_answer(await self.shown(run))
+        return await self._when_ended(run, http, leave)
+
+    async def shown(self, run: Run) -> dict[str, Any]:
+        """The response as it stands: what its stream has told so far, or its last event."""
+        fold = fold_of(run)
+        async for entries in self.reader.present(run):
+            for seq, entry in entries:
+                for _ in fold.take(seq, decode(entry)):
+                    pass
+        if fold.ended is None and run.status in TERMINAL:
+            for _ in fold.lost_ending():
+                pass
+        return fold.response()
+
+    def stream(self, run: Run, starting_after: int | None) -> Response:
+        """The response's stream from behind an event on: live, or years later."""
+        after = BEFORE_ALL if starting_after is None else starting_after
+        return self.streaming.stream(run, Seq(0), ResponseStream(run, after))
+
+    async def cancel(self, project_id: ProjectId, run_id: RunId) -> Run:
+        """Cancels a response; the run as it is then. One that has ended stays as it is.
+
+        Raises `Refused` for one in the foreground: it ends with its connection.
+        """
+        run = await self.runs.get(project_id, run_id)
+        is_ours = run.options.dialect == DIALECT
+        if is_ours and not run.options.background and run.status is RunStatus.RUNNING:
+            raise Refused(400, ErrorCode.INVALID_ARGUMENT, "Cannot cancel a synchronous response.", field="response_id")
+        if run.status is RunStatus.AWAITING_APPROVAL:
+            return run  # it has ended: its calls wait, in the response that follows
+        return await self.cancels.cancel_one(project_id, run_id, Cancel())
+
+    async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
+        """Deletes a response that has ended. Raises `Refused` for one that has not."""
+        run = await self.runs.get(project_id, run_id)
+        if run.status is RunStatus.AWAITING_APPROVAL:
+            run = await self.cancels.cancel_one(project_id, run_id, Cancel(reason="the response was deleted"))
+        if run.status not in TERMINAL:
+            raise Refused(400, ErrorCode.INVALID_ARGUMENT, "Cannot delete an in-flight response.", field="response_id")
+        await self.listing.delete(project_id, run_id)
+
+    async def _submit(
+        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, headers: SubmissionHeaders
+    ) -> Run:
+        try:
+            offered_tools(request)
+        except ValueError as error:
+            raise InvalidRequest(f"tool_choice: {error}", field="tool_choice") from error
+        keys = self._keys(request, headers)
+        scope = _scope(project_id, keys)
+        if scope is not None and (keys.names or (keys.body is not None and keys.body.sent_since is not None)):
+            seen = await self.runs.of_keys(project_id, scope, keys)
+            if seen is not None:
+                return seen
+        try:
+            thread = await self.threads.find(project_id, request, given, forks=False)
+            return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
+        except WENT_ON:
+            if request.previous_response_id is None:
+                raise
+        thread = await self.threads.find(project_id, request, given, forks=True)
+        return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
+
+    def _keys(self, request: ResponseRequest, headers: SubmissionHeaders) -> SubmissionKeys:
+        body = request.model_dump_json
+        return keys_of(headers, RUN_TYPE, self.clock.now(), body=body, parts=[Part(None, body)])
+
+    def _command(
+        self,
+        thread: ResponseThread,
+        request: ResponseRequest,
+        given: ResponseInput,
+        headers: SubmissionHeaders,
+        keys: SubmissionKeys,
+        scope: Any,
+    ) -> Command:
+        instructions = request.instructions
+        return Command(
+            agent=thread.agent,
+            conversation_id=thread.conversation_id,
+            thread=thread.thread,
+            place=thread.place,
+            messages=given.said,
+            decisions=thread.decisions,
+            options=RunOptions(
+                dialect=DIALECT,
+                streamed=bool(request.stream),
+                stream_tokens=True,
+                status_events=True,
+                item_events=True,
+                background=not request.is_foreground,
+                max_steps=min(RunOptions().max_steps, self.submissions.max_steps),
+                run_type=RUN_TYPE,
+                client_tools=offered_tools(request),
+                override_model=thread.model,
+                override_system=(instructions or "") if thread.is_plain else None,
+                added_system=None if thread.is_plain else instructions,
+                model_options=request.model_options(thread.options),
+                submitted_by=headers.key_id,
+                keys_scope=scope,
+                echoed=request.echo(),
+            ),
+            if_busy=headers.if_busy or "reject",
+            keys=keys,
+            priority=headers.priority,
+        )
+
+    def _hung_up(self, run: Run) -> Callable[[], Awaitable[None]]:
+        """What is done when the client of a response in the foreground goes away."""
+
+        async def cancel() -> None:
+            log.info("client_hung_up", run_id=run.id)
+            await self.cancels.canceller.cancel(run, actor="client", reason=HUNG_UP, wait_s=0.0)
+
+        return cancel
+
+    async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Response:
+        """The response as it ended, for a client that waits for it."""
+        waiting = asyncio.ensure_future(self.waiter.ended(run))
+        leaving = asyncio.ensure_future(_disconnected(http))
+        try:
+            await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                if leave is not None:
+                    await leave()
+                return Response(status_code=499)  # nobody reads it
+            ended = await waiting
+        finally:
+            waiting.cancel()
+            leaving.cancel()
+            await asyncio.gather(waiting, leaving, return_exceptions=True)
+        if ended is None:
+            return elsewhere(run)
+        return await json_answer(await self.shown(ended))
+
+
+async def _disconnected(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _scope(project_id: ProjectId, keys: SubmissionKeys) -> Any:
+    """Where a submission with these keys is found again. None: it has none."""
+    if keys == NO_KEYS:
+        return None
+    named = keys.names or ([] if keys.body is None else [keys.body.key])
+    return "responses:" + hashlib.sha256("\n".join([project_id, *named]).encode()).hexdigest()

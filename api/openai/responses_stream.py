@@ -1,0 +1,61 @@
+"""A run's stream as the events of a response."""
+
+from datetime import datetime
+
+import msgspec
+
+from api.event_stream import StreamBroken
+from api.openai.response_fold import fold_of
+from api.openai.response_items import Event
+from shared.domain.events import decode
+from shared.domain.ids import Seq
+from shared.domain.log_writer import Entries
+from shared.domain.runs import Run
+
+BEFORE_ALL = -1
+"""The cursor of a reader that has seen nothing: the first event has the number 0."""
+
+LONGEST_SILENCE_S = 15.0
+"""Proxies and clients give a stream up after 20 to 60 seconds without a byte."""
+
+DONE = b"data: [DONE]\n\n"
+"""Open Responses demands it, and OpenAI's SDKs pass over it."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def event_bytes(event: Event) -> bytes:
+    """One event, without an `id`: it is resumed by its `sequence_number`."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encoder.encode(event))
+
+
+class ResponseStream:
+    """A reader of a response, from the event behind `starting_after` on. The fold begins with the log, whatever the
+    cursor is: the last events have the whole text."""
+
+    shared_as = None
+    longest_silence_s = LONGEST_SILENCE_S
+    cut = None
+    """Clients take any clean end of a stream for the last one. A connection that breaks off they resume."""
+
+    def __init__(self, run: Run, starting_after: int = BEFORE_ALL) -> None:
+        self._fold = fold_of(run)
+        self._after = starting_after
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """The events of some entries, and whether the last one ends the stream. Raises `StreamBroken`."""
+        told = (one for seq, entry in entries for one in self._fold.take(seq, decode(entry)))
+        shown = b"".join(event_bytes(one) for one in told if one["sequence_number"] > self._after)
+        if self._fold.is_contradicted:
+            raise StreamBroken
+        if self._fold.ended is not None:
+            return shown + DONE, True
+        return shown, False
+
+    def silence(self, _last: Seq, _now: datetime) -> bytes:
+        """Nothing: a comment is a sign of life as well, and these clients know no other."""
+        return b""
+
+    def end_of(self, _last: Seq) -> bytes:
+        """What ends the stream of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        return b"".join(map(event_bytes, self._fold.lost_ending())) + DONE
