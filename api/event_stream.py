@@ -31,6 +31,9 @@ KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_BYTES = "keep_alive_bytes"
 """The key in the state of a request of what may be sent between any two pieces of its answer, and means nothing."""
 
+ENDS_WITH_CLIENT = "ends_with_client"
+"""The key in the state of a request whose work ends when its client goes away, before its answer has begun."""
+
 BREAK_OFF = "break_off"
 """The key in the state of a request of what closes its connection in the middle of the answer."""
 

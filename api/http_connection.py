@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.connection_rules import ConnectionLimit
 from api.errors import plain_body
-from api.event_stream import BREAK_OFF, KEEP_ALIVE_BYTES
+from api.event_stream import BREAK_OFF, ENDS_WITH_CLIENT, KEEP_ALIVE_BYTES
 from shared.domain.errors import ErrorCode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -66,6 +66,9 @@ TOO_MANY = HeadRefusal(
     "This process has as many connections as HOLDFAST_MAX_CONNECTIONS allows",
     "retry-after: 2\r\n",
 )
+
+INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
+"""What may be sent before an answer and means nothing (RFC 9110, 15.2): clients pass over it."""
 
 PROBES, PROBE_S = 3, 0.3
 """How often, and how many seconds apart, a client that has closed its side is sent something that means nothing. One
@@ -396,7 +399,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         noticed while there is nothing to send."""
         if self.transport.is_closing():
             return
-        keep_alive = self._unanswered[0].scope["state"].get(KEEP_ALIVE_BYTES) if self._is_streaming() else None
+        cycle = self._unanswered[0]
+        state, is_old = cycle.scope["state"], cycle.scope["http_version"] in _WITHOUT_CHUNKS
+        if ENDS_WITH_CLIENT in state and not cycle.response_started and not is_old:
+            self.transport.write(INTERIM)
+        keep_alive = state.get(KEEP_ALIVE_BYTES) if self._is_streaming() else None
         if keep_alive is not None and not self.flow.write_paused:
             is_whole = self._is_close_delimited()
             self.transport.write(keep_alive if is_whole else b"%x\r\n%b\r\n" % (len(keep_alive), keep_alive))

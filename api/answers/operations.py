@@ -49,6 +49,7 @@ from api.answers.messages import (
     Message,
     Nothing,
 )
+from api.answers.responses import DeletedResponse, ItemList, OpenAIResponse, ResponseEvent
 from api.answers.runs import (
     Approval,
     CancelReceipt,
@@ -173,6 +174,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "chat_completions_create_doubled", ChatCompletion, frame=ChatFrame
     ),
     ("post", "/v1/chat/completions"): Operation("chat_completions_create", ChatCompletion, frame=ChatFrame),
+    ("post", "/openai/v1/responses"): Operation("responses_create", OpenAIResponse, frame=ResponseEvent),
+    ("get", "/openai/v1/responses/{response_id}"): Operation("responses_retrieve", OpenAIResponse, frame=ResponseEvent),
+    ("post", "/openai/v1/responses/{response_id}/cancel"): Operation("responses_cancel", OpenAIResponse),
+    ("delete", "/openai/v1/responses/{response_id}"): Operation("responses_delete", DeletedResponse),
+    ("get", "/openai/v1/responses/{response_id}/input_items"): Operation("responses_input_items_list", ItemList),
+    ("post", "/v1/responses"): Operation("responses_create_short", OpenAIResponse, frame=ResponseEvent),
+    ("get", "/v1/responses/{response_id}"): Operation("responses_retrieve_short", OpenAIResponse, frame=ResponseEvent),
+    ("post", "/v1/responses/{response_id}/cancel"): Operation("responses_cancel_short", OpenAIResponse),
+    ("delete", "/v1/responses/{response_id}"): Operation("responses_delete_short", DeletedResponse),
+    ("get", "/v1/responses/{response_id}/input_items"): Operation("responses_input_items_list_short", ItemList),
     ("get", "/v1/runs"): Operation("runs_list", list[Run]),
     ("get", "/v1/runs/active"): Operation("runs_list_active", list[Run]),
     ("get", "/v1/runs/{run_id}"): Operation("runs_retrieve", Run),

@@ -146,9 +146,11 @@ class _Story:
         text = output if isinstance(output, str) else text_with_notes(output)
         called = next((call for call in self._calls() if call.id == call_id), None)
         if called is None:
-            self.outputs[call_id] = Decision(tool_call_id=call_id, kind="tool", tool_return=text, parts=parts)
+            self.outputs[call_id] = Decision(
+                tool_call_id=call_id, kind="tool", tool_return=text, parts=parts, is_plain=True
+            )
             return
-        self.results[call_id] = ToolReturn(call_id, called.name, "success", text, parts=parts)
+        self.results[call_id] = ToolReturn(call_id, called.name, "success", text, parts=parts, is_plain=True)
 
     def _take_mcp_call(self, item: Mapping[str, Any], place: str) -> None:
         call = ToolCall(*(_needed(item, name, place) for name in ("id", "name", "arguments")))
@@ -156,7 +158,9 @@ class _Story:
         error = item.get("error")
         text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
         status = "success" if error is None else "error"
-        self.results[call.id] = ToolReturn(call.id, call.name, status, text if isinstance(text, str) else "")
+        self.results[call.id] = ToolReturn(
+            call.id, call.name, status, text if isinstance(text, str) else "", is_plain=True
+        )
 
     def _take_verdict(self, item: Mapping[str, Any], place: str) -> None:
         asked, approve = _needed(item, "approval_request_id", place), item.get("approve")
@@ -220,6 +224,7 @@ def _for_call(decision: Decision, call_id: str) -> Decision:
         reason=decision.reason,
         tool_return=decision.tool_return,
         parts=decision.parts,
+        is_plain=decision.is_plain,
     )
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import Refused
-from api.event_stream import json_answer
+from api.event_stream import ENDS_WITH_CLIENT, json_answer
 from api.input_limits import InputLimits
 from api.openai.response_fold import fold_of
 from api.openai.response_object import DIALECT
@@ -197,6 +197,7 @@ class ResponseService:
 
     async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Response:
         """The response as it ended, for a client that waits for it."""
+        http.scope["state"][ENDS_WITH_CLIENT] = True
         waiting = asyncio.ensure_future(self.waiter.ended(run))
         leaving = asyncio.ensure_future(_disconnected(http))
         try:

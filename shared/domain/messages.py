@@ -62,6 +62,8 @@ class ToolReturn(msgspec.Struct, frozen=True):
     """The result as the client brought it, when it did so in parts. `text` then says the same without the images."""
     is_text: bool = True
     """The tool returned a string. Else `text` is JSON of what it returned, or how Python prints that."""
+    is_plain: bool = False
+    """The model is given the text as it is, without the status and the time: the client has brought it so."""
     is_unknown: bool = False
     """The tool was started, and its worker died before anybody heard what it came to."""
 
@@ -89,6 +91,8 @@ class Decision(msgspec.Struct, frozen=True):
     """For an approval: JSON arguments to run instead of those asked for."""
     parts: list[ContentPart] | None = None
     """For kind `tool`: the result in parts, images among them, when the client brought it so."""
+    is_plain: bool = False
+    """For kind `tool`: as in `ToolReturn`."""
 
 
 class SystemMessage(msgspec.Struct, frozen=True, tag="system"):

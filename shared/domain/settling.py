@@ -141,6 +141,7 @@ def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | No
         stdout=decision.stdout,
         stderr=decision.stderr,
         parts=decision.parts,
+        is_plain=decision.is_plain,
     )
 
 

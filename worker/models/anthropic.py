@@ -178,7 +178,7 @@ def _asked_blocks(part: Prompt | Result) -> list[_Block]:
     if isinstance(part, Prompt):
         content = [part.content] if isinstance(part.content, str) else part.content
         return [_content_block(one) for one in content]
-    text = json.dumps(part.envelope, ensure_ascii=False)
+    text = part.text
     content = [_content_block(one) for one in (text, *part.images)]
     return [{"type": "tool_result", "tool_use_id": part.call_id, "content": content, "is_error": False}]
 

@@ -102,7 +102,7 @@ class ChatRequest:
 
     def _asked(self, part: Prompt | Result) -> _Message:
         if isinstance(part, Result):
-            content = self._guard(json.dumps(part.envelope, ensure_ascii=False))
+            content = self._guard(part.text)
             return {"role": "tool", "tool_call_id": part.call_id, "content": content}
         if isinstance(part.content, str):
             return {"role": "user", "content": self._guard(part.content)}

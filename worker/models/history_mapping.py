@@ -12,6 +12,7 @@ What the model gets about the past, beyond the messages themselves:
 
 import base64
 import binascii
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -68,13 +69,24 @@ class Prompt(msgspec.Struct, frozen=True):
     content: str | list[str | Image]
 
 
+PLAIN = "plain"
+"""The only key of a result that is given to the model as it is."""
+
+
 class Result(msgspec.Struct, frozen=True):
     """What a tool call came to."""
 
     call_id: str
     tool_name: str
     envelope: dict[str, str]
+    """Its status, its text and its time. With the text alone under `PLAIN`, the text is all that the model gets."""
     images: list[Image] = []
+
+    @property
+    def text(self) -> str:
+        """The result as the model reads it."""
+        plain = self.envelope.get(PLAIN)
+        return json.dumps(self.envelope, ensure_ascii=False) if plain is None else plain
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -415,6 +427,9 @@ class _MappedHistory:
             envelope = {"status": "Failed", "message": OUTCOME_UNKNOWN, "time": self._called_at.isoformat()}
             return Result(call.id, call.name, envelope)
         result, at = found
+        if result.is_plain:
+            text = whole_characters(result.text if result.parts is None else text_of(result.parts))
+            return Result(call.id, call.name, {PLAIN: text}, images_in(result.parts or []))
         envelope = {
             "status": "OK" if result.status == "success" else "Failed",
             "message": whole_characters(result.text if result.parts is None else text_of(result.parts)),

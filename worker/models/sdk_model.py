@@ -7,7 +7,6 @@ Imported with the first SDK, never before. What differs from wire to wire is in 
 """
 
 import base64
-import json
 import mimetypes
 import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -37,6 +36,7 @@ from worker.models.answer_events import AnswerEvents
 from worker.models.answer_parts import CallIds
 from worker.models.connections import Connections, OpenCall
 from worker.models.history_mapping import (
+    PLAIN,
     Answered,
     AnswerPart,
     Asked,
@@ -185,7 +185,7 @@ def _image(image: Image) -> sdk.ImageUrl | sdk.BinaryContent:
 
 
 def _result(result: Result, as_object: bool) -> sdk.ToolReturnPart[Any]:
-    content: Any = result.envelope if as_object else json.dumps(result.envelope, ensure_ascii=False)
+    content: Any = result.envelope if as_object and PLAIN not in result.envelope else result.text
     if result.images:
         content = [content, *(_image(image) for image in result.images)]
     return sdk.ToolReturnPart(result.tool_name, content, result.call_id)

@@ -1,0 +1,128 @@
+"""What OpenAI's dialect answers with: responses, their items and the events of their streams."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from api.answers.messages import Anything, Fields
+
+Item = Fields
+"""An item of an output or an input. Its `type` says what else it has."""
+
+
+class IncompleteDetails(TypedDict):
+    """Why a response is not whole."""
+
+    reason: str
+
+
+class ResponseError(TypedDict):
+    """Why a response has failed."""
+
+    code: str
+    message: str
+
+
+class InputTokensDetails(TypedDict):
+    """Tokens that the provider had in its cache, or has put there."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    """Tokens of the answer that nobody is shown."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """The tokens of all steps."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ConversationReference(TypedDict):
+    """The conversation that a response is of."""
+
+    id: str
+
+
+class OpenAIResponse(TypedDict):
+    """A response: a run in OpenAI's words. Most fields repeat its request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
+    model: str
+    output: list[Item]
+    usage: ResponseUsage | None
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    background: bool
+    conversation: ConversationReference | None
+    previous_response_id: str | None
+    instructions: str | None
+    metadata: dict[str, str]
+    tools: list[Fields]
+    tool_choice: Anything
+    parallel_tool_calls: bool
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    reasoning: Fields
+    text: Fields
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    presence_penalty: float
+    frequency_penalty: float
+    truncation: str
+    store: bool
+    service_tier: str
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    user: str | None
+
+
+class ResponseEvent(TypedDict):
+    """The `data` of each server-sent event of a response's stream; `type` says what else it has. The last one is the
+    text `[DONE]`."""
+
+    type: str
+    sequence_number: int
+    response: NotRequired[OpenAIResponse]
+    output_index: NotRequired[int]
+    item: NotRequired[Item]
+    item_id: NotRequired[str]
+    content_index: NotRequired[int]
+    summary_index: NotRequired[int]
+    part: NotRequired[Fields]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    logprobs: NotRequired[list[Fields]]
+
+
+class DeletedResponse(TypedDict):
+    """What was deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemList(TypedDict):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
