@@ -88,6 +88,25 @@ async def test_temperature_is_sent_to_a_model_that_does_not_think() -> None:
     assert "temperature" not in await _sent("openrouter/openai/o3", temperature=0.3)
 
 
+@pytest.mark.parametrize("handle", [*HANDLES, "vllm/qwen3", "openrouter/openai/o3", "anthropic/claude-opus-4-7"])
+async def test_top_p_goes_where_the_temperature_goes(handle: str) -> None:
+    body = await _sent(handle, top_p=0.8, temperature=0.3)
+    sent = body.get("generationConfig", body)
+    assert sent.get("top_p", sent.get("topP")) == (0.8 if "temperature" in sent else None)
+
+
+async def test_a_model_without_reasoning_on_responses_is_sent_both() -> None:
+    body = await _sent("openai/gpt-5-chat-latest", top_p=0.8, temperature=0.3)
+    assert (body["temperature"], body["top_p"]) == (0.3, 0.8)
+
+
+async def test_claude_refuses_temperature_and_top_p_together() -> None:
+    assert (await _sent(ANTHROPIC, top_p=0.8, reasoning=False))["top_p"] == 0.8
+    both = await _sent(ANTHROPIC, top_p=0.8, temperature=0.3, reasoning=False)
+    assert both["temperature"] == 0.3
+    assert "top_p" not in both
+
+
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_parallel_calls_are_allowed_or_not(parallel: bool) -> None:
     assert (await _sent(CHAT, parallel_tool_calls=parallel))["parallel_tool_calls"] is parallel

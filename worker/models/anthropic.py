@@ -126,9 +126,12 @@ class AnthropicRequest:
         if options.reasoning and not call.must_call and family_of(call.handle).can_think and _may_think(turns):
             thinking = self._thinking(call, limit)
         fields |= {"thinking": thinking} if thinking is not None else self._without_thinking()
-        # A thinking model takes no temperature, and the newest take none at all.
-        if options.temperature is not None and thinking is None and self._model.takes_temperature:
-            fields["temperature"] = max(self._least_temperature, min(options.temperature, 1.0))
+        # A thinking model takes neither of the two, the newest never do, and the others refuse them together.
+        if thinking is None and self._model.takes_temperature:
+            if options.temperature is not None:
+                fields["temperature"] = max(self._least_temperature, min(options.temperature, 1.0))
+            elif options.top_p is not None:
+                fields["top_p"] = options.top_p
         return fields
 
     def _thinking(self, call: ModelCall, max_tokens: int) -> _Block | None:

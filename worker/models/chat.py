@@ -160,8 +160,8 @@ class ChatRequest:
         options, family, quirks = call.options, family_of(call.handle), self._quirks
         is_openais_own = self._route.provider == "openai"
         fields: _Message = {}
-        if options.temperature is not None and family.takes_temperature:
-            fields["temperature"] = options.temperature
+        if family.takes_temperature:
+            fields |= options.sampling
         if options.max_output_tokens is not None:
             fields[quirks.limit_field] = options.max_output_tokens
         if options.response_format is not None and options.response_format.get("type") != "text":

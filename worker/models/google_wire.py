@@ -1,6 +1,7 @@
 """Google's Gemini API. Imported on first use."""
 
 import warnings
+from typing import cast
 
 import httpx2
 from google.genai import errors
@@ -32,8 +33,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
 def _settings(call: ModelCall, profile: ModelProfile) -> ModelSettings:
     options = call.options
     settings = GoogleModelSettings()
-    if options.temperature is not None:
-        settings["temperature"] = options.temperature
+    settings.update(cast("GoogleModelSettings", options.sampling))
     if options.max_output_tokens is not None:
         settings["max_tokens"] = options.max_output_tokens
     if not profile.get("supports_thinking"):

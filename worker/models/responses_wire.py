@@ -61,8 +61,8 @@ def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
             settings["openai_reasoning_effort"] = cast(ReasoningEffort, options.reasoning_effort)
     elif reasons:
         settings["thinking"] = False
-    elif options.temperature is not None:
-        settings["temperature"] = options.temperature
+    else:
+        settings.update(cast("OpenAIResponsesModelSettings", options.sampling))
     if text := _text_options(call):
         settings["extra_body"] = {"text": text}
     if call.thread_id:
