@@ -442,3 +442,6 @@ class ClientTool(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
+    strict: bool | None = None
+    """Whether the provider has to hold the model to `parameters`, for providers that know the word. None: wherever the
+    schema allows it."""

@@ -1,5 +1,6 @@
 """How a model is asked: reasoning where it has it, and no option that it would refuse."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from tests.kit.model_server.model_calls import (
     call,
     models_on_server,
 )
+from worker.models.provider import ToolSpec
 
 
-async def _sent(handle: str, **options: Any) -> dict[str, Any]:
+async def _sent(handle: str, *, tools: Sequence[ToolSpec] = (ADD,), **options: Any) -> dict[str, Any]:
     """The body of a request with these options."""
     async with models_on_server() as (server, models):
-        await ask(models, call(handle, tools=[ADD], **options))
+        await ask(models, call(handle, tools=tools, **options))
         return server.requests[0].body
 
 
@@ -71,7 +73,7 @@ async def test_an_adaptive_model_is_asked_adaptively() -> None:
         ({"max_reasoning_tokens": 50_000}, 15_360),
     ],
 )
-async def test_thinking_leaves_room_for_the_answer(options: dict[str, int], budget: int | None) -> None:
+async def test_thinking_leaves_room_for_the_answer(options: dict[str, Any], budget: int | None) -> None:
     body = await _sent(ANTHROPIC, **options)
     assert body.get("thinking", {}).get("budget_tokens") == budget
 
@@ -193,3 +195,24 @@ async def test_a_handle_that_leads_nowhere() -> None:
         with pytest.raises(ModelError, match="unknown model handle") as caught:
             await ask(models, call("nobody/m"))
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+LOOSE = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**LOOSE, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+@pytest.mark.parametrize("schema", [LOOSE, CLOSED])
+async def test_a_tool_says_itself_whether_the_model_is_held_to_its_schema(
+    strict: bool | None, schema: dict[str, Any]
+) -> None:
+    tool = ToolSpec("clients", "The client's.", schema, strict)
+    unsaid = True if schema is CLOSED else None
+    on_chat = (await _sent(CHAT, tools=[tool]))["tools"][0]["function"]
+    assert on_chat.get("strict") is (unsaid if strict is None else strict)
+    on_responses = (await _sent(RESPONSES, tools=[tool]))["tools"][0]
+    assert on_responses["strict"] is bool(unsaid if strict is None else strict)
+    inlining = (await _sent("groq/qwen/qwen3-32b", tools=[tool]))["tools"][0]["function"]
+    assert inlining["strict"] is (strict is not False)
+    for handle in (ANTHROPIC, GOOGLE):
+        assert "strict" not in str(await _sent(handle, tools=[tool]))

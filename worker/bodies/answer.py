@@ -100,7 +100,7 @@ def tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
         if name in may_call.allowed
     ]
     declared = () if may_call.forced else context.run.options.client_tools
-    clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in declared]
+    clients = [ToolSpec(tool.name, tool.description, tool.parameters, tool.strict) for tool in declared]
     names = {tool.name for tool in clients}
     return [*(tool for tool in own if tool.name not in names), *clients]
 

@@ -41,9 +41,9 @@ from worker.models.history_mapping import (
     write_kept,
 )
 from worker.models.model_errors import stream_error
-from worker.models.provider import ModelCall, ModelEvent, Route, ToolSpec, WireRequest
+from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, escaped_tokens, number_in, tokenizes_text
-from worker.models.tool_schema import NO_PARAMETERS, inlined, tool_schema
+from worker.models.tool_schema import chat_tool
 
 # A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.
 #
@@ -183,22 +183,12 @@ class ChatRequest:
     def _tools(self, call: ModelCall) -> _Message:
         forced = call.must_call and self._quirks.takes_forced_calls
         fields: _Message = {
-            "tools": [_tool(tool, follows_references=self._follows_references) for tool in call.tools],
+            "tools": [chat_tool(tool, follows_references=self._follows_references) for tool in call.tools],
             "tool_choice": "required" if forced else "auto",
         }
         if self._quirks.takes_parallel_tool_calls and family_of(call.handle).takes_parallel_tool_calls:
             fields["parallel_tool_calls"] = call.options.parallel_tool_calls
         return fields
-
-
-def _tool(tool: ToolSpec, *, follows_references: bool) -> _Message:
-    function: _Message = {"name": tool.name, "description": tool.description}
-    if follows_references:
-        schema = tool_schema(tool.parameters or NO_PARAMETERS)
-        function |= {"parameters": schema.parameters, **({"strict": True} if schema.is_strict else {})}
-    else:
-        function |= {"parameters": inlined(tool.parameters or NO_PARAMETERS), "strict": True}
-    return {"type": "function", "function": function}
 
 
 def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:

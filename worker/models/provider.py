@@ -57,6 +57,8 @@ class ToolSpec(msgspec.Struct, frozen=True):
     name: str
     description: str
     parameters: dict[str, Any]
+    strict: bool | None = None
+    """As in `ClientTool`."""
 
 
 class ModelCall(msgspec.Struct, frozen=True):

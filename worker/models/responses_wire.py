@@ -37,6 +37,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     return WireModel(
         model,
         lambda call: _settings(call, reasons),
+        takes_strict=True,
         errors=(openai.OpenAIError,),
         hint_if_not_found="" if is_openais_own else _NO_RESPONSES_API.format(model=route.model),
     )

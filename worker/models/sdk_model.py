@@ -324,6 +324,8 @@ class WireModel:
     """Whether a tool's result is an object on this wire; on the others it is text."""
     errors: tuple[type[Exception], ...] = ()
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
+    takes_strict: bool = False
+    """Whether a tool says if the model is held to its parameters."""
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
     hint_if_not_found: str = ""
@@ -410,18 +412,19 @@ class SdkModel:
         if call.must_call and call.tools:
             settings["tool_choice"] = "required"
         settings["extra_headers"] = connection.header
+        parameters = _parameters(call, takes_strict=self._wire.takes_strict)
         return direct.model_request_stream(
-            self._wire.model, messages, model_settings=settings, model_request_parameters=_parameters(call)
+            self._wire.model, messages, model_settings=settings, model_request_parameters=parameters
         )
 
 
-def _parameters(call: ModelCall) -> ModelRequestParameters:
+def _parameters(call: ModelCall, *, takes_strict: bool) -> ModelRequestParameters:
     tools = [
         ToolDefinition(
             name=tool.name,
             description=tool.description,
             parameters_json_schema=tool.parameters or _NO_PARAMETERS,
-            strict=None,
+            strict=tool.strict if takes_strict else None,
         )
         for tool in call.tools
     ]

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
+from worker.models.provider import ToolSpec
+
 _WITHOUT_MEANING = frozenset({"title", "$schema", "discriminator"})
 _NOT_IN_STRICT_MODE = frozenset(
     {
@@ -33,6 +35,19 @@ _SINGLE = ("additionalProperties", "items")
 _Schema = dict[str, Any]
 
 NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
+
+
+def chat_tool(tool: ToolSpec, *, follows_references: bool) -> _Schema:
+    """A tool as OpenAI's chat completions take it. `follows_references`: the model understands `$ref`."""
+    parameters, strict = tool.parameters or NO_PARAMETERS, tool.strict
+    if follows_references:
+        schema = tool_schema(parameters)
+        parameters, strict = schema.parameters, (schema.is_strict or None) if strict is None else strict
+    else:
+        parameters, strict = inlined(parameters), strict is not False
+    said = {} if strict is None else {"strict": strict}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters, **said}
+    return {"type": "function", "function": function}
 
 
 class ToolSchema(NamedTuple):
