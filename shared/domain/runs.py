@@ -13,7 +13,7 @@ from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
-from shared.domain.tools import ClientTool
+from shared.domain.tools import ClientTool, ToolChoice
 
 # Runs that ask a model one question because a client asked for it, and nothing else.
 #
@@ -242,6 +242,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     run_type: str = MESSAGES
     """What clients are shown as the type of the run: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
+    tool_choice: ToolChoice | None = None
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
     """The run begins with an empty context, but for the system message."""

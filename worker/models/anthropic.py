@@ -154,7 +154,6 @@ class AnthropicRequest:
                 return {"thinking": {"type": words}}
 
     def _tools(self, call: ModelCall) -> _Block:
-        forced = call.must_call and self._model.takes_forced_calls
         tools = [
             {
                 "name": tool.name,
@@ -163,10 +162,12 @@ class AnthropicRequest:
             }
             for tool in call.tools
         ]
-        choice = {
-            "type": "any" if forced else "auto",
-            "disable_parallel_tool_use": not call.options.parallel_tool_calls,
-        }
+        if not call.may_call:
+            return {"tools": tools, "tool_choice": {"type": "none"}}
+        choice: _Block = {"type": "auto"}
+        if call.must_call and self._model.takes_forced_calls:
+            choice = {"type": "tool", "name": call.forced_tool} if call.forced_tool else {"type": "any"}
+        choice["disable_parallel_tool_use"] = not call.options.parallel_tool_calls
         return {"tools": tools, "tool_choice": choice}
 
 

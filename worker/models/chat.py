@@ -43,7 +43,7 @@ from worker.models.history_mapping import (
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, escaped_tokens, number_in, tokenizes_text
-from worker.models.tool_schema import chat_tool
+from worker.models.tool_schema import chat_choice, chat_tool
 
 # A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.
 #
@@ -181,10 +181,12 @@ class ChatRequest:
         return fields
 
     def _tools(self, call: ModelCall) -> _Message:
-        forced = call.must_call and self._quirks.takes_forced_calls
+        takes_choice = self._quirks.takes_forced_calls
+        if not call.may_call and not takes_choice:
+            return {}
         fields: _Message = {
             "tools": [chat_tool(tool, follows_references=self._follows_references) for tool in call.tools],
-            "tool_choice": "required" if forced else "auto",
+            "tool_choice": chat_choice(call) if takes_choice else "auto",
         }
         if self._quirks.takes_parallel_tool_calls and family_of(call.handle).takes_parallel_tool_calls:
             fields["parallel_tool_calls"] = call.options.parallel_tool_calls

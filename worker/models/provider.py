@@ -75,6 +75,10 @@ class ModelCall(msgspec.Struct, frozen=True):
     """What the model has said of its answer: it is asked for the rest. For models that can (`continues_answers`)."""
     must_call: bool = False
     """The answer must call one of the tools."""
+    forced_tool: str = ""
+    """With `must_call`: the answer must call this one of the tools. Empty: any of them."""
+    may_call: bool = True
+    """False: the answer may call no tool. The tools still say what the calls of the history mean."""
     thread_id: str = ""
     """The conversation's id: calls of one conversation find the provider's cache by it. Empty: there is none."""
     taken_call_ids: frozenset[str] = frozenset()

@@ -409,8 +409,10 @@ class SdkModel:
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
     ) -> AbstractAsyncContextManager[StreamedResponse]:
         settings = self._wire.settings(call)
-        if call.must_call and call.tools:
-            settings["tool_choice"] = "required"
+        if call.tools and not call.may_call:
+            settings["tool_choice"] = "none"
+        elif call.tools and call.must_call:
+            settings["tool_choice"] = [call.forced_tool] if call.forced_tool else "required"
         settings["extra_headers"] = connection.header
         parameters = _parameters(call, takes_strict=self._wire.takes_strict)
         return direct.model_request_stream(

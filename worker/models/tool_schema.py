@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-from worker.models.provider import ToolSpec
+from worker.models.provider import ModelCall, ToolSpec
 
 _WITHOUT_MEANING = frozenset({"title", "$schema", "discriminator"})
 _NOT_IN_STRICT_MODE = frozenset(
@@ -48,6 +48,15 @@ def chat_tool(tool: ToolSpec, *, follows_references: bool) -> _Schema:
     said = {} if strict is None else {"strict": strict}
     function = {"name": tool.name, "description": tool.description, "parameters": parameters, **said}
     return {"type": "function", "function": function}
+
+
+def chat_choice(call: ModelCall) -> str | _Schema:
+    """Whether the answer may or must call a tool, as OpenAI's chat completions take it."""
+    if not call.may_call:
+        return "none"
+    if call.must_call and call.forced_tool:
+        return {"type": "function", "function": {"name": call.forced_tool}}
+    return "required" if call.must_call else "auto"
 
 
 class ToolSchema(NamedTuple):
