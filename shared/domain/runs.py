@@ -250,6 +250,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     override_system: str | None = None
     model_options: ModelOptions | None = None
     """How the model is asked, when the conversation says so. None: as the agent says."""
+    demanded: list[str] = []
+    """Names of the fields of `model_options` that the submission itself chose. A model that lacks one of them fails the
+    run; an option that was stored before is left out there."""
     speech_as_text: bool = True
     """What the agent says by `send_message` is shown as text, not as a call."""
     compaction: CompactionOptions | None = None

@@ -64,4 +64,4 @@ async def test_a_continuation_has_a_choice_of_its_own(
 def test_options_that_an_earlier_release_stored_are_read() -> None:
     stored = b'{"client_tools":[{"name":"a","description":"","parameters":{}}]}'
     options = msgspec.json.decode(stored, type=RunOptions)
-    assert (options.tool_choice, options.client_tools[0].strict) == (None, None)
+    assert (options.tool_choice, options.client_tools[0].strict, options.demanded) == (None, None, [])

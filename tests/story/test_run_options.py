@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shared.domain.agents import ModelOptions
 from shared.domain.events import ToolsReturned
 from shared.domain.tools import ClientTool, ToolChoice
 from tests.kit.model_server import Call, Turn
@@ -211,3 +212,29 @@ async def test_the_built_in_models_make_the_call_that_is_demanded(product: Produ
     choice = ToolChoice("required", ["book"])
     log = await log_of(product, await submit_run(product, agent_id, tool_choice=choice))
     assert results_in(log) == ["book nothing"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("openai/gpt-5", {"model_options": ModelOptions(top_p=0.5), "demanded": ["top_p"]}),
+        ("deepseek/deepseek-chat", {"tool_choice": ToolChoice("required")}),
+    ],
+)
+async def test_what_a_model_lacks_fails_the_run_by_name(product: Product, model: str, options: dict[str, Any]) -> None:
+    agent_id = await ruled_agent(product, model=model)
+    run_id = await submit_run(product, agent_id, **options)
+    await log_of(product, run_id)
+
+    run = await product.run(run_id)
+    assert run["status"] == "failed"
+    name = "top_p" if "demanded" in options else "tool_choice"
+    assert f"{name}: the model '{model}'" in str(run["metadata"]["error"])
+    assert product.models.requests == []
+
+
+async def test_a_rule_that_cannot_be_forced_is_no_demand_of_the_run(product: Product) -> None:
+    agent_id = await ruled_agent(product, {"type": "run_first", "tool_name": "look"}, model="deepseek/deepseek-chat")
+    product.models.play(Turn(calls=[Call("look", {})]), Turn(text="Done."))
+    log = await log_of(product, await submit_run(product, agent_id, tool_choice=ToolChoice(), demanded=["top_p"]))
+    assert results_in(log) == ["look nothing"]

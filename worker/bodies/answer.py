@@ -17,7 +17,16 @@ from shared.domain.settling import BegunAnswer
 from shared.domain.tools import NextCalls, ToolChoice
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer, AnswerDraft, ContinuedText
-from worker.models.provider import CallFinished, Finished, FinishReason, ModelCall, ModelEvent, Text, ToolSpec
+from worker.models.provider import (
+    TOOL_CHOICE,
+    CallFinished,
+    Finished,
+    FinishReason,
+    ModelCall,
+    ModelEvent,
+    Text,
+    ToolSpec,
+)
 from worker.run.observation import ObservedModelCall
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -72,6 +81,7 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
         thread_id=context.run.thread_id,
         taken_call_ids=await context.decided_call_ids() if offered.tools else frozenset(),
         options=context.options,
+        demanded=offered.demanded(context.run.options.demanded),
     )
     await context.handle.account.reserve(call, repeats=asked)
     # An interrupt arrives where the task awaits. With a quick database the task may reach this line without awaiting,
@@ -101,6 +111,12 @@ class OfferedCalls(NamedTuple):
     forced_tool: str = ""
     """The one of the tools that must be called; empty for any of them."""
     may_call: bool = True
+    is_chosen: bool = False
+    """The run's own choice demands the call, and not a rule of the agent."""
+
+    def demanded(self, options: Sequence[str]) -> Sequence[str]:
+        """Returns what the model must take: these options, and the demanded call."""
+        return [*options, *([TOOL_CHOICE] if self.is_chosen else [])]
 
 
 def offered_calls(context: AgentContext) -> OfferedCalls:
@@ -123,8 +139,8 @@ def offered_calls(context: AgentContext) -> OfferedCalls:
             raise ModelError(ModelErrorType.BAD_REQUEST, _contradiction(may_call, choice, tools))
         if is_demanded and not may_call.forced and len(names) == 1:
             # The tools are those of every other request, so that the provider's cache has them.
-            return OfferedCalls(tools, must_call=True, forced_tool=names[0])
-        return OfferedCalls(chosen, must_call=True)
+            return OfferedCalls(tools, must_call=True, forced_tool=names[0], is_chosen=True)
+        return OfferedCalls(chosen, must_call=True, is_chosen=is_demanded)
     return OfferedCalls(tools, may_call=False) if choice.mode == "none" else OfferedCalls(chosen)
 
 

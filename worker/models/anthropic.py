@@ -41,7 +41,7 @@ from worker.models.history_mapping import (
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, number_in
-from worker.models.tool_schema import NO_PARAMETERS, without_titles
+from worker.models.tool_schema import NO_PARAMETERS, schema_of, without_titles
 
 # A request of Anthropic's Messages.
 
@@ -128,11 +128,20 @@ class AnthropicRequest:
         fields |= {"thinking": thinking} if thinking is not None else self._without_thinking()
         # A thinking model takes neither of the two, the newest never do, and the others refuse them together.
         if thinking is None and self._model.takes_temperature:
-            if options.temperature is not None:
+            if options.temperature is not None and call.demanded_option("top_p") is None:
                 fields["temperature"] = max(self._least_temperature, min(options.temperature, 1.0))
             elif options.top_p is not None:
                 fields["top_p"] = options.top_p
+        if output := self._output(call):
+            fields["output_config"] = fields.get("output_config", {}) | output
         return fields
+
+    def _output(self, call: ModelCall) -> _Block:
+        """What the run itself demands of the answer. An agent's options were always left out here."""
+        effort, chosen = call.demanded_option("reasoning_effort"), schema_of(call.demanded_option("response_format"))
+        says_effort = effort not in (None, "none") and call.options.reasoning
+        output: _Block = {"effort": effort} if says_effort else {}
+        return output if chosen is None else output | {"format": {"type": "json_schema", "schema": chosen}}
 
     def _thinking(self, call: ModelCall, max_tokens: int) -> _Block | None:
         """How to ask for thinking; None when the answer's limit leaves no room for it."""

@@ -31,6 +31,7 @@ from worker.models.provider import (
     Text,
     Thought,
 )
+from worker.models.tool_schema import schema_of
 
 # What the built-in models answer when they have to call a tool: a value that fits its schema, made up from it.
 #
@@ -269,6 +270,9 @@ class BuiltinModel:
         if call.must_call and call.tools:
             forced = next((tool for tool in call.tools if tool.name == call.forced_tool), call.tools[0])
             calls = [ScriptedCall(forced.name, sample_of(forced.parameters, said[:LONGEST_SAMPLE]))]
+        elif (chosen := call.demanded_option("response_format")) is not None and chosen.get("type") != "text":
+            schema = schema_of(chosen) or {"properties": {"text": {"type": "string"}}}
+            return ScriptedTurn(text=msgspec.json.encode(sample_of(schema, said[:LONGEST_SAMPLE])).decode())
         if self._name == "slow":
             return ScriptedTurn(text=f"{said} {COUNTED}", delay_ms=SLOW_DELAY_MS, calls=calls)
         return ScriptedTurn(text=said, delay_ms=ECHO_DELAY_MS, calls=calls)

@@ -26,6 +26,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
         lambda call: _settings(call, model.profile),
         results_as_objects=True,
         takes_images_as_data=True,
+        takes_format=True,
         errors=(errors.APIError,),
     )
 
@@ -40,6 +41,9 @@ def _settings(call: ModelCall, profile: ModelProfile) -> ModelSettings:
         return settings
     if not options.reasoning:
         settings["thinking"] = False
+        return settings
+    if (effort := call.demanded_option("reasoning_effort")) is not None:
+        settings["thinking"] = effort
         return settings
     thinking = ThinkingConfigDict(include_thoughts=True)
     if options.max_reasoning_tokens is not None:

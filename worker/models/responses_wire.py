@@ -60,6 +60,8 @@ def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
         if options.reasoning_effort is not None:
             # Passed on as it is; the provider knows which levels this model has.
             settings["openai_reasoning_effort"] = cast(ReasoningEffort, options.reasoning_effort)
+    elif reasons and (effort := call.demanded_option("reasoning_effort")) is not None:
+        settings["openai_reasoning_effort"] = cast(ReasoningEffort, effort)
     elif reasons:
         settings["thinking"] = False
     else:

@@ -25,6 +25,7 @@ from pydantic_ai import exceptions as sdk_errors
 from pydantic_ai import messages as sdk
 from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
@@ -53,6 +54,7 @@ from worker.models.history_mapping import (
 from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in, named, retry_after
 from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
 from worker.models.special_tokens import sound
+from worker.models.tool_schema import schema_of
 
 SDK_ERRORS: tuple[type[Exception], ...] = (
     sdk_errors.AgentRunError,
@@ -326,6 +328,8 @@ class WireModel:
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
     takes_strict: bool = False
     """Whether a tool says if the model is held to its parameters."""
+    takes_format: bool = False
+    """Whether the format of the answer that a run demands goes through the SDK."""
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
     hint_if_not_found: str = ""
@@ -415,6 +419,10 @@ class SdkModel:
             settings["tool_choice"] = [call.forced_tool] if call.forced_tool else "required"
         settings["extra_headers"] = connection.header
         parameters = _parameters(call, takes_strict=self._wire.takes_strict)
+        chosen = call.demanded_option("response_format") if self._wire.takes_format else None
+        if chosen is not None and chosen.get("type") != "text":
+            wanted = OutputObjectDefinition(json_schema=schema_of(chosen) or {"type": "object"})
+            parameters = replace(parameters, output_mode="native", output_object=wanted)
         return direct.model_request_stream(
             self._wire.model, messages, model_settings=settings, model_request_parameters=parameters
         )

@@ -6,7 +6,7 @@ part is declared strict; of the others nothing is changed that means anything.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from worker.models.provider import ModelCall, ToolSpec
@@ -57,6 +57,13 @@ def chat_choice(call: ModelCall) -> str | _Schema:
     if call.must_call and call.forced_tool:
         return {"type": "function", "function": {"name": call.forced_tool}}
     return "required" if call.must_call else "auto"
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> _Schema | None:
+    """The JSON Schema that an answer has to fit, as OpenAI's chat completions say it; None for another format."""
+    said = (response_format or {}).get("json_schema")
+    schema: Any = cast("_Schema", said).get("schema") if isinstance(said, dict) else None
+    return cast("_Schema", schema) if isinstance(schema, dict) else None
 
 
 class ToolSchema(NamedTuple):
