@@ -100,7 +100,6 @@ async def test_gemini_takes_a_format_without_tools() -> None:
         (ANTHROPIC, "reasoning_effort", "low"),
         (GOOGLE, "reasoning_effort", "much"),
         ("google_ai/gemini-2.5-pro", "reasoning_effort", "none"),
-        ("vllm/gpt-oss", "reasoning_effort", "none"),
         ("anthropic/claude-opus-5-5", "reasoning_effort", "none"),
         (CHAT, "verbosity", "low"),
         (ANTHROPIC, "verbosity", "low"),
@@ -116,7 +115,7 @@ async def test_gemini_takes_a_format_without_tools() -> None:
 )
 async def test_it_is_refused_by_name_where_the_model_lacks_it(handle: str, name: str, value: Any) -> None:
     """The same option of a stored agent is left out, as before."""
-    asked = demanding(handle, name, value)
+    asked = demanding(handle, name, value, reasoning=value != "none")
     async with models_on_server() as (server, models):
         with pytest.raises(ModelError, match=f"^{name}: the model '{handle}' ") as caught:
             await ask(models, asked)
@@ -159,8 +158,13 @@ async def test_what_a_model_does_anyway_is_refused_nowhere(handle: str, name: st
     assert await _sent(demanding(handle, name, value, reasoning=value != "none"))
 
 
-async def test_reasoning_that_is_demanded_off_goes_to_openai_in_this_word() -> None:
-    """An agent's stored `none` asks for the least that the model has."""
+async def test_reasoning_that_is_demanded_off_goes_to_servers_of_openais_protocols_in_this_word() -> None:
+    """An agent's stored `none` asks for the least that the model has, or says nothing."""
+    on_chat = demanding("vllm/gpt-oss", "reasoning_effort", "none", reasoning=False)
+    assert (await _sent(on_chat))["reasoning_effort"] == "none"
+    assert "reasoning_effort" not in await _sent(replace(on_chat, demanded=()))
+    switched = await _sent(demanding("zai/glm-4.6", "reasoning_effort", "none", reasoning=False))
+    assert (switched["thinking"], "reasoning_effort" in switched) == ({"type": "disabled"}, False)
     demanded = demanding(RESPONSES, "reasoning_effort", "none", reasoning=False)
     assert (await _sent(demanded))["reasoning"]["effort"] == "none"
     assert (await _sent(replace(demanded, demanded=())))["reasoning"]["effort"] == "minimal"
@@ -173,6 +177,13 @@ async def test_of_two_ways_to_draw_tokens_claude_gets_the_one_that_the_run_chose
     async with models_on_server() as (_, models):
         with pytest.raises(ModelError, match=r"^top_p: .* takes either a temperature or top_p"):
             await ask(models, replace(both, demanded=["temperature", "top_p"]))
+
+
+@pytest.mark.parametrize(("effort", "reasoning"), [("none", True), ("low", False)])
+async def test_an_effort_that_contradicts_the_switch_of_reasoning_is_refused(effort: str, reasoning: bool) -> None:
+    async with models_on_server() as (_, models):
+        with pytest.raises(ModelError, match=r"^reasoning_effort: .* is asked with reasoning switched (on|off)"):
+            await ask(models, demanding(OPUS, "reasoning_effort", effort, reasoning=reasoning))
 
 
 async def test_an_effort_is_no_reason_to_leave_out_the_format() -> None:

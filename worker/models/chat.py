@@ -169,9 +169,10 @@ class ChatRequest:
             fields["response_format"] = options.response_format
         if options.verbosity is not None and family.takes_verbosity:
             fields["verbosity"] = options.verbosity
-        if options.reasoning and options.reasoning_effort is not None and not is_openais_own:
+        stops = call.demanded_option("reasoning_effort") == "none" and not quirks.has_thinking_switch
+        if (options.reasoning or (stops and family.can_think)) and not is_openais_own:
             # The models that OpenAI itself serves over this wire do not reason, and refuse the field.
-            fields["reasoning_effort"] = options.reasoning_effort
+            fields |= {} if options.reasoning_effort is None else {"reasoning_effort": options.reasoning_effort}
         if quirks.has_thinking_switch and family.can_think:
             fields["thinking"] = {"type": "enabled" if options.reasoning else "disabled"}
         if call.beginning and quirks.continues_answers == "when told":

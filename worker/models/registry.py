@@ -177,7 +177,9 @@ def _effort(call: ModelCall, route: Route) -> str | None:
     effort, family = call.options.reasoning_effort, family_of(call.handle)
     if effort is None:
         return None
-    if effort == "none" or not call.options.reasoning:
+    if call.options.reasoning is (effort == "none"):
+        return f"is asked with reasoning switched {'on' if call.options.reasoning else 'off'}"
+    if effort == "none":
         return None if not family.can_think or _can_stop_reasoning(route) else "cannot be kept from reasoning"
     match route.wire:
         case "chat":  # what OpenAI serves itself over this protocol does not reason
@@ -195,9 +197,7 @@ def _effort(call: ModelCall, route: Route) -> str | None:
 
 def _can_stop_reasoning(route: Route) -> bool:
     match route.wire:
-        case "chat":
-            return PROVIDERS[route.provider].quirks.has_thinking_switch
-        case "responses":  # the word goes there as it is
+        case "chat" | "responses":  # the word goes there as it is
             return True
         case "anthropic":
             return claude_model(route.model).without_thinking != "least"
