@@ -40,6 +40,8 @@ class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the model is asked. None: the provider's own default."""
 
     temperature: float | None = None
+    top_p: float | None = None
+    """The share of the likeliest tokens that the next one is drawn from. Sent wherever `temperature` is."""
     max_output_tokens: int | None = None
     parallel_tool_calls: bool = True
     reasoning: bool = True
@@ -50,6 +52,12 @@ class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     response_format: dict[str, Any] | None = None
     verbosity: str | None = None
     """How long the model's answers are to be, in its own words for it: `low`, `medium`, `high`."""
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """How the next token is drawn, as far as it is chosen, under the names that every provider uses."""
+        chosen = {"temperature": self.temperature, "top_p": self.top_p}
+        return {name: value for name, value in chosen.items() if value is not None}
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):

@@ -296,6 +296,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"builtin/", 32_000),
     ModelFamily(r"gpt-4\.1", 1_047_576, can_think=False),
     ModelFamily(r"gpt-4", 128_000, can_think=False),
+    ModelFamily(r"gpt-5[.\d]*-chat", 272_000, can_think=False, uses_responses=True, takes_verbosity=True),
     ModelFamily(r"gpt-5", 272_000, uses_responses=True, takes_temperature=False, takes_verbosity=True),
     ModelFamily(r"o[134]\b", 200_000, uses_responses=True, takes_temperature=False, takes_parallel_tool_calls=False),
     ModelFamily(r"claude-(instant|2|3-(5|opus|haiku|sonnet))", 200_000, can_think=False),

@@ -13,7 +13,7 @@ from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
-from shared.domain.tools import ClientTool
+from shared.domain.tools import ClientTool, ToolChoice
 
 # Runs that ask a model one question because a client asked for it, and nothing else.
 #
@@ -242,6 +242,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     run_type: str = MESSAGES
     """What clients are shown as the type of the run: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
+    tool_choice: ToolChoice | None = None
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
     """The run begins with an empty context, but for the system message."""
@@ -251,6 +252,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Instructions of the request, which follow the agent's own."""
     model_options: ModelOptions | None = None
     """How the model is asked, when the conversation says so. None: as the agent says."""
+    demanded: list[str] = []
+    """Names of the fields of `model_options` that the submission itself chose. A model that lacks one of them fails the
+    run; an option that was stored before is left out there."""
     speech_as_text: bool = True
     """What the agent says by `send_message` is shown as text, not as a call."""
     compaction: CompactionOptions | None = None

@@ -436,9 +436,25 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         return {**parameters, "additionalProperties": False}
 
 
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which tools the model may and must call in a run, beside what the agent's rules say. The client's tools count."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    """`none`: no call in the whole run. `required`: the first answer must call a tool; else the run would never end."""
+    names: list[str] = []
+    """With `auto`: only these are offered in the whole run. With `required`: the first answer must call one of them."""
+
+    def permits(self, name: str) -> bool:
+        """Whether a tool may be called in the run at all."""
+        return self.mode == "required" or (self.mode == "auto" and (not self.names or name in self.names))
+
+
 class ClientTool(msgspec.Struct, frozen=True):
     """A tool that the client declared with its request and runs itself."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
+    strict: bool | None = None
+    """Whether the provider has to hold the model to `parameters`, for providers that know the word. None: wherever the
+    schema allows it."""

@@ -1,5 +1,6 @@
 """How a model is asked: reasoning where it has it, and no option that it would refuse."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from tests.kit.model_server.model_calls import (
     call,
     models_on_server,
 )
+from worker.models.provider import ToolSpec
 
 
-async def _sent(handle: str, **options: Any) -> dict[str, Any]:
+async def _sent(handle: str, *, tools: Sequence[ToolSpec] = (ADD,), **options: Any) -> dict[str, Any]:
     """The body of a request with these options."""
     async with models_on_server() as (server, models):
-        await ask(models, call(handle, tools=[ADD], **options))
+        await ask(models, call(handle, tools=tools, **options))
         return server.requests[0].body
 
 
@@ -71,7 +73,7 @@ async def test_an_adaptive_model_is_asked_adaptively() -> None:
         ({"max_reasoning_tokens": 50_000}, 15_360),
     ],
 )
-async def test_thinking_leaves_room_for_the_answer(options: dict[str, int], budget: int | None) -> None:
+async def test_thinking_leaves_room_for_the_answer(options: dict[str, Any], budget: int | None) -> None:
     body = await _sent(ANTHROPIC, **options)
     assert body.get("thinking", {}).get("budget_tokens") == budget
 
@@ -86,6 +88,25 @@ async def test_temperature_is_left_out_where_reasoning_refuses_it(handle: str) -
 async def test_temperature_is_sent_to_a_model_that_does_not_think() -> None:
     assert (await _sent(ANTHROPIC, temperature=0.3, reasoning=False))["temperature"] == 0.3
     assert "temperature" not in await _sent("openrouter/openai/o3", temperature=0.3)
+
+
+@pytest.mark.parametrize("handle", [*HANDLES, "vllm/qwen3", "openrouter/openai/o3", "anthropic/claude-opus-4-7"])
+async def test_top_p_goes_where_the_temperature_goes(handle: str) -> None:
+    body = await _sent(handle, top_p=0.8, temperature=0.3)
+    sent = body.get("generationConfig", body)
+    assert sent.get("top_p", sent.get("topP")) == (0.8 if "temperature" in sent else None)
+
+
+async def test_a_model_without_reasoning_on_responses_is_sent_both() -> None:
+    body = await _sent("openai/gpt-5-chat-latest", top_p=0.8, temperature=0.3)
+    assert (body["temperature"], body["top_p"]) == (0.3, 0.8)
+
+
+async def test_claude_refuses_temperature_and_top_p_together() -> None:
+    assert (await _sent(ANTHROPIC, top_p=0.8, reasoning=False))["top_p"] == 0.8
+    both = await _sent(ANTHROPIC, top_p=0.8, temperature=0.3, reasoning=False)
+    assert both["temperature"] == 0.3
+    assert "top_p" not in both
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -174,3 +195,24 @@ async def test_a_handle_that_leads_nowhere() -> None:
         with pytest.raises(ModelError, match="unknown model handle") as caught:
             await ask(models, call("nobody/m"))
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+
+
+LOOSE = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**LOOSE, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+@pytest.mark.parametrize("schema", [LOOSE, CLOSED])
+async def test_a_tool_says_itself_whether_the_model_is_held_to_its_schema(
+    strict: bool | None, schema: dict[str, Any]
+) -> None:
+    tool = ToolSpec("clients", "The client's.", schema, strict)
+    unsaid = True if schema is CLOSED else None
+    on_chat = (await _sent(CHAT, tools=[tool]))["tools"][0]["function"]
+    assert on_chat.get("strict") is (unsaid if strict is None else strict)
+    on_responses = (await _sent(RESPONSES, tools=[tool]))["tools"][0]
+    assert on_responses["strict"] is bool(unsaid if strict is None else strict)
+    inlining = (await _sent("groq/qwen/qwen3-32b", tools=[tool]))["tools"][0]["function"]
+    assert inlining["strict"] is (strict is not False)
+    for handle in (ANTHROPIC, GOOGLE):
+        assert "strict" not in str(await _sent(handle, tools=[tool]))

@@ -209,6 +209,20 @@ class AgentContext:
             known = self.progress.next_calls = KnownCalls(agent, tools, turn, may_call)
         return known.may_call
 
+    @property
+    def must_choose(self) -> bool:
+        """Whether the run's own choice of tools demands a call of the next answer: of its first one, and of one more if
+        the first was told that it had to make a call."""
+        choice, steps, turn = self.run.options.tool_choice, self.handle.progress.step_count, self.progress.turn
+        if choice is None or choice.mode != "required":
+            return False
+        return steps == 0 or (steps == 1 and turn.answered and not turn.called)
+
+    def permits(self, name: str) -> bool:
+        """Returns whether the run's own choice of tools permits calls of this tool."""
+        choice = self.run.options.tool_choice
+        return choice is None or choice.permits(name)
+
     def speaks_by(self, name: str) -> bool:
         """Returns whether a call of this tool is shown as a message of the agent."""
         tool = self.tools.get(name)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -13,10 +14,19 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import Message, MessageBody, estimate_tokens, text_to_count, weight
 from shared.domain.runs import Step, Usage
 from shared.domain.settling import BegunAnswer
-from shared.domain.tools import NextCalls
+from shared.domain.tools import NextCalls, ToolChoice
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer, AnswerDraft, ContinuedText
-from worker.models.provider import CallFinished, Finished, FinishReason, ModelCall, ModelEvent, Text, ToolSpec
+from worker.models.provider import (
+    TOOL_CHOICE,
+    CallFinished,
+    Finished,
+    FinishReason,
+    ModelCall,
+    ModelEvent,
+    Text,
+    ToolSpec,
+)
 from worker.run.observation import ObservedModelCall
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -50,7 +60,7 @@ def _beginning(context: AgentContext) -> BegunAnswer | None:
     if handle.shown.message_id is None:
         return None
     beginning = handle.shown.beginning
-    if beginning is not None and not context.next_calls().forced:
+    if beginning is not None and not offered_calls(context).must_call:
         return beginning
     handle.begin_again()
     return None
@@ -58,18 +68,20 @@ def _beginning(context: AgentContext) -> BegunAnswer | None:
 
 async def _ask(context: AgentContext, history: Sequence[Message], asked: str, beginning: BegunAnswer | None) -> Answer:
     continued = None if beginning is None else ContinuedText(beginning.text)
-    may_call = context.next_calls()
-    tools = tool_specs(context, may_call)
+    offered = offered_calls(context)
     call = ModelCall(
         handle=context.model,
         system=context.system,
         history=history,
-        tools=tools,
+        tools=offered.tools,
         beginning="" if continued is None else continued.asked,
-        must_call=may_call.forced,
+        must_call=offered.must_call,
+        forced_tool=offered.forced_tool,
+        may_call=offered.may_call,
         thread_id=context.run.thread_id,
-        taken_call_ids=await context.decided_call_ids() if tools else frozenset(),
+        taken_call_ids=await context.decided_call_ids() if offered.tools else frozenset(),
         options=context.options,
+        demanded=offered.demanded(context.run.options.demanded),
     )
     await context.handle.account.reserve(call, repeats=asked)
     # An interrupt arrives where the task awaits. With a quick database the task may reach this line without awaiting,
@@ -91,7 +103,65 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
         return draft.finish()
 
 
-def tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
+class OfferedCalls(NamedTuple):
+    """The calls that the next answer may and must make."""
+
+    tools: list[ToolSpec]
+    must_call: bool = False
+    forced_tool: str = ""
+    """The one of the tools that must be called; empty for any of them."""
+    may_call: bool = True
+    is_chosen: bool = False
+    """The run's own choice demands the call, and not a rule of the agent."""
+
+    def demanded(self, options: Sequence[str]) -> Sequence[str]:
+        """Returns what the model must take: these options, and the demanded call."""
+        return [*options, *([TOOL_CHOICE] if self.is_chosen else [])]
+
+
+def offered_calls(context: AgentContext) -> OfferedCalls:
+    """Returns what the agent's rules and the run's own choice of tools leave to the next answer.
+
+    The rules count first, and the choice takes from what they leave. Raises `ModelError` if the two contradict each
+    other, or if the choice names a tool that is not there.
+    """
+    may_call, choice = context.next_calls(), context.run.options.tool_choice
+    tools = _tool_specs(context, may_call)
+    if choice is None:
+        return OfferedCalls(tools, may_call.forced)
+    is_demanded, names = context.must_choose, choice.names
+    if is_demanded or context.handle.progress.step_count == 0:
+        _refuse_unknown_tools(context, choice)
+    wanted = names if is_demanded and names else [tool.name for tool in tools if choice.permits(tool.name)]
+    chosen = [tool for tool in tools if tool.name in wanted]
+    if may_call.forced or is_demanded:
+        if not chosen:
+            raise ModelError(ModelErrorType.BAD_REQUEST, _contradiction(may_call, choice, tools))
+        if is_demanded and not may_call.forced and len(names) == 1:
+            # The tools are those of every other request, so that the provider's cache has them.
+            return OfferedCalls(tools, must_call=True, forced_tool=names[0], is_chosen=True)
+        return OfferedCalls(chosen, must_call=True, is_chosen=is_demanded)
+    return OfferedCalls(tools, may_call=False) if choice.mode == "none" else OfferedCalls(chosen)
+
+
+def _refuse_unknown_tools(context: AgentContext, choice: ToolChoice) -> None:
+    known = [*context.tools, *(tool.name for tool in context.run.options.client_tools)]
+    if unknown := [name for name in choice.names if name not in known]:
+        raise ModelError(
+            ModelErrorType.BAD_REQUEST,
+            f"tool_choice names {', '.join(map(repr, unknown))}, which is no tool of the agent or of the request. "
+            f"There are: {', '.join(sorted(known)) or 'none'}.",
+        )
+
+
+def _contradiction(may_call: NextCalls, choice: ToolChoice, tools: Sequence[ToolSpec]) -> str:
+    wanted = f"{choice.mode!r}" + (f" with {', '.join(choice.names)}" if choice.names else "")
+    left = ", ".join(sorted(tool.name for tool in tools)) or "no tool"
+    rules = "demand a call of" if may_call.forced else "leave"
+    return f"tool_choice is {wanted}, but the agent's tools and tool rules {rules} {left} now."
+
+
+def _tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
     """Returns the tools that the model may call now: the agent's that its rules allow, and the client's unless a call
     of an agent's tool is forced."""
     own = [
@@ -100,7 +170,7 @@ def tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
         if name in may_call.allowed
     ]
     declared = () if may_call.forced else context.run.options.client_tools
-    clients = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in declared]
+    clients = [ToolSpec(tool.name, tool.description, tool.parameters, tool.strict) for tool in declared]
     names = {tool.name for tool in clients}
     return [*(tool for tool in own if tool.name not in names), *clients]
 

@@ -405,6 +405,8 @@ class AnswerDraft:
 
 def waits(context: AgentContext, name: str) -> bool:
     """Whether a call of this tool waits for a person or for the client."""
+    if not context.permits(name):
+        return False
     if any(tool.name == name for tool in context.run.options.client_tools):
         return True
     return context.asks_a_person(name) and name in context.next_calls().allowed

@@ -32,7 +32,7 @@ from shared.domain.models import window_of
 from shared.domain.runs import Compaction, CompactionOptions, Step
 from shared.domain.settling import RunEnd
 from worker.bodies.agent_context import AgentContext
-from worker.bodies.answer import take_answer, tool_specs
+from worker.bodies.answer import offered_calls, take_answer
 from worker.bodies.answer_draft import Answer
 from worker.bodies.request_size import (
     LastAnswer,
@@ -209,7 +209,7 @@ class ContextWindow:
 
     @property
     def _fixed_tokens(self) -> int:
-        return fixed_tokens(self._context.system, tool_specs(self._context, self._context.next_calls()))
+        return fixed_tokens(self._context.system, offered_calls(self._context).tools)
 
     def _learn(self, refused: int) -> None:
         """Lowers the limit after a refusal of a request with `refused` tokens of history."""

@@ -96,6 +96,7 @@ async def _call(context: AgentContext, schema: dict[str, Any] | None) -> ModelCa
         tools=() if schema is None else [ToolSpec(ANSWER_TOOL, DESCRIPTION, schema)],
         must_call=schema is not None,
         options=options,
+        demanded=context.run.options.demanded,
     )
 
 

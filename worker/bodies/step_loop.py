@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from shared.domain.agents import NEWEST_KIND
+from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, NewMessage, ToolReturns, UserMessage
@@ -25,6 +26,8 @@ STOP_REASONS = {
     "length": StopReason.TOKENS_USED_UP,
     "content_filter": StopReason.FAILED,
 }
+
+NOT_CHOSEN = "The request demands that your next answer calls a tool (tool_choice). Call one."
 
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
 
@@ -127,11 +130,25 @@ async def _goes_on(context: AgentContext, answer: Answer) -> bool:
         # Not every server can force a call, and some ignore the option.
         text = f"Your next answer must call one of these tools: {', '.join(sorted(next_calls.allowed))}."
         await _tell_to_call(context, answer, text)
+    elif answer.reason == "stop" and _has_not_chosen(context):
+        await _tell_to_call(context, answer, NOT_CHOSEN)
     elif await context.handle.inbox.has_more():
         await context.handle.checkpoint([answer.message])
     else:
         return False
     return True
+
+
+def _has_not_chosen(context: AgentContext) -> bool:
+    """Returns whether the model has to be told once that the run's own choice of tools demands a call. Raises
+    `ModelError` if it was told and has answered without a call again."""
+    choice, steps, turn = context.run.options.tool_choice, context.handle.progress.step_count, context.progress.turn
+    if choice is None or choice.mode != "required":
+        return False
+    if steps == 2 and turn.answered and not turn.called:
+        said = f"tool_choice demands a call, and the model {context.model!r} makes none."
+        raise ModelError(ModelErrorType.ERROR, said)
+    return steps == 1
 
 
 async def _tell_to_call(context: AgentContext, answer: Answer, text: str) -> None:

@@ -193,6 +193,7 @@ NOT_ASKED = (
     "Error: since this call was written, calls of {!r} wait for a person. It was not made: call the tool again, and a "
     "person is asked."
 )
+NOT_CHOSEN = "Error: the tool_choice of this request does not allow a call of {!r}. It was not made: answer without it."
 CHANGED_TOOL = (
     "Error: the tool {!r} was changed after a person was asked about this call. So it was not made, though it was "
     "approved: call the tool again, and a person is asked about it as it is now."
@@ -374,6 +375,9 @@ def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decisi
     if call.name not in allowed:
         offered = ", ".join(sorted(allowed)) or "none"
         return f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}."
+    # Before the run's first answer, calls are of the run that it continues, which had a choice of its own.
+    if context.handle.progress.step_count and not context.permits(call.name):
+        return NOT_CHOSEN.format(call.name)
     is_approved = decision is not None and decision.approve
     if not is_approved and (call.needs_approval or context.asks_a_person(call.name)):
         return NOT_ASKED.format(call.name)

@@ -41,7 +41,7 @@ from worker.models.history_mapping import (
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, number_in
-from worker.models.tool_schema import NO_PARAMETERS, without_titles
+from worker.models.tool_schema import NO_PARAMETERS, schema_of, without_titles
 
 # A request of Anthropic's Messages.
 
@@ -126,10 +126,22 @@ class AnthropicRequest:
         if options.reasoning and not call.must_call and family_of(call.handle).can_think and _may_think(turns):
             thinking = self._thinking(call, limit)
         fields |= {"thinking": thinking} if thinking is not None else self._without_thinking()
-        # A thinking model takes no temperature, and the newest take none at all.
-        if options.temperature is not None and thinking is None and self._model.takes_temperature:
-            fields["temperature"] = max(self._least_temperature, min(options.temperature, 1.0))
+        # A thinking model takes neither of the two, the newest never do, and the others refuse them together.
+        if thinking is None and self._model.takes_temperature:
+            if options.temperature is not None and call.demanded_option("top_p") is None:
+                fields["temperature"] = max(self._least_temperature, min(options.temperature, 1.0))
+            elif options.top_p is not None:
+                fields["top_p"] = options.top_p
+        if output := self._output(call):
+            fields["output_config"] = fields.get("output_config", {}) | output
         return fields
+
+    def _output(self, call: ModelCall) -> _Block:
+        """What the run itself demands of the answer. An agent's options were always left out here."""
+        effort, chosen = call.demanded_option("reasoning_effort"), schema_of(call.demanded_option("response_format"))
+        says_effort = effort not in (None, "none") and call.options.reasoning
+        output: _Block = {"effort": effort} if says_effort else {}
+        return output if chosen is None else output | {"format": {"type": "json_schema", "schema": chosen}}
 
     def _thinking(self, call: ModelCall, max_tokens: int) -> _Block | None:
         """How to ask for thinking; None when the answer's limit leaves no room for it."""
@@ -151,7 +163,6 @@ class AnthropicRequest:
                 return {"thinking": {"type": words}}
 
     def _tools(self, call: ModelCall) -> _Block:
-        forced = call.must_call and self._model.takes_forced_calls
         tools = [
             {
                 "name": tool.name,
@@ -160,10 +171,12 @@ class AnthropicRequest:
             }
             for tool in call.tools
         ]
-        choice = {
-            "type": "any" if forced else "auto",
-            "disable_parallel_tool_use": not call.options.parallel_tool_calls,
-        }
+        if not call.may_call:
+            return {"tools": tools, "tool_choice": {"type": "none"}}
+        choice: _Block = {"type": "auto"}
+        if call.must_call and self._model.takes_forced_calls:
+            choice = {"type": "tool", "name": call.forced_tool} if call.forced_tool else {"type": "any"}
+        choice["disable_parallel_tool_use"] = not call.options.parallel_tool_calls
         return {"tools": tools, "tool_choice": choice}
 
 

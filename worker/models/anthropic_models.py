@@ -45,6 +45,20 @@ CLAUDE_MODELS: tuple[ClaudeModel, ...] = (
 """The first match counts."""
 
 
+_TAKES_EFFORT = re.compile(r"claude-((fable|mythos)-5|opus-4-[5-8]|sonnet-4-6|(opus|sonnet|haiku)-5)")
+_TAKES_FORMAT = re.compile(r"claude-((fable|mythos)-5|opus-4-1|(opus|sonnet|haiku)-4-[5-8]|(opus|sonnet|haiku)-5)")
+
+
+def takes_effort(model: str) -> bool:
+    """Whether a request may say how much the model is to think, as a word."""
+    return _TAKES_EFFORT.match(model) is not None
+
+
+def takes_format(model: str) -> bool:
+    """Whether a request may have a JSON schema that the answer fits."""
+    return _TAKES_FORMAT.match(model) is not None
+
+
 def claude_model(model: str) -> ClaudeModel:
     """What is known of a model by its name."""
     return next(known for known in CLAUDE_MODELS if re.match(known.pattern, model))

@@ -19,7 +19,7 @@ import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import AssistantMessage, Message, UserMessage, text_of, tokens_in
-from shared.domain.runs import ANSWER_TOOL, Usage
+from shared.domain.runs import Usage
 from worker.models.provider import (
     CallArguments,
     CallFinished,
@@ -31,6 +31,7 @@ from worker.models.provider import (
     Text,
     Thought,
 )
+from worker.models.tool_schema import schema_of
 
 # What the built-in models answer when they have to call a tool: a value that fits its schema, made up from it.
 #
@@ -237,7 +238,7 @@ class BuiltinModel:
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """The answer, at the turn's pace."""
-        turn = self._turn(call)
+        turn = _with_allowed_calls(self._turn(call), call)
         silence = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         spoken = _Spoken(call)
         await silence.wait(self._sleep(turn.first_delay_ms / 1000))
@@ -265,11 +266,13 @@ class BuiltinModel:
             return turn_due(call.history)
         text, _ = last_user_text(call.history)
         said = f"You said: {text}"
-        calls = [
-            ScriptedCall(tool.name, sample_of(tool.parameters, said[:LONGEST_SAMPLE]))
-            for tool in call.tools
-            if call.must_call and tool.name == ANSWER_TOOL
-        ]
+        calls: list[ScriptedCall] = []
+        if call.must_call and call.tools:
+            forced = next((tool for tool in call.tools if tool.name == call.forced_tool), call.tools[0])
+            calls = [ScriptedCall(forced.name, sample_of(forced.parameters, said[:LONGEST_SAMPLE]))]
+        elif (chosen := call.demanded_option("response_format")) is not None and chosen.get("type") != "text":
+            schema = schema_of(chosen) or {"properties": {"text": {"type": "string"}}}
+            return ScriptedTurn(text=msgspec.json.encode(sample_of(schema, said[:LONGEST_SAMPLE])).decode())
         if self._name == "slow":
             return ScriptedTurn(text=f"{said} {COUNTED}", delay_ms=SLOW_DELAY_MS, calls=calls)
         return ScriptedTurn(text=said, delay_ms=ECHO_DELAY_MS, calls=calls)
@@ -335,6 +338,12 @@ def _words_of(turn: ScriptedTurn) -> Iterator[Thought | Text]:
     # An empty text, repeated, would be a loop without an event.
     for _ in range(turn.repeat if turn.text else 0):
         yield from (Text(word.group()) for word in _WORD.finditer(turn.text))
+
+
+def _with_allowed_calls(turn: ScriptedTurn, call: ModelCall) -> ScriptedTurn:
+    """The turn with as many calls as the request allows: none, one or all of them."""
+    most = 0 if not call.may_call else len(turn.calls) if call.options.parallel_tool_calls else 1
+    return turn if len(turn.calls) <= most else msgspec.structs.replace(turn, calls=turn.calls[:most])
 
 
 def _calls(call: ModelCall, turn: ScriptedTurn) -> Iterator[ModelEvent]:

@@ -41,9 +41,9 @@ from worker.models.history_mapping import (
     write_kept,
 )
 from worker.models.model_errors import stream_error
-from worker.models.provider import ModelCall, ModelEvent, Route, ToolSpec, WireRequest
+from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, escaped_tokens, number_in, tokenizes_text
-from worker.models.tool_schema import NO_PARAMETERS, inlined, tool_schema
+from worker.models.tool_schema import chat_choice, chat_tool
 
 # A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.
 #
@@ -160,8 +160,8 @@ class ChatRequest:
         options, family, quirks = call.options, family_of(call.handle), self._quirks
         is_openais_own = self._route.provider == "openai"
         fields: _Message = {}
-        if options.temperature is not None and family.takes_temperature:
-            fields["temperature"] = options.temperature
+        if family.takes_temperature:
+            fields |= options.sampling
         if options.max_output_tokens is not None:
             fields[quirks.limit_field] = options.max_output_tokens
         if options.response_format is not None and options.response_format.get("type") != "text":
@@ -169,9 +169,10 @@ class ChatRequest:
             fields["response_format"] = options.response_format
         if options.verbosity is not None and family.takes_verbosity:
             fields["verbosity"] = options.verbosity
-        if options.reasoning and options.reasoning_effort is not None and not is_openais_own:
+        stops = call.demanded_option("reasoning_effort") == "none" and not quirks.has_thinking_switch
+        if (options.reasoning or (stops and family.can_think)) and not is_openais_own:
             # The models that OpenAI itself serves over this wire do not reason, and refuse the field.
-            fields["reasoning_effort"] = options.reasoning_effort
+            fields |= {} if options.reasoning_effort is None else {"reasoning_effort": options.reasoning_effort}
         if quirks.has_thinking_switch and family.can_think:
             fields["thinking"] = {"type": "enabled" if options.reasoning else "disabled"}
         if call.beginning and quirks.continues_answers == "when told":
@@ -181,24 +182,16 @@ class ChatRequest:
         return fields
 
     def _tools(self, call: ModelCall) -> _Message:
-        forced = call.must_call and self._quirks.takes_forced_calls
+        takes_choice = self._quirks.takes_forced_calls
+        if not call.may_call and not takes_choice:
+            return {}
         fields: _Message = {
-            "tools": [_tool(tool, follows_references=self._follows_references) for tool in call.tools],
-            "tool_choice": "required" if forced else "auto",
+            "tools": [chat_tool(tool, follows_references=self._follows_references) for tool in call.tools],
+            "tool_choice": chat_choice(call) if takes_choice else "auto",
         }
         if self._quirks.takes_parallel_tool_calls and family_of(call.handle).takes_parallel_tool_calls:
             fields["parallel_tool_calls"] = call.options.parallel_tool_calls
         return fields
-
-
-def _tool(tool: ToolSpec, *, follows_references: bool) -> _Message:
-    function: _Message = {"name": tool.name, "description": tool.description}
-    if follows_references:
-        schema = tool_schema(tool.parameters or NO_PARAMETERS)
-        function |= {"parameters": schema.parameters, **({"strict": True} if schema.is_strict else {})}
-    else:
-        function |= {"parameters": inlined(tool.parameters or NO_PARAMETERS), "strict": True}
-    return {"type": "function", "function": function}
 
 
 def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:

@@ -1,6 +1,7 @@
 """Google's Gemini API. Imported on first use."""
 
 import warnings
+from typing import cast
 
 import httpx2
 from google.genai import errors
@@ -25,6 +26,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
         lambda call: _settings(call, model.profile),
         results_as_objects=True,
         takes_images_as_data=True,
+        takes_format=True,
         errors=(errors.APIError,),
     )
 
@@ -32,14 +34,16 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
 def _settings(call: ModelCall, profile: ModelProfile) -> ModelSettings:
     options = call.options
     settings = GoogleModelSettings()
-    if options.temperature is not None:
-        settings["temperature"] = options.temperature
+    settings.update(cast("GoogleModelSettings", options.sampling))
     if options.max_output_tokens is not None:
         settings["max_tokens"] = options.max_output_tokens
     if not profile.get("supports_thinking"):
         return settings
     if not options.reasoning:
         settings["thinking"] = False
+        return settings
+    if (effort := call.demanded_option("reasoning_effort")) is not None:
+        settings["thinking"] = effort
         return settings
     thinking = ThinkingConfigDict(include_thoughts=True)
     if options.max_reasoning_tokens is not None:

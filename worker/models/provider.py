@@ -2,7 +2,7 @@
 The only types that cross this folder's border are here."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -51,12 +51,18 @@ class WireRequest(msgspec.Struct, frozen=True):
     body: bytes
 
 
+TOOL_CHOICE = "tool_choice"
+"""How `ModelCall.demanded` names a call that the run itself demands."""
+
+
 class ToolSpec(msgspec.Struct, frozen=True):
     """A tool as the model sees it. `parameters` is a JSON Schema."""
 
     name: str
     description: str
     parameters: dict[str, Any]
+    strict: bool | None = None
+    """As in `ClientTool`."""
 
 
 class ModelCall(msgspec.Struct, frozen=True):
@@ -73,10 +79,20 @@ class ModelCall(msgspec.Struct, frozen=True):
     """What the model has said of its answer: it is asked for the rest. For models that can (`continues_answers`)."""
     must_call: bool = False
     """The answer must call one of the tools."""
+    forced_tool: str = ""
+    """With `must_call`: the answer must call this one of the tools. Empty: any of them."""
+    may_call: bool = True
+    """False: the answer may call no tool. The tools still say what the calls of the history mean."""
+    demanded: Collection[str] = ()
+    """Names of `ModelOptions` that a model must take, or refuse by name. It may leave out the others."""
     thread_id: str = ""
     """The conversation's id: calls of one conversation find the provider's cache by it. Empty: there is none."""
     taken_call_ids: frozenset[str] = frozenset()
     """Ids of tool calls that were decided in the conversation, also of answers that have left the history."""
+
+    def demanded_option(self, name: str) -> Any:
+        """The value of the option if the run demands it; else None."""
+        return getattr(self.options, name) if name in self.demanded else None
 
     def weight(self) -> int:
         """How long it takes to make a request of the call, in characters of its texts."""

@@ -14,6 +14,7 @@ known price has none; it is never taken to be free.
 import asyncio
 import importlib
 import random
+import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -32,11 +33,21 @@ from shared.domain.models import BUILTIN_IS_OFF, OPENAI_PROXY, PROVIDERS, family
 from shared.domain.runs import Usage
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.anthropic import AnthropicWire
+from worker.models.anthropic_models import claude_model, takes_effort, takes_format
 from worker.models.builtin import BuiltinModel
 from worker.models.chat import ChatWire
 from worker.models.connections import Connections
 from worker.models.http_model import HttpModel, ProviderProtocol
-from worker.models.provider import LONGEST_WAIT, AttemptFailed, ModelCall, ModelEvent, ModelProvider, Route
+from worker.models.provider import (
+    LONGEST_WAIT,
+    TOOL_CHOICE,
+    AttemptFailed,
+    ModelCall,
+    ModelEvent,
+    ModelProvider,
+    Route,
+)
+from worker.models.tool_schema import schema_of
 
 NO_KEY = "none"
 """Sent where a server asks for no key; the SDKs demand one."""
@@ -122,6 +133,133 @@ class _Attempt:
             self.failure = error
 
 
+# What each protocol takes of the options that a run demands. An option that it lacks is refused by its name.
+
+
+def refuse_what_is_not_taken(call: ModelCall, route: Route) -> None:
+    """Raises `ModelError`, which names the option and the model, if the run demands what the model does not take."""
+    for name in call.demanded:
+        refuses = _REFUSES.get(name)
+        if refuses is not None and (why := refuses(call, route)) is not None:
+            raise ModelError(
+                ModelErrorType.BAD_REQUEST,
+                f"{name}: the model {call.handle!r} {why}. Leave it out, or choose another model.",
+            )
+
+
+def _temperature(call: ModelCall, route: Route) -> str | None:
+    temperature = call.options.temperature
+    if route.wire == "anthropic" and temperature is not None and temperature > 1:
+        return "takes temperatures up to 1"
+    return None if temperature is None else _sampling(call, route)
+
+
+def _top_p(call: ModelCall, route: Route) -> str | None:
+    if route.wire == "anthropic" and call.demanded_option("temperature") is not None:
+        return "takes either a temperature or top_p"
+    return None if call.options.top_p is None else _sampling(call, route)
+
+
+def _sampling(call: ModelCall, route: Route) -> str | None:
+    family = family_of(call.handle)
+    match route.wire:
+        case "chat" | "responses":
+            return None if family.takes_temperature else _LACKS
+        case "anthropic":
+            if not claude_model(route.model).takes_temperature:
+                return _LACKS
+            return "does not take it while it reasons" if call.options.reasoning and family.can_think else None
+        case "google" | "builtin":  # the built-in models draw nothing, so they do as they are asked
+            return None
+
+
+def _effort(call: ModelCall, route: Route) -> str | None:
+    effort, family = call.options.reasoning_effort, family_of(call.handle)
+    if effort is None:
+        return None
+    if call.options.reasoning is (effort == "none"):
+        return f"is asked with reasoning switched {'on' if call.options.reasoning else 'off'}"
+    if effort == "none":
+        return None if not family.can_think or _can_stop_reasoning(route) else "cannot be kept from reasoning"
+    match route.wire:
+        case "chat":  # what OpenAI serves itself over this protocol does not reason
+            takes = family.can_think and route.provider != "openai"
+        case "responses":
+            takes = family.can_think
+        case "anthropic":
+            takes = takes_effort(route.model)
+        case "google":
+            takes = family.can_think and effort in _GEMINIS_EFFORTS
+        case "builtin":
+            takes = False
+    return None if takes else _LACKS
+
+
+def _can_stop_reasoning(route: Route) -> bool:
+    match route.wire:
+        case "chat" | "responses":  # the word goes there as it is
+            return True
+        case "anthropic":
+            return claude_model(route.model).without_thinking != "least"
+        case "google":
+            return "2.5-flash" in route.model
+        case "builtin":
+            return False
+
+
+def _verbosity(call: ModelCall, route: Route) -> str | None:
+    takes = route.wire in ("chat", "responses") and family_of(call.handle).takes_verbosity
+    return None if takes or call.options.verbosity is None else _LACKS
+
+
+def _format(call: ModelCall, route: Route) -> str | None:
+    chosen = call.options.response_format
+    if chosen is None or chosen.get("type") == "text":  # every model answers in text
+        return None
+    match route.wire:
+        case "chat" | "responses":
+            return None
+        case "anthropic":
+            takes = takes_format(route.model) and schema_of(chosen) is not None
+        case "google":
+            if call.tools and _TAKES_NO_TOOLS_BESIDE.match(route.model):
+                return "does not take it beside tools"
+            takes = chosen.get("type") == "json_object" or schema_of(chosen) is not None
+        case "builtin":
+            takes = chosen.get("type") == "json_object" or schema_of(chosen) is not None
+    return None if takes else _LACKS
+
+
+def _parallel(call: ModelCall, route: Route) -> str | None:
+    if call.options.parallel_tool_calls or not call.tools:
+        return None
+    takes = route.wire != "google" and family_of(call.handle).takes_parallel_tool_calls
+    return None if takes and PROVIDERS[route.provider].quirks.takes_parallel_tool_calls else _LACKS
+
+
+def _forced_call(call: ModelCall, route: Route) -> str | None:
+    takes = PROVIDERS[route.provider].quirks.takes_forced_calls
+    if route.wire == "anthropic":
+        takes = takes and claude_model(route.model).takes_forced_calls
+    return None if takes else "cannot be made to call a tool"
+
+
+_LACKS = "does not take it"
+_GEMINIS_EFFORTS = ("minimal", "low", "medium", "high")
+_TAKES_NO_TOOLS_BESIDE = re.compile("gemini-[12]")
+
+_REFUSES: Mapping[str, Callable[[ModelCall, Route], str | None]] = {
+    "temperature": _temperature,
+    "top_p": _top_p,
+    "reasoning_effort": _effort,
+    "verbosity": _verbosity,
+    "response_format": _format,
+    "parallel_tool_calls": _parallel,
+    TOOL_CHOICE: _forced_call,
+}
+"""By the option: what keeps a model from taking it, or None. Every model takes the options that are not here."""
+
+
 MOST_BUILT_MODELS = 512
 
 _WIRE_MODULES: Mapping[Wire, str] = {
@@ -174,6 +312,8 @@ class Models:
 
         Closing this generator, or cancelling the task that reads it, closes the connection to the provider.
         """
+        if call.demanded:
+            refuse_what_is_not_taken(call, self.route(call.handle))
         model = await self.model_for(call.handle)
         async with aclosing(stream_with_retries(model, call, self._policy)) as events:
             async for event in events:

@@ -37,6 +37,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     return WireModel(
         model,
         lambda call: _settings(call, reasons),
+        takes_strict=True,
         errors=(openai.OpenAIError,),
         hint_if_not_found="" if is_openais_own else _NO_RESPONSES_API.format(model=route.model),
     )
@@ -59,10 +60,12 @@ def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
         if options.reasoning_effort is not None:
             # Passed on as it is; the provider knows which levels this model has.
             settings["openai_reasoning_effort"] = cast(ReasoningEffort, options.reasoning_effort)
+    elif reasons and (effort := call.demanded_option("reasoning_effort")) is not None:
+        settings["openai_reasoning_effort"] = cast(ReasoningEffort, effort)
     elif reasons:
         settings["thinking"] = False
-    elif options.temperature is not None:
-        settings["temperature"] = options.temperature
+    else:
+        settings.update(cast("OpenAIResponsesModelSettings", options.sampling))
     if text := _text_options(call):
         settings["extra_body"] = {"text": text}
     if call.thread_id:

@@ -24,6 +24,7 @@ from pydantic_ai import exceptions as sdk_errors
 from pydantic_ai import messages as sdk
 from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
@@ -53,6 +54,7 @@ from worker.models.history_mapping import (
 from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in, named, retry_after
 from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
 from worker.models.special_tokens import sound
+from worker.models.tool_schema import schema_of
 
 SDK_ERRORS: tuple[type[Exception], ...] = (
     sdk_errors.AgentRunError,
@@ -324,6 +326,10 @@ class WireModel:
     """Whether a tool's result is an object on this wire; on the others it is text."""
     errors: tuple[type[Exception], ...] = ()
     """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
+    takes_strict: bool = False
+    """Whether a tool says if the model is held to its parameters."""
+    takes_format: bool = False
+    """Whether the format of the answer that a run demands goes through the SDK."""
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
     hint_if_not_found: str = ""
@@ -407,21 +413,28 @@ class SdkModel:
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall
     ) -> AbstractAsyncContextManager[StreamedResponse]:
         settings = self._wire.settings(call)
-        if call.must_call and call.tools:
-            settings["tool_choice"] = "required"
+        if call.tools and not call.may_call:
+            settings["tool_choice"] = "none"
+        elif call.tools and call.must_call:
+            settings["tool_choice"] = [call.forced_tool] if call.forced_tool else "required"
         settings["extra_headers"] = connection.header
+        parameters = _parameters(call, takes_strict=self._wire.takes_strict)
+        chosen = call.demanded_option("response_format") if self._wire.takes_format else None
+        if chosen is not None and chosen.get("type") != "text":
+            wanted = OutputObjectDefinition(json_schema=schema_of(chosen) or {"type": "object"})
+            parameters = replace(parameters, output_mode="native", output_object=wanted)
         return direct.model_request_stream(
-            self._wire.model, messages, model_settings=settings, model_request_parameters=_parameters(call)
+            self._wire.model, messages, model_settings=settings, model_request_parameters=parameters
         )
 
 
-def _parameters(call: ModelCall) -> ModelRequestParameters:
+def _parameters(call: ModelCall, *, takes_strict: bool) -> ModelRequestParameters:
     tools = [
         ToolDefinition(
             name=tool.name,
             description=tool.description,
             parameters_json_schema=tool.parameters or _NO_PARAMETERS,
-            strict=None,
+            strict=tool.strict if takes_strict else None,
         )
         for tool in call.tools
     ]

@@ -6,8 +6,10 @@ part is declared strict; of the others nothing is changed that means anything.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
+
+from worker.models.provider import ModelCall, ToolSpec
 
 _WITHOUT_MEANING = frozenset({"title", "$schema", "discriminator"})
 _NOT_IN_STRICT_MODE = frozenset(
@@ -33,6 +35,35 @@ _SINGLE = ("additionalProperties", "items")
 _Schema = dict[str, Any]
 
 NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
+
+
+def chat_tool(tool: ToolSpec, *, follows_references: bool) -> _Schema:
+    """A tool as OpenAI's chat completions take it. `follows_references`: the model understands `$ref`."""
+    parameters, strict = tool.parameters or NO_PARAMETERS, tool.strict
+    if follows_references:
+        schema = tool_schema(parameters)
+        parameters, strict = schema.parameters, (schema.is_strict or None) if strict is None else strict
+    else:
+        parameters, strict = inlined(parameters), strict is not False
+    said = {} if strict is None else {"strict": strict}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters, **said}
+    return {"type": "function", "function": function}
+
+
+def chat_choice(call: ModelCall) -> str | _Schema:
+    """Whether the answer may or must call a tool, as OpenAI's chat completions take it."""
+    if not call.may_call:
+        return "none"
+    if call.must_call and call.forced_tool:
+        return {"type": "function", "function": {"name": call.forced_tool}}
+    return "required" if call.must_call else "auto"
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> _Schema | None:
+    """The JSON Schema that an answer has to fit, as OpenAI's chat completions say it; None for another format."""
+    said = (response_format or {}).get("json_schema")
+    schema: Any = cast("_Schema", said).get("schema") if isinstance(said, dict) else None
+    return cast("_Schema", schema) if isinstance(schema, dict) else None
 
 
 class ToolSchema(NamedTuple):

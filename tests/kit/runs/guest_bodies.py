@@ -45,6 +45,8 @@ class Stage:
     """What bodies have come to, over all workers, and where they stand still."""
 
     reached: list[str] = field(default_factory=list[str])
+    asked: list[ModelCall] = field(default_factory=list[ModelCall])
+    """What the model was asked."""
     _stops: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
 
     def stop_at(self, moment: str) -> None:
@@ -134,6 +136,7 @@ class _WordsModel:
         self._stage = stage
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
+        self._stage.asked.append(call)
         asked = max(at for at, one in enumerate(call.history) if _begins(one))
         words = text_of(cast("UserMessage", call.history[asked].body).content).split()
         number = sum(isinstance(one.body, AssistantMessage) for one in call.history[asked:])
