@@ -25,9 +25,11 @@ from api.letta.routes import (
     runs,
     tools,
 )
+from api.openai import conversation_routes
 from api.openai import responses_routes as responses
 from api.openai import routes as chat
 from api.openai.chat_request import openai_error
+from api.openai.response_object import responses_error
 from api.openapi_document import describe_truly
 from api.request_input import BodyReader, RequestInput, StrictRequests
 from api.request_log import HEADER as REQUEST_ID
@@ -42,16 +44,17 @@ ROUTERS = (
     health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agents.archives_router,
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router, messages.router,
-    project_messages.router, responses.create_router, responses.router, chat.router, runs.router, runs.steps_router, approvals.router, absent_lists.router,
-    admin.router, admin.operations_router, static_files.router,
+    project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
+    runs.router, runs.steps_router, approvals.router, absent_lists.router, admin.router, admin.operations_router,
+    static_files.router,
 )  # fmt: skip
 
 ERROR_SHAPES = Dialects(
     {
         "/": letta_error,
         "/v1/chat/": openai_error,
-        "/openai/": openai_error,
-        "/v1/responses": openai_error,
+        "/openai/": responses_error,
+        "/v1/responses": responses_error,
     }
 )
 

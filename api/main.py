@@ -27,9 +27,11 @@ from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces, signing_key
 from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
 from api.letta.conversations import AnswerService
-from api.letta.model_settings import OfferedModels, changed_by_settings
+from api.letta.model_settings import changed_by_settings
 from api.letta.runs import wire_callback
+from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
+from api.openai.conversation_service import ConversationService
 from api.openai.response_threads import ResponseThreads
 from api.openai.responses_service import ResponseService
 from api.operations import operations_service, showing_process
@@ -417,6 +419,15 @@ def _services(
         sending=answer_service(process, submissions, streaming, waiter),
         chat=chat_service(process, submissions, streaming, waiter),
         responses=response_service(process, submissions, streaming, waiter, response_threads, cancels),
+        openai_conversations=ConversationService(
+            conversations=conversation_store,
+            messages=message_store,
+            approvals=approval_store,
+            threads=response_threads,
+            input_limits=InputLimits.of(settings),
+            clock=clock,
+            ids=ids,
+        ),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),

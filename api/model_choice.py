@@ -8,7 +8,7 @@ from fastapi import Response
 from api.every_answer import warning_of
 from api.letta.agents import AgentFields
 from api.letta.conversations import ConversationFields
-from api.letta.model_settings import OfferedModels
+from api.offered_models import OfferedModels
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

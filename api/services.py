@@ -12,8 +12,9 @@ from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
-from api.letta.model_settings import OfferedModels
+from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
+from api.openai.conversation_service import ConversationService
 from api.openai.responses_service import ResponseService
 from api.operations import Operations
 from api.runs.cancel import CancelService
@@ -81,6 +82,7 @@ class Services:
     sending: AnswerService
     chat: ChatService
     responses: ResponseService
+    openai_conversations: ConversationService
     compacting: CompactionService
     tool_runs: ToolRunService
     generation: GenerationService

@@ -58,6 +58,9 @@ CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
 
 _RESPONSES = ("/openai/v1/responses", "/v1/responses")
 
+_OPENAI = "/openai/v1"
+_OPENAI_C = f"{_OPENAI}/conversations/{{conversation_id}}"
+
 _READ: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         f"GET {_A}",
@@ -87,6 +90,9 @@ _READ: dict[Reach, Iterable[str]] = {
         f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
         *(f"GET {path}/{{response_id}}{part}" for path in _RESPONSES for part in ("", "/input_items")),
+        *(f"POST {path}/input_tokens" for path in _RESPONSES),
+        *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
+        *(f"GET {_OPENAI}/models{part}" for part in ("", "/{model:path}")),
     ),
 }
 
@@ -125,6 +131,9 @@ _WRITE: dict[Reach, Iterable[str]] = {
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
         *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
         *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
+        f"POST {_OPENAI}/conversations",
+        *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
+        f"POST {_OPENAI_C}/items",
     ),
 }
 

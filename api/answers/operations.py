@@ -49,7 +49,18 @@ from api.answers.messages import (
     Message,
     Nothing,
 )
-from api.answers.responses import DeletedResponse, ItemList, OpenAIResponse, ResponseEvent
+from api.answers.responses import (
+    DeletedConversation,
+    DeletedResponse,
+    Item,
+    ItemList,
+    OpenAIConversation,
+    OpenAIModel,
+    OpenAIModels,
+    OpenAIResponse,
+    ResponseEvent,
+    TokenCount,
+)
 from api.answers.runs import (
     Approval,
     CancelReceipt,
@@ -184,6 +195,27 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/v1/responses/{response_id}/cancel"): Operation("responses_cancel_short", OpenAIResponse),
     ("delete", "/v1/responses/{response_id}"): Operation("responses_delete_short", DeletedResponse),
     ("get", "/v1/responses/{response_id}/input_items"): Operation("responses_input_items_list_short", ItemList),
+    ("post", "/openai/v1/responses/input_tokens"): Operation("responses_input_tokens_count", TokenCount),
+    ("post", "/v1/responses/input_tokens"): Operation("responses_input_tokens_count_short", TokenCount),
+    ("post", "/openai/v1/conversations"): Operation("openai_conversations_create", OpenAIConversation),
+    ("get", "/openai/v1/conversations/{conversation_id}"): Operation(
+        "openai_conversations_retrieve", OpenAIConversation
+    ),
+    ("post", "/openai/v1/conversations/{conversation_id}"): Operation(
+        "openai_conversations_update", OpenAIConversation
+    ),
+    ("delete", "/openai/v1/conversations/{conversation_id}"): Operation(
+        "openai_conversations_delete", DeletedConversation
+    ),
+    ("get", "/openai/v1/conversations/{conversation_id}/items"): Operation("openai_conversations_items_list", ItemList),
+    ("post", "/openai/v1/conversations/{conversation_id}/items"): Operation(
+        "openai_conversations_items_create", ItemList
+    ),
+    ("get", "/openai/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        "openai_conversations_items_retrieve", Item
+    ),
+    ("get", "/openai/v1/models"): Operation("openai_models_list", OpenAIModels),
+    ("get", "/openai/v1/models/{model}"): Operation("openai_models_retrieve", OpenAIModel),
     ("get", "/v1/runs"): Operation("runs_list", list[Run]),
     ("get", "/v1/runs/active"): Operation("runs_list_active", list[Run]),
     ("get", "/v1/runs/{run_id}"): Operation("runs_retrieve", Run),

@@ -118,6 +118,46 @@ class DeletedResponse(TypedDict):
     deleted: bool
 
 
+class TokenCount(TypedDict):
+    """About how many tokens an input has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class OpenAIConversation(TypedDict):
+    """A conversation."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(TypedDict):
+    """What was deleted."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: bool
+
+
+class OpenAIModel(TypedDict):
+    """A model. Nobody knows when it was made."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class OpenAIModels(TypedDict):
+    """The models that can be named."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
 class ItemList(TypedDict):
     """A page of items."""
 

@@ -12,8 +12,8 @@ from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileHistory, F
 from api.letta.agent_file_export import OURS, OURS_OF_AGENTS, OURS_OF_TOOLS
 from api.letta.agents import AgentCreate, new_agent
 from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
-from api.letta.model_settings import OfferedModels
 from api.letta.tools import ToolCreate, blank_tool, refuse_network
+from api.offered_models import OfferedModels
 from shared.domain.agents import Block
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import BlockId, IdMaker, ProjectId

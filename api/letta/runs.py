@@ -12,8 +12,8 @@ from api.bounded_fields import BoundedSchema, Names
 from api.letta.frames import error_fields, usage_fields
 from api.letta.message_input import wire_content
 from api.letta.messages import NOT_ANSWERS, wire_messages, wire_stop_reason, wire_time
-from api.letta.model_settings import OfferedModels
 from api.letta.traces import duration_ns, ns_between
+from api.offered_models import OfferedModels
 from api.runs.cancel import Cancel
 from api.runs.single_runs import Question
 from api.waiting_calls import wire_waiting

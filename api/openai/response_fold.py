@@ -124,6 +124,11 @@ class ResponseFold:
                 yield from self._whole_calls(event)
             case events.Answered():
                 yield from self._answered(event)
+            case _:
+                yield from self._take_tool(event)
+
+    def _take_tool(self, event: events.Event | events.Unknown) -> Iterator[Event]:
+        match event:
             case events.CallDecided():
                 yield from self._decided(event)
             case events.ToolEnded():

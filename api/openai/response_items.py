@@ -134,7 +134,7 @@ class Item:
         place = self._place()
         match self.kind:
             case "message":
-                delta = {"content_index": 0, "delta": piece, "logprobs": []}
+                delta: dict[str, Any] = {"content_index": 0, "delta": piece, "logprobs": []}
                 yield {"type": "response.output_text.delta", **place, **delta}
             case "reasoning":
                 yield {"type": "response.reasoning_summary_text.delta", **place, "summary_index": 0, "delta": piece}
@@ -144,7 +144,8 @@ class Item:
                 return  # OpenAI has no event for it
 
     def with_arguments(self, last_word: str | None) -> Iterator[Event]:
-        """The end of a call's arguments. `last_word`: the model has corrected them; None: they are as they were shown."""
+        """The end of a call's arguments. `last_word`: the model has corrected them; None: they are as they were
+        shown."""
         if self.has_arguments or self.kind not in _OF_ARGUMENTS:
             return
         if last_word is not None:

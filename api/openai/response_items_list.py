@@ -1,5 +1,6 @@
 """Lists of items: what a response was given, and what a conversation has. Pure."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ from shared.domain.messages import (
     AssistantMessage,
     ContentPart,
     ImageContent,
-    MessageBody,
+    Message,
+    NewMessage,
     Summary,
     TextContent,
     ToolReturns,
@@ -29,10 +31,21 @@ class ItemsPage(NamedTuple):
     """The id of the item behind which the page begins."""
 
 
-def wire_input_items(run: Run, given: Sequence[tuple[MessageId, MessageBody]], page: ItemsPage) -> dict[str, Any]:
+def wire_input_items(run: Run, given: Sequence[Message | NewMessage], page: ItemsPage) -> dict[str, Any]:
     """The page of a response's input. `given` has the messages of its input, oldest first."""
     owner = run.continues or run.id
-    return wire_items([item for message_id, body in given for item in items_of(owner, message_id, body)], page)
+    return wire_items([item for message in given for item in items_of(owner, message)], page)
+
+
+def conversation_items(history: Sequence[Message]) -> list[dict[str, Any]]:
+    """The items of a conversation, oldest first."""
+    asking: RunId | None = None
+    items: list[dict[str, Any]] = []
+    for message in history:
+        if isinstance(message.body, AssistantMessage):
+            asking = message.run_id
+        items += items_of(asking or RunId(message.thread_id), message)
+    return items
 
 
 def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, Any]:
@@ -53,8 +66,9 @@ def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, An
     }
 
 
-def items_of(owner: RunId, message_id: MessageId, body: MessageBody) -> Iterator[dict[str, Any]]:
-    """The items of a message. `owner` is the run whose calls a decision is about."""
+def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, Any]]:
+    """The items of a message. `owner` is the run whose calls it has, or is about."""
+    message_id, body = message.id, message.body
     match body:
         case UserMessage(content=content, role=role):
             said = [TextContent(content)] if isinstance(content, str) else content
@@ -63,39 +77,42 @@ def items_of(owner: RunId, message_id: MessageId, body: MessageBody) -> Iterator
         case Summary(text=text):
             yield _message(message_id, "user", [{"type": "input_text", "text": text}])
         case AssistantMessage():
-            yield from _answer_items(owner, message_id, body)
+            yield from _answer_items(owner, message, body)
         case ToolReturns(returns=returns):
             for one in returns:
-                output = {"call_id": one.tool_call_id, "output": one.text, "status": "completed"}
-                item_id = call_item_id("fc", owner, None, f"output of {message_id} {one.tool_call_id}")
-                yield {"id": item_id.replace("fc_", "fco_"), "type": "function_call_output", **output}
+                yield _output(message_id, one.tool_call_id, one.text)
         case ApprovalResponse(decisions=decisions):
             for decision in decisions:
-                own = call_item_id("fc", owner, None, f"decision of {message_id} {decision.tool_call_id}")
                 if decision.kind == "tool":
-                    output = {"call_id": decision.tool_call_id, "output": decision.tool_return or ""}
-                    yield {
-                        "id": own.replace("fc_", "fco_"),
-                        "type": "function_call_output",
-                        "status": "completed",
-                        **output,
-                    }
+                    yield _output(message_id, decision.tool_call_id, decision.tool_return or "")
                     continue
                 asked = approval_item_id(owner, decision.tool_call_id)
                 verdict = {"approval_request_id": asked, "approve": decision.approve, "reason": decision.reason}
-                yield {"id": own.replace("fc_", "mcpa_"), "type": "mcp_approval_response", **verdict}
+                own = _own_id("mcpa", message_id, decision.tool_call_id)
+                yield {"id": own, "type": "mcp_approval_response", **verdict}
         case _:
             return
 
 
-def _answer_items(owner: RunId, message_id: MessageId, body: AssistantMessage) -> Iterator[dict[str, Any]]:
+def _answer_items(owner: RunId, message: Message | NewMessage, body: AssistantMessage) -> Iterator[dict[str, Any]]:
+    message_id = message.id
     if body.text:
-        part = {"type": "output_text", "text": body.text, "annotations": [], "logprobs": []}
+        part: dict[str, Any] = {"type": "output_text", "text": body.text, "annotations": [], "logprobs": []}
         yield _message(message_id, "assistant", [part])
     for call in body.tool_calls:
-        item_id = call_item_id("fc", owner, None, f"call of {message_id} {call.id}")
+        item_id = call_item_id("fc", owner, message.step_id, call.id)
         of_call = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         yield {"id": item_id, "type": "function_call", "status": "completed", **of_call}
+
+
+def _output(message_id: MessageId, call_id: str, text: str) -> dict[str, Any]:
+    own = _own_id("fco", message_id, call_id)
+    return {"id": own, "type": "function_call_output", "status": "completed", "call_id": call_id, "output": text}
+
+
+def _own_id(prefix: str, message_id: MessageId, call_id: str) -> str:
+    """The id of an item that is one of several of its message."""
+    return f"{prefix}_{hashlib.sha256(f'{message_id} {call_id}'.encode()).hexdigest()[:48]}"
 
 
 def _message(message_id: MessageId, role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from api.errors import Refusal
+from api.openai.chat_request import openai_error
 from shared.domain import events
 from shared.domain.errors import ErrorCode, ModelErrorType
 from shared.domain.ids import RunId, is_id
@@ -156,3 +158,37 @@ def _usage(used: events.UsageReported) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
         "total_tokens": used.prompt_tokens + used.completion_tokens,
     }
+
+
+# How the Responses API says a refusal. OpenAI's SDKs send a request again for every 409 unless they are told not to, so
+# a conflict that a repetition cannot help is a 400.
+
+
+_CODES = {
+    ErrorCode.CONVERSATION_BUSY: "conversation_locked",
+    ErrorCode.NOT_FOUND: None,
+    ErrorCode.INVALID_ARGUMENT: None,
+}
+"""Words of ours that OpenAI has another word for, or none."""
+
+_PARAMS = {
+    ErrorCode.CONVERSATION_BUSY: "conversation",
+    ErrorCode.PENDING_APPROVAL: "input",
+    ErrorCode.MODEL_NOT_FOUND: "model",
+}
+
+_HELPED_BY_A_REPETITION = (ErrorCode.RUN_CHANGED,)
+
+
+def responses_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
+    """The status and the body of a refusal."""
+    status, body = openai_error(refusal)
+    error = body["error"]
+    if status == 409 and refusal.code not in _HELPED_BY_A_REPETITION:
+        status, error["type"] = 400, "invalid_request_error"
+    if refusal.code is ErrorCode.MODEL_NOT_FOUND:
+        status = 400
+    if not refusal.flaws:
+        error["code"] = _CODES.get(refusal.code, error["code"])
+    error["param"] = error["param"] or _PARAMS.get(refusal.code)
+    return status, body

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from api.letta.model_settings import OfferedModels
+from api.offered_models import OfferedModels
 from api.openai.response_object import conversation_id_of, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on
 from api.openai.responses_request import ResponseRequest
@@ -21,7 +21,7 @@ from shared.domain.conversations import copy_of
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
-from shared.domain.messages import Decision, Message, MessageBody, NewMessage, ToolReturns
+from shared.domain.messages import Decision, Message, MessageBody, NewMessage, SystemMessage, ToolReturns
 from shared.domain.models import split_handle
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, decided_return, open_calls
@@ -32,6 +32,9 @@ from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 
 USUAL_PROVIDER = "openai"
 """The provider of a model's name without one."""
+
+UNASKED_MODEL = "openai/gpt-5-mini"
+"""The hidden agent's own model, which nobody asks: each response names its own."""
 
 HIDDEN_NAME = "Responses of plain models"
 
@@ -80,6 +83,11 @@ class ResponseThreads:
         found = await self.of_model(project_id, request.model)
         return found._replace(place=Place(begins=True, history=self._new(given.story)))
 
+    async def history_of(self, project_id: ProjectId, thread: ResponseThread) -> list[Message]:
+        """The messages in the context of a thread that exists; of a new one there are none."""
+        name = thread.thread or thread.conversation_id
+        return [] if name is None else await self.messages.context(project_id, ThreadId(name))
+
     async def of_model(self, project_id: ProjectId, model: str) -> ResponseThread:
         """The agent that `model` names, or the project's hidden agent with that model."""
         if is_id(model, "agent"):
@@ -90,6 +98,16 @@ class ResponseThreads:
             return ResponseThread(agent, None, is_plain=False, options=agent.options)
         handle = self._handle(model)
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
+
+    async def agent_of_conversation(self, project_id: ProjectId, agent_id: str | None) -> Agent:
+        """The agent of a conversation that is to begin: the one that is named, else the project's hidden one."""
+        if agent_id is None:
+            return await self._hidden(project_id, self.models.default or UNASKED_MODEL)
+        if not is_id(agent_id, "agent"):
+            raise InvalidRequest(
+                f"metadata.agent_id is {agent_id[:100]!r}, which is no agent's id", field="metadata.agent_id"
+            )
+        return (await self.of_model(project_id, agent_id)).agent
 
     def _handle(self, model: str) -> str:
         named = model if "/" in model else f"{USUAL_PROVIDER}/{model}"
@@ -149,7 +167,11 @@ class ResponseThreads:
         if model is None or model == agent.id:
             return ResponseThread(agent, None, is_plain=is_plain, options=options)
         if is_id(model, "agent"):
-            raise InvalidRequest(f"model is {model}, and what it goes on from is of {agent.id}", field="model")
+            raise InvalidRequest(
+                f"model is {model}, and what it goes on from is of {agent.id}. A conversation is begun for an agent "
+                'with metadata={"agent_id": …}',
+                field="model",
+            )
         # The chosen window was that of another model.
         return ResponseThread(agent, self._handle(model), is_plain, replace(options, context_window=None))
 
@@ -193,9 +215,8 @@ class ResponseThreads:
         """The thread up to the parent's last message, with results for the calls that the parent had left open, and the
         story that the request tells behind it."""
         history = _up_to(await self.messages.context(parent.project_id, parent.thread_id), parent)
-        copies = [
-            copy_of(message, self.ids) for message in history if message.body.__class__.__name__ != "SystemMessage"
-        ]
+        said = [message for message in history if not isinstance(message.body, SystemMessage)]
+        copies = [copy_of(message, self.ids) for message in said]
         open_ = open_calls(history)
         if open_ is None and given.answers_calls:
             raise InvalidRequest(_nothing_asked(given), field="input")

@@ -101,7 +101,7 @@ class _Story:
             case "message":
                 self._take_message(item, place)
             case "function_call":
-                self._take_call(ToolCall(*(_needed(item, name, place) for name in ("call_id", "name", "arguments"))))
+                self._take_call(_call(item, "call_id", place))
             case "function_call_output":
                 self._take_output(item, place)
             case "mcp_call":
@@ -153,7 +153,7 @@ class _Story:
         self.results[call_id] = ToolReturn(call_id, called.name, "success", text, parts=parts, is_plain=True)
 
     def _take_mcp_call(self, item: Mapping[str, Any], place: str) -> None:
-        call = ToolCall(*(_needed(item, name, place) for name in ("id", "name", "arguments")))
+        call = _call(item, "id", place)
         self._take_call(call)
         error = item.get("error")
         text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
@@ -232,6 +232,10 @@ def _unanswered(asked: Approval, item_id: str) -> str:
     if asked.client_side:
         return f"No tool output found for function call {asked.tool_call_id}."
     return f"No approval response found for the approval request {item_id} (call of {asked.tool_name})."
+
+
+def _call(item: Mapping[str, Any], id_field: str, place: str) -> ToolCall:
+    return ToolCall(_needed(item, id_field, place), _needed(item, "name", place), _needed(item, "arguments", place))
 
 
 def _needed(item: Mapping[str, Any], name: str, place: str) -> str:

@@ -1,6 +1,6 @@
 """A request for a response: its fields, what is taken of them, and what is refused by its name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
 from msgspec.structs import replace
@@ -11,7 +11,8 @@ from api.openai.response_fold import FOLD, NEWEST_FOLD
 from api.openai.response_object import INCLUDE_ENCRYPTED
 from api.openai.responses_input import MOST_ITEMS
 from shared.domain.agents import ModelOptions
-from shared.domain.tools import ClientTool
+from shared.domain.errors import InvalidRequest
+from shared.domain.tools import ClientTool, ToolChoice
 
 LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS = 64, 512, 16
 """Of metadata, as OpenAI has them."""
@@ -47,7 +48,8 @@ class FunctionTool(BaseModel):
 
     def client_tool(self) -> ClientTool:
         """The same in our terms."""
-        return ClientTool(name=self.name, description=self.description or "", parameters=self.parameters or {})
+        parameters = self.parameters or {}
+        return ClientTool(self.name, self.description or "", parameters, strict=self.strict)
 
 
 class Reasoning(BaseModel):
@@ -113,14 +115,11 @@ class ConversationName(BaseModel):
 
 def _refused(said: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if value in (None, [], {}, 0):
+        if not value:
             return value
         raise ValueError(said)
 
     return check
-
-
-Refused = Annotated[Any, Field(default=None)]
 
 
 class ResponseRequest(BaseModel):
@@ -142,6 +141,7 @@ class ResponseRequest(BaseModel):
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -162,8 +162,8 @@ class ResponseRequest(BaseModel):
 
     @field_validator("input")
     @classmethod
-    def _is_no_book(cls, value: object) -> object:
-        if isinstance(value, list) and len(cast("list[Any]", value)) > MOST_ITEMS:
+    def _is_no_book(cls, value: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]] | None:
+        if isinstance(value, list) and len(value) > MOST_ITEMS:
             raise ValueError(f"at most {MOST_ITEMS} items")
         return value
 
@@ -218,28 +218,31 @@ class ResponseRequest(BaseModel):
         """The client's tools."""
         return [FunctionTool.model_validate(tool) for tool in self.tools or ()]
 
-    def model_options(self, own: ModelOptions) -> ModelOptions:
-        """How the model is to be asked: what the request says, else what the agent has."""
-        said: dict[str, Any] = {}
-        if self.temperature is not None:
-            said["temperature"] = self.temperature
-        if self.max_output_tokens is not None:
-            said["max_output_tokens"] = self.max_output_tokens
-        if self.parallel_tool_calls is not None:
-            said["parallel_tool_calls"] = self.parallel_tool_calls
+    def asked_options(self) -> dict[str, Any]:
+        """The options of `ModelOptions` that the request chooses itself."""
+        same = ("temperature", "top_p", "max_output_tokens")
+        said: dict[str, Any] = {name: value for name in same if (value := getattr(self, name)) is not None}
+        if self.parallel_tool_calls is False:
+            said["parallel_tool_calls"] = False
         if self.reasoning is not None and self.reasoning.effort is not None:
             said |= {"reasoning_effort": self.reasoning.effort, "reasoning": self.reasoning.effort != "none"}
-        if self.text is not None:
+        elif "temperature" in said or "top_p" in said:
+            said["reasoning"] = False  # some models take either
+        if self.text is not None and self.text.format.type != "text":
             said["response_format"] = self.text.format.for_model()
-            said |= {} if self.text.verbosity is None else {"verbosity": self.text.verbosity}
+        if self.text is not None and self.text.verbosity is not None:
+            said["verbosity"] = self.text.verbosity
+        return said
+
+    def model_options(self, own: ModelOptions) -> ModelOptions:
+        """How the model is to be asked: what the request says, else what the agent has."""
+        said = self.asked_options()
         return replace(own, **said) if said else own
 
     def echo(self) -> dict[str, Any]:
         """What the response says again of its request, and the version of the fold that shows it."""
         said: dict[str, Any] = {FOLD: NEWEST_FOLD}
-        same = ("model", "instructions", "previous_response_id", "metadata", "max_output_tokens", "temperature",
-                "parallel_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user")  # fmt: skip
-        said |= {name: value for name in same if (value := getattr(self, name)) is not None}
+        said |= {name: value for name in _ECHOED if (value := getattr(self, name)) is not None}
         if self.tools:
             said["tools"] = [_echoed_tool(tool) for tool in self.functions()]
         if self.tool_choice is not None:
@@ -255,26 +258,36 @@ class ResponseRequest(BaseModel):
         return said
 
 
+_ECHOED = (
+    *("model", "instructions", "previous_response_id", "metadata", "max_output_tokens", "temperature", "top_p"),
+    *("parallel_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user"),
+)
+"""Fields that the response says again as they came."""
+
+
 def _echoed_tool(tool: FunctionTool) -> dict[str, Any]:
     shown = {"type": "function", "name": tool.name, "description": tool.description}
     return {**shown, "parameters": tool.parameters, "strict": tool.strict}
 
 
-def offered_tools(request: ResponseRequest) -> list[ClientTool]:
-    """The tools of the client that the model may call. Raises `ValueError` for a choice that is not understood."""
-    tools = [tool.client_tool() for tool in request.functions()]
+def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
+    """Which tools the model may and must call. None: the request does not say. Raises `InvalidRequest`."""
     choice = request.tool_choice
-    if choice in (None, "auto"):
-        return tools
-    if choice == "none":
-        return []
+    if choice is None or choice == "auto":
+        return None
+    if choice in ("none", "required"):
+        return ToolChoice(mode=choice)
     named = as_object(choice) or {}
-    if named.get("type") == "allowed_tools" and named.get("mode", "auto") == "auto":
-        allowed = {_name_of(one) for one in cast("list[Any]", named.get("tools") or [])}
-        return [tool for tool in tools if tool.name in allowed]
-    raise ValueError("'auto', 'none' and allowed_tools in the mode 'auto' are understood: no call can be forced yet")
-
-
-def _name_of(tool: Any) -> str | None:
-    found: Mapping[str, Any] = as_object(tool) or {}
-    return found.get("name")
+    if named.get("type") == "function" and isinstance(named.get("name"), str):
+        return ToolChoice(mode="required", names=[named["name"]])
+    mode = named.get("mode", "auto")
+    if named.get("type") == "allowed_tools" and mode in ("auto", "required"):
+        allowed = [as_object(one) or {} for one in cast("list[Any]", named.get("tools") or [])]
+        names = [one["name"] for one in allowed if isinstance(one.get("name"), str)]
+        if names and len(names) == len(allowed):
+            return ToolChoice(mode=mode, names=names)
+    raise InvalidRequest(
+        "tool_choice must be 'auto', 'none', 'required', {'type': 'function', 'name': …} or allowed_tools with the "
+        "names of functions",
+        field="tool_choice",
+    )

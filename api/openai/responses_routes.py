@@ -42,6 +42,15 @@ async def create_response(
     return await responses.create(project_id, request, headers, http)
 
 
+@router.post("/openai/v1/responses/input_tokens")
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(
+    request: ResponseRequest, responses: ResponseServiceDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """About how many tokens the model would be sent for this request. An estimate: no provider is asked."""
+    return {"object": "response.input_tokens", "input_tokens": await responses.count_input(project_id, request)}
+
+
 @router.get("/openai/v1/responses/{response_id}", response_model=None)
 @router.get("/v1/responses/{response_id}", response_model=None)
 async def retrieve_response(
@@ -94,13 +103,11 @@ async def list_input_items(
 ) -> dict[str, Any]:
     """The items that the response was given, newest first unless `order` says otherwise."""
     run = await _run(run_store, project_id, response_id)
-    given = await run_store.input_of(run.id)
+    given = await run_store.submitted_input(run)
     began = run.thread_id == run.id
-    story = (
-        [one for one in await message_store.context(project_id, run.thread_id) if one.run_id is None] if began else []
-    )
-    bodies = [(one.id, one.body) for one in [*story, *given]]
-    return wire_input_items(run, bodies, ItemsPage(limit, order == "asc", after))
+    story = await message_store.context(project_id, run.thread_id) if began else []
+    told = [one for one in story if one.run_id is None]
+    return wire_input_items(run, [*told, *given], ItemsPage(limit, order == "asc", after))
 
 
 async def _run(run_store: RunStore, project_id: ProjectId, response_id: str) -> Run:

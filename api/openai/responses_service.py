@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +18,7 @@ from api.openai.response_fold import fold_of
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
-from api.openai.responses_request import ResponseRequest, offered_tools
+from api.openai.responses_request import ResponseRequest, tool_choice_of
 from api.openai.responses_stream import BEFORE_ALL, ResponseStream
 from api.runs.cancel import Cancel, CancelService
 from api.runs.command import Command, Part, SubmissionHeaders, keys_of
@@ -36,6 +37,7 @@ from shared.domain.errors import (
 from shared.domain.events import decode
 from shared.domain.ids import ProjectId, RunId, Seq
 from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.messages import estimate_message_tokens, estimate_tokens, tokens_in
 from shared.domain.runs import NO_KEYS, Run, RunOptions, SubmissionKeys
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
@@ -44,6 +46,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RUN_TYPE = "openai_response"
 HUNG_UP = "the client has closed its connection"
+
+_LEFT_TO_MODELS = {"max_output_tokens", "reasoning"}
+"""Options that every model has, or that say no more than another one."""
 
 WENT_ON = (HistoryWentOn, AlreadyDecided, NoPendingApproval, WrongToolCalls)
 """Errors of a submission that goes on from a response from which somebody else has just gone on."""
@@ -93,6 +98,18 @@ class ResponseService:
                 pass
         return fold.response()
 
+    async def count_input(self, project_id: ProjectId, request: ResponseRequest) -> int:
+        """About how many tokens a response to this request would begin with."""
+        given = read_input(request.input)
+        thread = await self.threads.find(project_id, request, given, forks=False)
+        history = await self.threads.history_of(project_id, thread)
+        bodies = [*(message.body for message in history), *given.story, *given.said]
+        tools = encode([tool.client_tool() for tool in request.functions()]) if request.tools else b""
+        said = estimate_tokens(request.instructions or "") + tokens_in(len(tools))
+        if not thread.is_plain:
+            said += estimate_tokens(thread.agent.system)
+        return said + sum(map(estimate_message_tokens, bodies))
+
     def stream(self, run: Run, starting_after: int | None) -> Response:
         """The response's stream from behind an event on: live, or years later."""
         after = BEFORE_ALL if starting_after is None else starting_after
@@ -123,10 +140,7 @@ class ResponseService:
     async def _submit(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, headers: SubmissionHeaders
     ) -> Run:
-        try:
-            offered_tools(request)
-        except ValueError as error:
-            raise InvalidRequest(f"tool_choice: {error}", field="tool_choice") from error
+        tool_choice_of(request)  # what is wrong with it is said before anything is looked up
         keys = self._keys(request, headers)
         scope = _scope(project_id, keys)
         if scope is not None and (keys.names or (keys.body is not None and keys.body.sent_since is not None)):
@@ -172,7 +186,9 @@ class ResponseService:
                 background=not request.is_foreground,
                 max_steps=min(RunOptions().max_steps, self.submissions.max_steps),
                 run_type=RUN_TYPE,
-                client_tools=offered_tools(request),
+                client_tools=[tool.client_tool() for tool in request.functions()],
+                tool_choice=tool_choice_of(request),
+                demanded=sorted(set(request.asked_options()) - _LEFT_TO_MODELS),
                 override_model=thread.model,
                 override_system=(instructions or "") if thread.is_plain else None,
                 added_system=None if thread.is_plain else instructions,
@@ -198,22 +214,24 @@ class ResponseService:
     async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Response:
         """The response as it ended, for a client that waits for it."""
         http.scope["state"][ENDS_WITH_CLIENT] = True
-        waiting = asyncio.ensure_future(self.waiter.ended(run))
-        leaving = asyncio.ensure_future(_disconnected(http))
-        try:
+        ended: list[Run | None] = []
+
+        async def wait() -> None:
+            ended.append(await self.waiter.ended(run))
+
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(wait(), name="wait for a response's end")
+            leaving = group.create_task(_disconnected(http), name="watch for disconnect")
             await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                if leave is not None:
-                    await leave()
-                return Response(status_code=499)  # nobody reads it
-            ended = await waiting
-        finally:
             waiting.cancel()
             leaving.cancel()
-            await asyncio.gather(waiting, leaving, return_exceptions=True)
-        if ended is None:
+        if not ended:
+            if leave is not None:
+                await leave()
+            return Response(status_code=499)  # nobody reads it
+        if ended[0] is None:
             return elsewhere(run)
-        return await json_answer(await self.shown(ended))
+        return await json_answer(await self.shown(ended[0]))
 
 
 async def _disconnected(http: Request) -> None:

@@ -25,6 +25,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Handle that replaces the agent's model here."""
     model_settings: dict[str, Any] | None = None
     context_window_limit: int | None = None
+    metadata: dict[str, str] = {}
+    """Of clients that keep pairs with it."""
     hidden: bool = False
     archived_at: datetime | None = None
     last_message_at: datetime | None = None

@@ -111,7 +111,10 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     ),
     # The dialects: each reads its requests into a command, and shows a run's log by a fold of its own. What happens to
     # a run knows none of them, and none of them knows another.
-    "api/openai": ("shared", "shared/domain", "api", "api/runs"),
+    "api/openai": (
+        *("shared", "shared/domain", "shared/network", "shared/sql/definitions", "shared/sql/history"),
+        *("shared/sql/runs", "api", "api/runs"),
+    ),
     "api/runs": (*_STATE, "api"),
     "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
     # Types of answers. Only the OpenAPI document is made of them.

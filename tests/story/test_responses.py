@@ -238,7 +238,7 @@ async def test_the_same_request_under_one_key_is_one_response(product: Product, 
 
 
 async def test_a_failed_model_is_told_in_the_response(product: Product, openai: AsyncOpenAI) -> None:
-    product.models.play(Turn(failure=Failure(400, "no such parameter")))
+    product.models.play(Turn(failure=Failure("bad_request")))
     events = await streamed(openai, input="Hi", background=True)
     assert_sound(events)
     assert events[-1]["type"] == "response.failed"

@@ -23,7 +23,7 @@ from api.input_limits import InputLimits
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
-from api.letta.model_settings import OfferedModels
+from api.offered_models import OfferedModels
 from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound

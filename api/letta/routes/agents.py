@@ -32,7 +32,6 @@ from api.letta.agents import SECRETS, AgentCreate, AgentUpdate, first_messages, 
 from api.letta.blocks import BlockUpdate, new_block, wire_block
 from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
-from api.letta.model_settings import OfferedModels
 from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
 from api.letta.tools import (
     ToolRunRequest,
@@ -42,6 +41,7 @@ from api.letta.tools import (
     without_source,
 )
 from api.model_choice import with_served_model
+from api.offered_models import OfferedModels
 from api.runs.command import keys_of
 from api.runs.single_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory

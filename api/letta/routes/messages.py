@@ -19,8 +19,8 @@ from api.direct_route import DirectRoute
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService, SendOptions, run_or_refusal
 from api.letta.message_input import CaptureRequest, MessagesRequest, captured_messages
-from api.letta.model_settings import OfferedModels
 from api.letta.runs import CancelRequestIn, GenerateRequest, question_of, wire_generated
+from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThread, AgentThreads, keys_of
 from api.runs.single_runs import GenerationService, text_of_answer

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Response
 from api.dependencies import EnvironmentDep, ProjectDep, Texts, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
-from api.letta.model_settings import OfferedModels, wire_embeddings
+from api.letta.model_settings import wire_embeddings, wire_models
+from api.offered_models import OfferedModels
 from shared.network.server_models import ServerModels
 
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
@@ -35,7 +36,7 @@ async def list_models(
     wanted = {"provider_name": provider_name, "provider_type": provider_type}
     return [
         model
-        for model in offered.wire(found)
+        for model in wire_models(offered, found)
         if all(value is None or model[key] == value for key, value in wanted.items())
         and (not provider_category or model["provider_category"] in provider_category)
     ]

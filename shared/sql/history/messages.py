@@ -241,10 +241,16 @@ class MessageStore:
             found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
             return await made_of(found.mappings().all(), message_of, "body")
 
-    async def append(self, project_id: ProjectId, agent_id: AgentId, new: Sequence[NewMessage]) -> None:
-        """Stores a turn that no run has had, behind all others of the agent's default history. A run that is at work
-        does not see it; the next one does. Raises `NotFound`."""
-        thread_id = ThreadId(agent_id)
+    async def append(
+        self,
+        project_id: ProjectId,
+        agent_id: AgentId,
+        new: Sequence[NewMessage],
+        conversation_id: ConversationId | None = None,
+    ) -> None:
+        """Stores a turn that no run has had, behind all others of the agent's default history, or of its conversation.
+        A run that is at work does not see it; the next one does. Raises `NotFound`."""
+        thread_id = ThreadId(conversation_id or agent_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             known = await connection.execute(
                 sa.select(agents.c.id).where(agents.c.id == agent_id, agents.c.project_id == project_id)
@@ -257,7 +263,7 @@ class MessageStore:
                 new,
                 agent_id=agent_id,
                 thread_id=thread_id,
-                conversation_id=None,
+                conversation_id=conversation_id,
                 run_id=None,
                 turn=turn,
                 after=0,

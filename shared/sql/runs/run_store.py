@@ -323,6 +323,10 @@ class RunStore:
         async with self._database.read() as connection:
             return await input_of(connection, run_id)
 
+    async def submitted_input(self, run: Run) -> list[NewMessage]:
+        """The messages of the run's submission; none when retention has deleted them."""
+        return await self.input_of(run.id)
+
     async def waiting_input(self, run: Run) -> list[Message]:
         """The messages that the run will add to its history when it begins, as they will be there; oldest first. For a
         run that has no turn yet. Of a run that asks a model one question, which has no history, the question."""

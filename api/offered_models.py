@@ -1,0 +1,83 @@
+"""What the configured providers are known to have, and which model a handle means."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.domain.errors import InvalidRequest
+from shared.domain.models import (
+    BUILTIN_IS_OFF,
+    DEFAULT_HANDLE,
+    DEFAULT_LIMIT,
+    MODELS,
+    KnownModel,
+    answer_limit_of,
+    is_builtin,
+    leaves_choice,
+    offered,
+    split_handle,
+)
+from shared.network.server_models import FoundModels
+
+
+@dataclass(frozen=True)
+class OfferedModels:
+    """The models that this process offers, and the one that is meant where a request leaves the choice open."""
+
+    environment: Mapping[str, str]
+    """Says which providers are configured."""
+    builtin: bool
+    """Whether the built-in models are on."""
+    default: str = ""
+    """The handle of `HOLDFAST_DEFAULT_MODEL`; empty: none is set."""
+
+    def served(self, handle: str | None, *, field: str = "model") -> str | None:
+        """The model that a request's handle means here; None if it names none. `field` is where it stands.
+
+        Raises `InvalidRequest` for a built-in model where they are off, and if there is nothing to choose from. A
+        provider's key may come later, and only the workers have it.
+        """
+        meant = self._choice(handle, field) if handle is not None and leaves_choice(handle) else handle
+        if meant is not None and is_builtin(meant) and not self.builtin:
+            raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}", field=field)
+        return meant
+
+    def needed(self, handle: str | None) -> str:
+        """The same for an agent to make, which gets the default if its request names none. Raises `InvalidRequest` if
+        there is no default either."""
+        meant = self.served(handle or self.default or None)
+        if meant is None:
+            raise InvalidRequest(
+                f"model is required: give a handle <provider>/<model>, e.g. {DEFAULT_HANDLE!r}. HOLDFAST_DEFAULT_MODEL "
+                "gives one to agents without",
+                field="model",
+            )
+        return meant
+
+    def listed(self, found: FoundModels) -> list[KnownModel]:
+        """The models of every provider that is configured: what its server was `found` to have, else the well-known
+        ones.
+
+        The default comes first, whoever serves it: clients that are told no model take the first one.
+        """
+        well_known = [
+            model
+            for model in MODELS
+            if offered(model.provider, self.environment, builtin=self.builtin) and model.provider not in found.answered
+        ]
+        builtin = [model for model in well_known if is_builtin(model.handle)]
+        known = [*(model for model in well_known if model not in builtin), *found.models, *builtin]
+        if not self.default:
+            return known
+        limit = answer_limit_of(self.default) or DEFAULT_LIMIT
+        first = next((model for model in known if model.handle == self.default), None)
+        return [first or KnownModel(*split_handle(self.default), limit), *(model for model in known if model != first)]
+
+    def _choice(self, asked: str, field: str) -> str:
+        first = next(iter(self.listed(FoundModels())), None)
+        if first is None:
+            raise InvalidRequest(
+                f"the model {asked!r} leaves the choice to the server, and this one knows of no model: name one, or "
+                "set HOLDFAST_DEFAULT_MODEL",
+                field=field,
+            )
+        return first.handle
