@@ -24,19 +24,12 @@ from api.application import create_app
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces, signing_key
+from api.dialects import dialect_services
 from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
-from api.letta.conversations import AnswerService
-from api.letta.model_settings import changed_by_settings
 from api.letta.runs import wire_callback
-from api.offered_models import OfferedModels
-from api.openai.chat_service import ChatService
-from api.openai.conversation_service import ConversationService
-from api.openai.response_threads import ResponseThreads
-from api.openai.responses_service import ResponseService
 from api.operations import operations_service, showing_process
 from api.runs.cancel import CancelService, RunCanceller
-from api.runs.command import AgentThreads
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
@@ -101,56 +94,6 @@ def stream_service(
         keepalive_s=process.settings.keepalive_s,
         quotas=quotas,
         ending=ending,
-    )
-
-
-def chat_service(
-    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
-) -> ChatService:
-    """Answers chat completions."""
-    return ChatService(
-        submissions=submissions,
-        streaming=streaming,
-        waiter=waiter,
-        input_limits=InputLimits.of(process.settings),
-        clock=process.clock,
-    )
-
-
-def response_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    streaming: StreamService,
-    waiter: RunWaiter,
-    threads: ResponseThreads,
-    cancels: CancelService,
-) -> ResponseService:
-    """Answers requests for responses."""
-    return ResponseService(
-        submissions=submissions,
-        threads=threads,
-        streaming=streaming,
-        waiter=waiter,
-        reader=streaming.reader,
-        runs=submissions.runs,
-        listing=submissions.listing,
-        cancels=cancels,
-        input_limits=InputLimits.of(process.settings),
-        clock=process.clock,
-    )
-
-
-def answer_service(
-    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
-) -> AnswerService:
-    """Answers senders on Letta's wire."""
-    return AnswerService(
-        submissions=submissions,
-        streaming=streaming,
-        waiter=waiter,
-        messages=MessageStore(process.database),
-        input_limits=InputLimits.of(process.settings),
-        clock=process.clock,
     )
 
 
@@ -372,19 +315,8 @@ def _services(
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
-    models = OfferedModels(process.environment, settings.builtin_models, settings.default_model)
-    threads = AgentThreads(agents=agent_store, conversations=conversation_store, changed_by=changed_by_settings)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
-    response_threads = ResponseThreads(
-        agents=agent_store,
-        threads=threads,
-        models=models,
-        runs=run_store,
-        messages=message_store,
-        approvals=approval_store,
-        clock=clock,
-        ids=ids,
-    )
+    dialects = dialect_services(process, submissions, streaming, waiter, cancels)
     return Services(
         settings=settings,
         clock=clock,
@@ -393,7 +325,6 @@ def _services(
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
         environment=process.environment,
-        models=models,
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
@@ -415,19 +346,7 @@ def _services(
         approvals=approval_store,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
         inbox=InboxStore(database),
-        threads=threads,
-        sending=answer_service(process, submissions, streaming, waiter),
-        chat=chat_service(process, submissions, streaming, waiter),
-        responses=response_service(process, submissions, streaming, waiter, response_threads, cancels),
-        openai_conversations=ConversationService(
-            conversations=conversation_store,
-            messages=message_store,
-            approvals=approval_store,
-            threads=response_threads,
-            input_limits=InputLimits.of(settings),
-            clock=clock,
-            ids=ids,
-        ),
+        **dialects._asdict(),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),

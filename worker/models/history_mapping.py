@@ -379,6 +379,8 @@ class _MappedHistory:
         if not self._turns or isinstance(self._turns[-1], Answered):
             return
         match last.body:
+            case UserMessage() if last.run_id is None:
+                return  # a client has put it into the history, and no run was to answer it
             case UserMessage():
                 self._say(NEVER_ANSWERED, last.created_at)
             case ToolReturns() | AssistantMessage():

@@ -188,8 +188,9 @@ class RunListing:
             counted = await connection.execute(sa.select(sa.func.count()).select_from(waiting.subquery()))
             return counted.scalar_one()
 
-    async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
-        """Deletes a run that has ended, with its log. Its messages stay in the history. Raises `NotFound`."""
+    async def delete(self, project_id: ProjectId, run_id: RunId, *, with_thread: bool = False) -> None:
+        """Deletes a run that has ended, with its log. Its messages stay in the history, unless the run began a thread
+        of its own and that is to go as well. Raises `NotFound`."""
         async with self._database.write() as connection:
             # The run's row first and then what hangs on it, as retention does: otherwise the two could wait for each
             # other.
@@ -200,6 +201,8 @@ class RunListing:
                 raise not_found(run_id)
             for table in OF_A_RUN:
                 await connection.execute(sa.delete(table).where(table.c.run_id == run_id))
+            if with_thread:
+                await connection.execute(sa.delete(messages).where(messages.c.thread_id == run_id))
             await connection.execute(sa.update(messages).where(messages.c.run_id == run_id).values(run_id=None))
             await remember_place(connection, runs, run_id)
             await connection.execute(sa.delete(runs).where(runs.c.id == run_id))
