@@ -26,6 +26,7 @@ from api.letta.routes import (
     tools,
 )
 from api.openai import routes as chat
+from api.openai import webhook_routes
 from api.openai.chat_request import openai_error
 from api.openapi_document import describe_truly
 from api.request_input import BodyReader, RequestInput, StrictRequests
@@ -42,10 +43,10 @@ ROUTERS = (
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router, messages.router,
     project_messages.router, chat.router, runs.router, runs.steps_router, approvals.router, absent_lists.router,
-    admin.router, admin.operations_router, static_files.router,
+    webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
 
-ERROR_SHAPES = Dialects({"/": letta_error, "/v1/chat/": openai_error})
+ERROR_SHAPES = Dialects({"/": letta_error, "/v1/chat/": openai_error, "/openai/": openai_error})
 
 
 def openapi_document() -> dict[str, Any]:

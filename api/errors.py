@@ -64,6 +64,10 @@ ErrorShape = Callable[[Refusal], tuple[int, dict[str, Any]]]
 """How a dialect says a refusal: the status and the body of the answer."""
 
 
+API_PATHS = ("/v1/", "/openai/")
+"""The beginnings of the paths that are answered to callers alone, but for the check of health."""
+
+
 class Dialects(NamedTuple):
     """The error shapes of the API's dialects, by the beginning of their paths; the longest that fits counts."""
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.direct_route import declaration_of
-from api.errors import RETRY_AFTER_S, refused
+from api.errors import API_PATHS, RETRY_AFTER_S, refused
 from api.event_stream import RAW_SEND
 from api.letta.messages import wire_time
 from api.letta.unused_input import unused_fields
@@ -147,7 +147,7 @@ def _guard(headers: MutableHeaders, path: str) -> None:
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
     headers["Content-Security-Policy"] = _policy_of(path)
-    if path.startswith("/v1/"):
+    if path.startswith(API_PATHS):
         # Conversations are nobody's business but the caller's: no proxy and no browser keeps them.
         headers.setdefault("Cache-Control", "no-store")
 

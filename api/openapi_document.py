@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
+from api.errors import API_PATHS
 from shared.domain.errors import ErrorCode
 
 Json = dict[str, Any]
@@ -188,7 +189,7 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
         if (method, path) in types.names:
             operation["operationId"] = types.names[method, path]
             _describe_answers(method, path, operation, types)
-        if path.startswith("/v1/") and path != "/v1/health":
+        if path.startswith(API_PATHS) and path != "/v1/health":
             ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
             # An empty one stands for a request without any.
             operation["security"] = [*({} for _ in range(not keys_are_required)), *({way: []} for way in ways)]
@@ -256,7 +257,7 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
 
 
 def _may_be(status: str, method: str, path: str) -> bool:
-    if not path.startswith("/v1/") or path == "/v1/health":
+    if not path.startswith(API_PATHS) or path == "/v1/health":
         return status in ("403", "422", "500", "503", *OF_THE_HEAD)
     if status == BODY_NOT_IN_TIME:
         return method != "get"
@@ -270,7 +271,7 @@ def _may_be(status: str, method: str, path: str) -> bool:
 
 
 def _speaks_openai(path: str) -> bool:
-    return path.startswith("/v1/chat/")
+    return path.startswith(("/v1/chat/", "/openai/"))
 
 
 def _body_of(method: str, path: str) -> Json:

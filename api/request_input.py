@@ -26,7 +26,7 @@ from api.access.callers import acting_for
 from api.access.route_rules import AgentReach, caller_within_reach
 from api.admission import Admission, ClientLeft, is_submission
 from api.direct_route import RouteIndex, declaration_of
-from api.errors import MOST_FLAWS, domain_error_answer, input_refusal, refused
+from api.errors import API_PATHS, MOST_FLAWS, domain_error_answer, input_refusal, refused
 from api.every_answer import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, UnusedInputWarnings
 from api.letta.unused_input import Unacted, unacted
 from shared.concurrency import others_turn
@@ -278,7 +278,7 @@ class BodyReader:
 
 
 def _is_judged(path: str) -> bool:
-    return path.startswith("/v1/") and path != "/v1/health"
+    return path.startswith(API_PATHS) and path != "/v1/health"
 
 
 def _refused_content(body: bytes) -> Response | None:

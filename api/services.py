@@ -10,6 +10,7 @@ from api.admission import CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
+from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.model_settings import OfferedModels
@@ -79,6 +80,7 @@ class Services:
     threads: AgentThreads
     sending: AnswerService
     chat: ChatService
+    webhooks: WebhookEndpoints
     compacting: CompactionService
     tool_runs: ToolRunService
     generation: GenerationService

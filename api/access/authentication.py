@@ -16,7 +16,7 @@ from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens
 from api.access.callers import EVERYBODY, Caller, Network, client_address
 from api.access.route_rules import OF_ADMINS, RULES, AgentReach, Reach
 from api.direct_route import RouteIndex
-from api.errors import SHOULD_RETRY, Refused
+from api.errors import API_PATHS, SHOULD_RETRY, Refused
 from shared.concurrency import Clock
 from shared.domain.api_keys import Level
 from shared.domain.errors import ErrorCode, HoldfastError
@@ -48,7 +48,7 @@ class Access:
 
 
 class Authentication:
-    """Asks every request to a path under `/v1` who sends it, and whether its key may do that."""
+    """Asks every request to a path of the API who sends it, and whether its key may do that."""
 
     def __init__(self, *, access: Access, routes: Sequence[BaseRoute]) -> None:
         self._access = access
@@ -175,7 +175,7 @@ class StreamToken:
 
 def needs_key(path: str) -> bool:
     """Whether a request is answered to a caller alone."""
-    return (path.startswith("/v1/") and path != "/v1/health") or path == METRICS
+    return (path.startswith(API_PATHS) and path != "/v1/health") or path == METRICS
 
 
 def stream_token_of(scope: Scope) -> StreamToken | None:

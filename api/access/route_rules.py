@@ -53,6 +53,8 @@ _C = "/v1/conversations/{conversation_id}"
 _R = "/v1/runs/{run_id}"
 _ABSENT = ("folders", "groups", "identities", "mcp-servers", "sources")
 
+_W = "/openai/v1/webhook_endpoints"
+
 CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
 """Their bodies name an agent, or a conversation, as a model."""
 
@@ -75,6 +77,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}" for nouns in ("models", "models/embedding", "jobs", "jobs/active", "providers")),
         *(f"GET /v1/{nouns}" for nouns in ("shared-agents", "tools/mcp/servers", *_ABSENT)),
         *(f"GET /v1/{nouns}/count" for nouns in _ABSENT if nouns != "mcp-servers"),
+        "GET /openai/v1/webhook_event_types",
     ),
     Reach.PROJECT: (
         *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags")),
@@ -84,6 +87,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
         f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
+        *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
     ),
 }
 
@@ -120,6 +124,8 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{m} /v1/{noun}s/{{{noun}_id}}" for m in ("PATCH", "DELETE") for noun in ("tool", "block", "archive")),
         *(f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")),
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
+        *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
+        f"DELETE {_W}/{{webhook_id}}",
     ),
 }
 
