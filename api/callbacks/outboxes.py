@@ -160,7 +160,7 @@ class WebhookOutbox:
 
     store: WebhookDeliveryStore
     shapes: Mapping[str, EventShape]
-    """By the names of the dialects that have endpoints."""
+    """By the names of the dialects that have endpoints, as in `CallbackOutbox`."""
     secret_keys: SecretKeys
 
     async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueEvent | None":
@@ -193,10 +193,10 @@ class DueEvent:
         return self.delivery.attempts
 
     async def letter(self, run: Run, now: datetime) -> Letter:
-        endpoint = self.delivery.endpoint
-        shape = None if endpoint is None else self.outbox.shapes.get(endpoint.dialect)
-        if endpoint is None or shape is None:
+        endpoint, shapes = self.delivery.endpoint, self.outbox.shapes
+        if endpoint is None:
             raise Withdrawn("the webhook endpoint was deleted")
+        shape = shapes.get(endpoint.dialect) or next(iter(shapes.values()))
         keys = keys_of_endpoint(endpoint, self.outbox.secret_keys, now)
         return Letter(_id_at(endpoint.id, run.id), written(shape(self.delivery.event)), keys)
 

@@ -20,6 +20,7 @@ from shared.sql.access.webhooks import EndpointSecretStore, WebhookEndpointStore
 from shared.sql.paging import Page
 from shared.sql.run_tables import webhook_deliveries
 from shared.sql.runs.callbacks import CLAIM_HOLDS
+from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import Stores, approve, call, run_end, second_process, some_endpoint, stored_runs
@@ -145,6 +146,12 @@ async def test_an_attempt_is_kept_with_its_delivery(stores: Stores) -> None:
     await store.record_attempt(one, now=LATER, status_code=200, error=None, next_at=None)
     assert await kept() == (None, None, 200, None)
     assert await store.claim_due(NOW + timedelta(days=30)) == []
+
+
+async def test_what_is_on_its_way_is_counted_with_the_callbacks(stores: Stores) -> None:
+    await endpoint(stores)
+    await stores.ended(options=HEARD, callback_url="http://127.0.0.1/")
+    assert (await RunFigureStore(stores.database).of_deployment()).callbacks_waiting == 2
 
 
 async def test_what_is_on_its_way_goes_where_the_endpoint_is_now(stores: Stores) -> None:

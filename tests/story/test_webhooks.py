@@ -12,7 +12,8 @@ from openai import AsyncOpenAI, BadRequestError, InvalidWebhookSignatureError, N
 from api.openai.webhook_endpoints import DIALECT, response_id
 from shared.domain.ids import RunId
 from shared.domain.tools import ClientTool
-from shared.domain.webhooks import MOST_ENDPOINTS
+from shared.domain.webhooks import MOST_ENDPOINTS, SECRET
+from shared.secret_keys import SecretKeys
 from shared.sql.engine import Database
 from shared.sql.run_tables import webhook_deliveries
 from shared.sql.tables import webhook_endpoints
@@ -365,3 +366,32 @@ async def test_secrets_are_stored_encrypted(
         received = await receiver.called()
         assert _is_accepted(openai, received, made.signing_secret)
         assert _is_accepted(openai, received, rotated.signing_secret)
+
+
+async def test_an_endpoint_whose_secret_cannot_be_read_gets_a_new_one(
+    database: Database, product: Product, openai: AsyncOpenAI, receiver: CallbackReceiver
+) -> None:
+    made = await openai.webhooks.create(name="mine", url=receiver.url, event_types=EVERY)
+    of_a_lost_key = SecretKeys.parse(KEY, "HERE").seal(made.id, SECRET, made.signing_secret)
+    async with database.write() as connection:
+        await connection.execute(sa.update(webhook_endpoints).values(secret=of_a_lost_key))
+    with pytest.raises(BadRequestError, match="rotate the endpoint's secret"):
+        await openai.webhooks.test(made.id, event_type="response.completed")
+
+    rotated = await openai.webhooks.rotate_secret(made.id, keep_old_secret_active_for_24_hours=True)
+    await openai.webhooks.test(made.id, event_type="response.completed")
+
+    received = await receiver.called()
+    assert _is_accepted(openai, received, rotated.signing_secret)
+    assert len(received.headers["webhook-signature"].split()) == 1
+
+
+async def test_a_deleted_endpoint_hears_nothing_more(
+    product: Product, openai: AsyncOpenAI, receiver: CallbackReceiver
+) -> None:
+    gone = await openai.webhooks.create(name="gone", url=f"{receiver.url}&gone", event_types=EVERY)
+    await openai.webhooks.create(name="mine", url=receiver.url, event_types=EVERY)
+    await openai.webhooks.delete(gone.id)
+    await response(product)
+    assert (await receiver.called()).path == "/called?by=holdfast"
+    assert len(receiver.received) == 1
