@@ -261,10 +261,13 @@ def key_findings(settings: Settings) -> list[Finding]:
 
 async def stored_secret_findings(settings: Settings, database: Database) -> list[Finding]:
     """Whether the keys of these settings read every secret that is stored. Raises `Unavailable`."""
-    subject, keys = "stored secrets", _keys(settings)
-    stores = {"agents": StoredSecretStore(database), "webhook endpoints": EndpointSecretStore(database)}
+    keys = _keys(settings)
+    kinds = [
+        ("stored secrets", "agents", StoredSecretStore(database)),
+        ("webhook secrets", "webhook endpoints", EndpointSecretStore(database)),
+    ]
     findings = list[Finding]()
-    for owners, store in stores.items():
+    for subject, owners, store in kinds:
         looked, problems, after = 0, list[str](), 0
         while batch := await store.some(after, BATCH):
             found = [keys.problem_with(one.owner_id, one.secrets) for one in batch]
