@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,11 +23,16 @@ from api.agent_answers import AgentAnswers, MessageAnswers
 from api.application import create_app
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
-from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces, signing_key
+from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
+from api.callbacks.endpoints import WebhookEndpoints
+from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
+from api.callbacks.signing import signing_key
 from api.dialects import dialect_services
 from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
 from api.letta.runs import wire_callback
+from api.openai.response_object import DIALECT as RESPONSES
+from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.reader import LogEnds, RunReader, RunWaiter
@@ -51,6 +56,7 @@ from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
@@ -70,6 +76,7 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
+from shared.sql.runs.webhooks import WebhookDeliveryStore
 
 # The part of the composition root that makes what runs need: reading, submitting, deciding, cancelling.
 
@@ -215,9 +222,15 @@ def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: Event
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class _Clients(NamedTuple):
-    """What the API asks other servers with: models' servers, and the index of packages."""
+EVENT_SHAPES: Mapping[str, EventShape] = {RESPONSES: response_event}
 
+
+class _Clients(NamedTuple):
+    """What the API asks other servers with: Redis for events, receivers of webhooks, models' servers, and the index of
+    packages."""
+
+    feed: EventFeed
+    http: CallersHttp
     embeddings: EmbeddingClient
     lists: ServerModels
     packages: PackageEnvironments
@@ -247,8 +260,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         packages = await stack.enter_async_context(_packages(process))
         await stack.enter_async_context(showing_process(process, name, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
-        clients = _Clients(embeddings, server_models, packages)
-        services = _services(await _for_callers(process), process, feed, clients, quotas)
+        clients = _Clients(feed, http, embeddings, server_models, packages)
+        services = _services(await _for_callers(process), process, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
@@ -283,16 +296,22 @@ async def _for_callers(process: ProcessContext) -> ProcessContext:
 
 
 def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
-    return CallbackDelivery(
-        outbox=CallbackStore(process.database),
-        runs=RunStore(process.database),
+    callbacks = CallbackOutbox(
+        store=CallbackStore(process.database),
         messages=MessageStore(process.database),
         approvals=ApprovalStore(process.database),
         shapes={"letta": wire_callback},
+        key=signing_key(process.settings.callback_secret.get_secret_value()),
+    )
+    webhooks = WebhookOutbox(
+        store=WebhookDeliveryStore(process.database), shapes=EVENT_SHAPES, secret_keys=process.secret_keys
+    )
+    return CallbackDelivery(
+        outboxes=[callbacks, webhooks],
+        runs=RunStore(process.database),
         http=http,
         clock=process.clock,
         jitter=random,
-        key=signing_key(process.settings.callback_secret.get_secret_value()),
         intervals=IntervalLock(process.redis),
         places=DeliveryPlaces(process.clock),
         on_attempt=process.metrics.api.callback_attempted,
@@ -300,18 +319,28 @@ def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
     )
 
 
-def _services(
-    process: ProcessContext, everybodys: ProcessContext, feed: EventFeed, clients: _Clients, quotas: CallerQuotas
-) -> Services:
+def _webhooks(process: ProcessContext, http: CallersHttp) -> WebhookEndpoints:
+    return WebhookEndpoints(
+        store=WebhookEndpointStore(process.database),
+        shapes=EVENT_SHAPES,
+        secret_keys=process.secret_keys,
+        http=http,
+        clock=process.clock,
+        ids=process.ids,
+        random=token_bytes,
+    )
+
+
+def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
     """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
-    run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
+    run_store, listing, approvals = RunStore(database), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
     conversation_store, tool_store, access = ConversationStore(database), ToolStore(database), _access(everybodys)
     event_log, queue = _event_log(process), RunQueue(process.redis)
     orphans = orphaned_runs(process, run_store, event_log, queue)
-    canceller, decisions = run_canceller(process, orphans, feed), approval_service(process, orphans, approval_store)
-    reader = run_reader(run_store, EventStore(database), event_log, feed, everybodys)
+    canceller, decisions = run_canceller(process, orphans, clients.feed), approval_service(process, orphans, approvals)
+    reader = run_reader(run_store, EventStore(database), event_log, clients.feed, everybodys)
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
@@ -343,17 +372,18 @@ def _services(
         runs=run_store,
         listing=listing,
         steps=StepStore(database),
-        approvals=approval_store,
+        approvals=approvals,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
         inbox=InboxStore(database),
         **dialects._asdict(),
+        webhooks=_webhooks(process, clients.http),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),
         streaming=streaming,
         cancels=cancels,
         readiness=_readiness(everybodys),
-        agent_answers=_agent_answers(process, agent_store, approval_store, message_store, access.audit),
+        agent_answers=_agent_answers(process, agent_store, approvals, message_store, access.audit),
         message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),
         input_limits=InputLimits.of(settings),
         operations=operations_service(process, everybodys, queue, event_log),

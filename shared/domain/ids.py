@@ -18,6 +18,7 @@ ProjectId = NewType("ProjectId", str)
 RunId = NewType("RunId", str)
 StepId = NewType("StepId", str)
 ToolId = NewType("ToolId", str)
+WebhookId = NewType("WebhookId", str)
 
 ThreadId = NewType("ThreadId", str)
 """The history that a run reads and extends: a conversation's id, the agent's own id for its default history, or the id
@@ -90,6 +91,9 @@ class IdMaker:
     def tool_call(self) -> str:
         """The id of a call that no model gave one."""
         return self._make("call")
+
+    def webhook(self) -> WebhookId:
+        return WebhookId(self._make("webhook"))
 
     def _make(self, prefix: str) -> str:
         return f"{prefix}-{self._make_uuid()}"

@@ -174,6 +174,12 @@ def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
     return ToolsReturned(at=at, step_id=message.step_id, message_id=message.id, returns=shown) if shown else None
 
 
+RunOutcome = Literal["completed", "failed", "cancelled", "incomplete"]
+"""What a webhook endpoint hears of a run. `incomplete`: it ended by itself, and its answer has been cut off."""
+
+_CUT_OFF = (StopReason.STEPS_USED_UP, StopReason.TOKENS_USED_UP)
+
+
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ends, or is parked: parking ends its stream as well."""
 
@@ -186,6 +192,17 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     def of_open_calls(self) -> Literal["cancel", "error"]:
         """Why calls have no result that are open when a run ends so."""
         return "cancel" if self.trigger is RunTrigger.CANCEL else "error"
+
+    @property
+    def outcome(self) -> RunOutcome:
+        """What the run has come to. One that is parked has given its answer: what follows is another run."""
+        match self.trigger:
+            case RunTrigger.FAIL:
+                return "failed"
+            case RunTrigger.CANCEL:
+                return "cancelled"
+            case RunTrigger.COMPLETE | RunTrigger.PARK:
+                return "incomplete" if self.stop_reason in _CUT_OFF else "completed"
 
 
 PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason=StopReason.PARKED)

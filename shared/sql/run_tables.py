@@ -234,6 +234,26 @@ callbacks = sa.Table(
     ),
 )
 
+webhook_deliveries = sa.Table(
+    "webhook_deliveries",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("endpoint_id", sa.Text, nullable=False),
+    # What the run came to, as its end has said it: what becomes of a parked run later is no news of its answer.
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_attempt_at", UtcMoment),
+    sa.Column("claimed_until", UtcMoment),
+    sa.Column("given_up_at", UtcMoment),
+    sa.Column("last_status_code", sa.Integer),
+    sa.Column("last_error", sa.Text),
+    sa.UniqueConstraint("run_id", "endpoint_id"),
+    sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at", **_where("next_attempt_at IS NOT NULL")),
+)
+
 budget_totals = sa.Table(
     "budget_totals",
     metadata,
@@ -248,7 +268,10 @@ budget_totals = sa.Table(
     sa.Index("ix_budget_totals_day", "day"),
 )
 
-OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)
+OF_A_RUN = (
+    *(approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents),
+    webhook_deliveries,
+)
 """The tables that hang on a run by its id, but for the messages, which stay in the history."""
 
 RETAINED_FOR_A_WHILE = tuple(table for table in OF_A_RUN if table is not approvals)

@@ -285,6 +285,27 @@ passage_vectors = sa.Table(
     sa.Column("vector", VectorNumbers, nullable=False),
 )
 
+webhook_endpoints = sa.Table(
+    "webhook_endpoints",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("dialect", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    # JSON list of texts.
+    sa.Column("outcomes", sa.Text, nullable=False),
+    # Encrypted where there is a key, as the one that it has replaced.
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("secret_hint", sa.Text, nullable=False),
+    sa.Column("former_secret", sa.Text),
+    sa.Column("former_until", UtcMoment),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+    sa.Index("ix_webhook_endpoints_project_id_number", "project_id", "number"),
+)
+
 
 # The tables of keys, and of who did what with them.
 

@@ -230,7 +230,7 @@ class StoredSecrets(msgspec.Struct, frozen=True):
     """The secrets of one agent, and the document that they were read from."""
 
     number: int
-    agent_id: AgentId
+    owner_id: AgentId
     project_id: ProjectId
     document: str
     secrets: dict[str, str]
@@ -275,7 +275,7 @@ class StoredSecretStore:
             await lock_definitions(connection, before.project_id)
             done = await connection.execute(
                 sa.update(agents)
-                .where(agents.c.id == before.agent_id, agents.c.document == before.document)
+                .where(agents.c.id == before.owner_id, agents.c.document == before.document)
                 .values(document=before.with_secrets(secrets))
             )
             return done.rowcount == 1

@@ -14,7 +14,7 @@ from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.operations import MINUTE, CallbackFigures, Minute, RunFigures, minutes_until, percentiles
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.run_tables import callbacks, has_one_of, runs
+from shared.sql.run_tables import callbacks, has_one_of, runs, webhook_deliveries
 from shared.sql.runs.callbacks import IS_OPEN
 from shared.sql.tables import EPOCH
 
@@ -77,7 +77,11 @@ class RunFigureStore:
     async def of_deployment(self) -> "DeploymentCounts":
         """What there is of all projects together, as far as it goes on: the database must show all of them."""
         by_status = sa.select(runs.c.status, sa.func.count()).where(has_one_of(runs, ACTIVE)).group_by(runs.c.status)
-        waiting = sa.select(sa.func.count()).where(callbacks.c.next_attempt_at.is_not(None))
+        outboxes = (callbacks, webhook_deliveries)
+        each = [
+            sa.select(sa.func.count()).where(box.c.next_attempt_at.is_not(None)).scalar_subquery() for box in outboxes
+        ]
+        waiting = sa.select(each[0] + each[1])
         async with self._database.read() as connection:
             active = {row[0]: row[1] for row in await connection.execute(by_status)}
             return DeploymentCounts(active, (await connection.execute(waiting)).scalar_one())

@@ -38,7 +38,15 @@ from shared.sql.history.thread_queue import (
     thread_lock,
     turn_after_all,
 )
-from shared.sql.run_tables import RETAINED_FOR_A_WHILE, callbacks, has_one_of, injected_messages, run_inputs, runs
+from shared.sql.run_tables import (
+    RETAINED_FOR_A_WHILE,
+    callbacks,
+    has_one_of,
+    injected_messages,
+    run_inputs,
+    runs,
+    webhook_deliveries,
+)
 from shared.sql.runs.approvals import refuse_if_waiting
 from shared.sql.runs.inbox import has_left_over, take_left_over
 from shared.sql.runs.listing import QuietRun
@@ -183,8 +191,13 @@ class RetentionStore:
 
 def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     """Runs that ended before then and were not pruned yet, unless something of them is still to be delivered: their
-    callback, or a message that the next run of the thread is to get."""
-    calls_back = sa.exists().where(callbacks.c.run_id == runs.c.id, callbacks.c.next_attempt_at.is_not(None))
+    callback, what a webhook endpoint is to hear, or a message that the next run of the thread is to get."""
+    calls_back = sa.or_(
+        *(
+            sa.exists().where(outbox.c.run_id == runs.c.id, outbox.c.next_attempt_at.is_not(None))
+            for outbox in (callbacks, webhook_deliveries)
+        )
+    )
     # Others that wait for ever are those that were to be dropped with the end of the run.
     is_awaited = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
     leaves_messages = sa.exists().where(injected_messages.c.run_id == runs.c.id, *is_awaited)

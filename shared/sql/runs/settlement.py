@@ -48,7 +48,8 @@ from shared.sql.history.thread_queue import (
     next_turn,
     thread_lock,
 )
-from shared.sql.run_tables import approvals, callbacks
+from shared.sql.portable import PositionOf
+from shared.sql.run_tables import approvals, callbacks, webhook_deliveries
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage, has_accounts
 from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
@@ -71,7 +72,7 @@ from shared.sql.runs.steps import (
     read_events,
     upsert_step,
 )
-from shared.sql.tables import agents, to_json
+from shared.sql.tables import agents, to_json, webhook_endpoints
 
 # What the end of a run changes beside the run, inside the transaction that ends it: its agent, the outbox of callbacks
 # and the approvals that it waited for.
@@ -101,6 +102,33 @@ async def enqueue_callback(connection: Connection, run: Run, now: datetime) -> N
                 run_id=run.id, project_id=run.project_id, url=run.callback_url, attempts=0, next_attempt_at=now
             )
         )
+
+
+_OF_THE_END = {
+    "project_id": sa.bindparam("of_project", type_=sa.Text),
+    "run_id": sa.bindparam("of_run", type_=sa.Text),
+    "outcome": sa.bindparam("came_to", type_=sa.Text),
+    "created_at": sa.bindparam("now", type_=webhook_deliveries.c.created_at.type),
+    "next_attempt_at": sa.bindparam("now", type_=webhook_deliveries.c.created_at.type),
+    "attempts": sa.literal_column("0", sa.Integer),
+}
+_TELL_ENDPOINTS = sa.insert(webhook_deliveries).from_select(
+    ["endpoint_id", *_OF_THE_END],
+    sa.select(webhook_endpoints.c.id, *_OF_THE_END.values()).where(
+        webhook_endpoints.c.project_id == sa.bindparam("of_project", type_=sa.Text),
+        webhook_endpoints.c.dialect == sa.bindparam("of_dialect", type_=sa.Text),
+        PositionOf(webhook_endpoints.c.outcomes, sa.bindparam("listed", type_=sa.Text)) > 0,
+    ),
+)
+
+
+def enqueue_webhooks(connection: Connection, run: Run, end: RunEnd, now: datetime) -> None:
+    """Puts the end of a background run into the outbox, once for each of the project's endpoints that wants to hear of
+    it; deferred. At most once in a run's life: a parked run that ends later has had its event."""
+    if not run.options.background:
+        return
+    given = {"of_project": run.project_id, "of_run": run.id, "of_dialect": run.options.dialect, "now": now}
+    connection.defer(_TELL_ENDPOINTS, {**given, "came_to": end.outcome, "listed": to_json(end.outcome)})
 
 
 async def deny_pending(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
@@ -229,6 +257,7 @@ class SettlementStore:
             await apply(connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values)
             await insert_approvals(connection, asked)
             await enqueue_callback(connection, run, checkpoint.now)
+            enqueue_webhooks(connection, run, PARKED, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
@@ -275,6 +304,8 @@ class SettlementStore:
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         if run.status is RunStatus.AWAITING_APPROVAL:
             await deny_pending(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)
+        else:
+            enqueue_webhooks(connection, run, end, now)
         await enqueue_callback(connection, run, now)
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
