@@ -128,7 +128,7 @@ def submission_service(
         input_limits=InputLimits.of(process.settings),
         approvals=decisions.approvals,
         decisions=decisions,
-        inbox=InboxStore(process.database),
+        inbox=process.patience().applied_to(InboxStore(process.database), InboxStore.inject),
         settlements=canceller.orphans.settlements,
         queue=canceller.queue,
         canceller=canceller,
@@ -178,9 +178,10 @@ def run_canceller(process: ProcessContext, orphans: OrphanedRuns, feed: EventFee
 
 def approval_service(process: ProcessContext, orphans: OrphanedRuns, approvals: ApprovalStore) -> ApprovalService:
     """Decides what waits for a person."""
+    decision_store = DecisionStore(process.database, process.ids)
     return ApprovalService(
         approvals=approvals,
-        decisions=DecisionStore(process.database, process.ids),
+        decisions=process.patience().applied_to(decision_store, DecisionStore.decide, DecisionStore.decide_all),
         runs=orphans.runs,
         orphans=orphans,
         queue=orphans.queue,
@@ -204,12 +205,13 @@ def approval_decisions(
 
 def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> OrphanedRuns:
     """Ends runs that no worker has."""
+    settlements = SettlementStore(process.database, process.ids)
     return OrphanedRuns(
         runs=run_store,
         agents=AgentStore(process.database),
         messages=MessageStore(process.database),
         checkpoints=CheckpointStore(process.database),
-        settlements=SettlementStore(process.database, process.ids),
+        settlements=process.patience().applied_to(settlements, SettlementStore.settle, SettlementStore.store_refused),
         events=EventStore(process.database),
         event_log=event_log,
         queue=queue,
@@ -334,7 +336,7 @@ def _webhooks(process: ProcessContext, http: CallersHttp) -> WebhookEndpoints:
 def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
     """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
-    run_store, listing, approvals = RunStore(database), RunListing(database), ApprovalStore(database)
+    run_store, listing, approvals = _run_store(process), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
     conversation_store, tool_store, access = ConversationStore(database), ToolStore(database), _access(everybodys)
     event_log, queue = _event_log(process), RunQueue(process.redis)
@@ -388,6 +390,11 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         input_limits=InputLimits.of(settings),
         operations=operations_service(process, everybodys, queue, event_log),
     )
+
+
+def _run_store(process: ProcessContext) -> RunStore:
+    run_store = RunStore(process.database)
+    return process.patience().applied_to(run_store, RunStore.submit, RunStore.request_cancel, RunStore.take_over)
 
 
 def _agent_answers(
