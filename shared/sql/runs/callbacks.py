@@ -20,7 +20,7 @@ CLAIM_HOLDS = timedelta(seconds=60)
 """How long one process may take for an attempt before another one tries."""
 
 IS_OPEN = sa.or_(callbacks.c.next_attempt_at.is_not(None), callbacks.c.given_up_at.is_not(None))
-"""It waits, or was given up. As the index of these says it."""
+"""The callback waits or was given up. It must be spelled as in the partial index."""
 
 _NOW = sa.bindparam("now", type_=callbacks.c.claimed_until.type)
 _ANY_DUE = (
@@ -34,7 +34,7 @@ _ANY_DUE = (
 
 
 class Callback(NamedTuple):
-    """A callback whose turn has come; `attempts` counts those that were made."""
+    """A callback that is due; `attempts` counts the attempts so far."""
 
     run_id: RunId
     url: str
@@ -43,7 +43,7 @@ class Callback(NamedTuple):
 
 
 class CallbackStore:
-    """Reads and settles what is in the outbox."""
+    """Reads the outbox and records the outcomes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,7 +53,7 @@ class CallbackStore:
     ) -> list[Callback]:
         """Callbacks whose attempt is due. No other process gets them for `CLAIM_HOLDS`."""
         async with self._database.read() as connection:
-            # It is asked every second, and there is seldom one.
+            # This runs every second, and rarely finds a callback.
             if (await connection.execute(_ANY_DUE, {"now": now})).one_or_none() is None:
                 return []
         is_others = [callbacks.c.project_id.not_in(but_not_of)] if but_not_of else []
@@ -78,7 +78,7 @@ class CallbackStore:
             return [Callback(*row) for row in claimed]
 
     async def postpone(self, run_id: RunId, until: datetime) -> None:
-        """Gives back a callback that was claimed and not attempted."""
+        """Releases a callback that was claimed and not attempted."""
         async with self._database.write() as connection:
             await connection.execute(
                 sa.update(callbacks)
@@ -89,7 +89,8 @@ class CallbackStore:
     async def record_attempt(
         self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
-        """What came of an attempt. `next_at` None: delivered, or given up when there is an error.
+        """Records the outcome of an attempt. If `next_at` is None, the callback was delivered, or given up if there is
+        an error.
 
         The run has `callback_sent_at` only once its receiver has taken it.
         """
