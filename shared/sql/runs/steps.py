@@ -202,7 +202,7 @@ async def insert_events(connection: Connection, run_id: RunId, tail: LogTail) ->
 
 
 async def packed_blocks(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
-    """Like `blocks_of`, for any amount of data."""
+    """Like `blocks_of`, but off the event loop if there is much to pack."""
     return await beside(partial(blocks_of, run_id, tail), sum(map(len, tail.entries)))
 
 
