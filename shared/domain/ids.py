@@ -23,7 +23,7 @@ ThreadId = NewType("ThreadId", str)
 """The history that a run reads and extends: a conversation's id, or the agent's own id for its default history."""
 
 Fence = NewType("Fence", int)
-"""Grows with every claim of a run; a write that carries an old one is refused."""
+"""Grows with every claim of a run; SQL and the log refuse a write with an old one."""
 
 Seq = NewType("Seq", int)
 """Number of an event in its run's log (`log_writer`). A reader's cursor is the last one that it has seen."""
