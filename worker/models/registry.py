@@ -180,7 +180,8 @@ class Models:
                 yield event
 
     def route(self, handle: str) -> Route:
-        """Returns the route of the handle. Raises `ModelError` if there is none, or if built-in models are off."""
+        """Returns the route of the handle. Raises `ModelError` if there is none, or if it is a built-in model and these
+        are off."""
         route = route_for(handle, self._environment)
         if route.wire == "builtin" and not self._builtin_models:
             raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} cannot be used. {BUILTIN_IS_OFF}")
