@@ -126,8 +126,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """Events that SQL lacks; the end of the log follows on them."""
     usage: Usage = Usage()
     lost: Usage = Usage()
-    """The estimated usage of calls that were lost with their workers. It is not in `usage`. A process that knows no
-    prices takes the reservation as their price."""
+    """Of calls that were lost with their workers, and are not in `usage`: their price is what was set aside for them,
+    for a process that knows no prices."""
     step_count: int = 0
     messages: list[NewMessage] = []
     """The final answer, or the shown part of an answer that was cut off."""
