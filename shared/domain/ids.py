@@ -25,7 +25,7 @@ ThreadId = NewType("ThreadId", str)
 of the run that began it, for one that no conversation holds."""
 
 Fence = NewType("Fence", int)
-"""Grows with every claim of a run; a write that carries an old one is refused."""
+"""Grows with every claim of a run; SQL and the log refuse a write with an old one."""
 
 Seq = NewType("Seq", int)
 """Number of an event in its run's log (`log_writer`). A reader's cursor is the last one that it has seen."""

@@ -42,7 +42,7 @@ class AdoptedLog(NamedTuple):
     """A log whose remaining events are all in SQL."""
 
     follows: Seq
-    """The number after which the new owner's first event comes. What readers may have seen after it is void."""
+    """The number after which the new owner's first event comes. Events after it that readers may have seen are void."""
     is_whole: bool
     """Redis still has the log's end, so readers have seen nothing after `follows`."""
 
@@ -117,8 +117,8 @@ class OrphanedRuns:
         return settled.run
 
     async def _lost_with_workers(self, run: Run, shown: ShownStep) -> Usage:
-        """About what the calls have used of which nothing is counted: that of the worker that is gone, and those of
-        earlier ones. Where the conversation ends in calls of tools, the worker was gone in one of these."""
+        """Estimates the usage of calls that are not counted yet: that of the lost worker, and those of earlier ones.
+        Where the conversation ends in calls of tools, the worker was gone in one of these."""
         calls = shown.lost_calls + (run.follows_lost_owner or bool(shown.text))
         if not calls or run.options.tool_name is not None:
             return Usage()

@@ -20,7 +20,7 @@ CLAIM_HOLDS = timedelta(seconds=60)
 """How long one process may take for an attempt before another one tries."""
 
 IS_OPEN = sa.or_(callbacks.c.next_attempt_at.is_not(None), callbacks.c.given_up_at.is_not(None))
-"""It waits, or was given up. As the index of these says it."""
+"""The callback waits or was given up. It must be spelled as in the partial index."""
 
 
 def any_due(table: sa.Table) -> sa.Select[tuple[int]]:
@@ -65,7 +65,7 @@ _ANY_DUE = any_due(callbacks)
 
 
 class Callback(NamedTuple):
-    """A callback whose turn has come; `attempts` counts those that were made."""
+    """A callback that is due; `attempts` counts the attempts so far."""
 
     run_id: RunId
     url: str
@@ -74,7 +74,7 @@ class Callback(NamedTuple):
 
 
 class CallbackStore:
-    """Reads and settles what is in the outbox."""
+    """Reads the outbox and records the outcomes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -91,7 +91,7 @@ class CallbackStore:
             return [Callback(*row) for row in await claim_rows(connection, callbacks, now, limit, columns, but_not_of)]
 
     async def postpone(self, run_id: RunId, until: datetime) -> None:
-        """Gives back a callback that was claimed and not attempted."""
+        """Releases a callback that was claimed and not attempted."""
         async with self._database.write() as connection:
             await connection.execute(
                 sa.update(callbacks)
@@ -102,7 +102,8 @@ class CallbackStore:
     async def record_attempt(
         self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
-        """What came of an attempt. `next_at` None: delivered, or given up when there is an error.
+        """Records the outcome of an attempt. If `next_at` is None, the callback was delivered, or given up if there is
+        an error.
 
         The run has `callback_sent_at` only once its receiver has taken it.
         """
