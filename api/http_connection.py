@@ -221,7 +221,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if watch is not None:
                 watch.cancel()
         if self._stream_watch is not None and isinstance(exc, TimeoutError):
-            self._say_cut_off()  # the kernel has the same limit, and may come to it first
+            # The kernel has the same limit, and may come to it first.
+            log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
         self._forget_stream()
         for cycle in self._unanswered:  # uvicorn tells the last request alone
             _break_off(cycle)
@@ -464,11 +465,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _drop_reader(self) -> None:
         """Ends a stream whose client has not taken one buffer in all this time."""
         self._stream_watch = None
-        self._say_cut_off()
-        self._connection.abort()
-
-    def _say_cut_off(self) -> None:
         log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
+        self._connection.abort()
 
     def _look_at_reader(self) -> None:
         self._reader_watch = None
