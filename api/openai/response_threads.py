@@ -155,7 +155,7 @@ class ResponseThreads:
         if thread.model_options is not None and not found.is_plain:
             found = found._replace(options=thread.model_options)
         return found._replace(
-            model=found.model or thread.model,
+            model=found.model or thread.model or (thread.agent.model if found.is_plain else None),
             conversation_id=thread.conversation_id,
             decisions=_decisions(given, waiting),
         )

@@ -13,6 +13,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import running_product
 from tests.kit.services.databases import open_database
 from tests.kit.services.redis_servers import RedisService
+from tests.kit.walls.requests import RESPONSES
 
 KEYS_PAGE = Path(__file__).parents[2] / "docs/operations/keys.md"
 CONFIGURED = "a-long-key-of-the-operator"
@@ -21,6 +22,7 @@ LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
 _A = "/v1/agents/{agent_id}"
 _C = "/v1/conversations/{conversation_id}"
 _W = "/openai/v1/webhook_endpoints"
+_OPENAI_C = "/openai/v1/conversations"
 ACTS = {
     f"PATCH {_A}": "approvals.changed",
     f"DELETE {_A}": "agent.deleted",
@@ -37,7 +39,10 @@ ACTS = {
     "PATCH /v1/tools/{tool_id}": "tool.changed",
     **{f"DELETE /v1/{noun}s/{{{noun}_id}}": f"{noun}.deleted" for noun in ("tool", "block", "archive")},
     f"DELETE {_C}": "conversation.deleted",
+    "DELETE /openai/v1/conversations/{conversation_id}": "conversation.deleted",
     "DELETE /v1/runs/{run_id}": "run.deleted",
+    **{f"DELETE {path}/{{response_id}}": "run.deleted" for path in RESPONSES},
+    **{f"POST {path}/{{response_id}}/cancel": "run.cancelled" for path in RESPONSES},
     **dict.fromkeys(
         (f"POST {_A}/messages/cancel", f"POST {_C}/cancel", "POST /v1/runs/{run_id}/cancel"), "run.cancelled"
     ),
@@ -59,9 +64,12 @@ REASONS = {
     **dict.fromkeys((f"POST {_A}/messages{part}" for part in ("", "/stream", "/async")), _RUN),
     **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize", f"POST {_A}/generate"), _RUN),
     **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
+    **dict.fromkeys((f"POST {path}" for path in RESPONSES), _RUN),
     f"POST {_A}/messages/capture": _CONTEXT,
     "POST /v1/runs/{run_id}/inject": "the message is in the run's history",
     **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),
+    **dict.fromkeys((f"POST {_OPENAI_C}", f"POST {_OPENAI_C}/{{conversation_id}}/items"), _MADE),
+    f"POST {_OPENAI_C}/{{conversation_id}}": _CONTEXT,
     **dict.fromkeys((f"POST {_C}/fork", "POST /v1/tools/add-base-tools", f"POST {_A}/archival-memory"), _MADE),
     **dict.fromkeys((f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")), _MADE),
     **dict.fromkeys((f"PATCH {_A}/core-memory/blocks/{part}/{{block_id}}" for part in ("attach", "detach")), _CONTEXT),

@@ -80,9 +80,11 @@ def test_no_route_has_a_parameter_where_its_noun_stands() -> None:
 
 
 def test_a_read_changes_nothing() -> None:
-    """The routes by which a key that may only read sends a body: they search, export or open a stream."""
+    """The routes by which a key that may only read sends a body: they search, count, export or open a stream."""
     posts = {route for route, rule in RULES.items() if rule.level is Level.READ and not route.startswith("GET ")}
     assert posts == {
+        "POST /openai/v1/responses/input_tokens",
+        "POST /v1/responses/input_tokens",
         "POST /v1/agents/{agent_id}/export",
         "POST /v1/conversations/{conversation_id}/stream",
         "POST /v1/messages/search",

@@ -27,6 +27,7 @@ DOCUMENTS = [
     "docs/cancelling.md",
     "docs/chat-completions.md",
     "docs/coming-from-letta.md",
+    "docs/openai.md",
     "docs/steering.md",
     "docs/streaming.md",
     "docs/tools.md",

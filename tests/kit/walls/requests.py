@@ -20,10 +20,13 @@ IN_PATHS = {
     "block_id": "blocks",
     "block_label": "labels",
     "conversation_id": "threads",
+    "item_id": "messages",
     "key_id": "api_keys",
     "memory_id": "passages",
     "message_id": "messages",
+    "model": "agents",
     "passage_id": "passages",
+    "response_id": "runs",
     "run_id": "runs",
     "step_id": "steps",
     "tool_id": "tools",
@@ -40,6 +43,8 @@ LISTED = {
     "audit": "audit_events",
     "blocks": "blocks",
     "conversations": "conversations",
+    "input_items": "messages",
+    "items": "messages",
     "keys": "api_keys",
     "messages": "messages",
     "runs": "runs",
@@ -80,8 +85,8 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "match_all_tags",
         "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
         "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "since", "sort_by", "start_date",
-        "start_datetime", "starting_after", "statuses", "stop_reason", "tag_match_mode", "templates_only", "tool_types",
-        "top_k", "until", "use_legacy_format",
+        "start_datetime", "starting_after", "statuses", "stop_reason", "stream", "tag_match_mode", "templates_only",
+        "tool_types", "top_k", "until", "use_legacy_format",
     }
 )  # fmt: skip
 """Parameters that name no row."""
@@ -97,8 +102,8 @@ HEADERS_SAY_NOTHING = frozenset(
 
 ID_FIELDS = frozenset(
     {
-        "agent_id", "approval_request_id", "archive_id", "block_ids", "conversation_id", "otid", "project_id", "run_id",
-        "run_ids", "tool_ids",
+        "agent_id", "approval_request_id", "archive_id", "block_ids", "conversation_id", "id", "otid",
+        "previous_response_id", "project_id", "run_id", "run_ids", "tool_ids",
     }
 )  # fmt: skip
 """Fields of bodies that `BODIES` puts ids into."""
@@ -157,6 +162,8 @@ Build = Callable[[Pick, Pick], Request]
 Body = Callable[[Pick, Pick], dict[str, Any]]
 
 HELLO = json.dumps({"turns": [{"text": "Hello."}]})
+RESPONSES = ("/openai/v1/responses", "/v1/responses")
+_ITEM = {"type": "message", "role": "user", "content": HELLO}
 
 
 def _said(**fields: str) -> dict[str, Any]:
@@ -185,6 +192,15 @@ _MESSAGES: list[Body] = [
 _CHAT: list[Body] = [
     lambda own, _: {"model": own["agents"], "messages": [{"role": "user", "content": HELLO}]},
     lambda _, other: {"model": other["threads"], "messages": [{"role": "user", "content": HELLO}]},
+]
+_RESPONSES: list[Body] = [
+    # The two addresses are one: what the caller sends to both under a key must be the same.
+    lambda _, __: {"model": "builtin/scripted", "input": HELLO},
+    lambda _, other: {"model": other["agents"], "input": HELLO},
+    lambda _, other: {"input": HELLO, "previous_response_id": other["runs"]},
+    lambda own, other: {"model": own["agents"], "input": HELLO, "previous_response_id": other["runs"]},
+    lambda _, other: {"input": HELLO, "conversation": other["threads"]},
+    lambda _, other: {"input": HELLO, "conversation": {"id": other["threads"]}},
 ]
 _TOOL: list[Body] = [
     lambda _, other: {"source_code": f"def {other['tool_names']}(x: str) -> str:\n    '''Says.'''\n    return x\n"}
@@ -256,6 +272,13 @@ BODIES: Mapping[str, list[Body]] = {
         lambda _, __: {"keep_old_secret_active_for_24_hours": True}
     ],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
+    **{f"POST {path}{part}": _RESPONSES for path in RESPONSES for part in ("", "/input_tokens")},
+    "POST /openai/v1/conversations": [
+        lambda _, __: {"items": [_ITEM]},
+        lambda _, other: {"metadata": {"agent_id": other["agents"]}},
+    ],
+    "POST /openai/v1/conversations/{conversation_id}": [lambda _, __: {"metadata": {"about": "new"}}],
+    "POST /openai/v1/conversations/{conversation_id}/items": [lambda _, __: {"items": [_ITEM]}],
     "POST /v1/runs/{run_id}/stream": [lambda _, __: {}],
     "POST /v1/runs/{run_id}/stream-token": [lambda _, __: {}],
     "POST /v1/runs/{run_id}/cancel": [lambda _, __: {}],

@@ -20,6 +20,8 @@ submissions by such a name: what they leave is the caller's own, and is shown to
 CHANGES = (
     (re.compile(r"([a-z]+-)?[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}"), "<id>"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)?"), "<time>"),
+    (re.compile(r"\b(resp|conv|msg|rs|fc|fco|mcp|mcpr|mcpa)_[0-9a-f]{32,64}\b"), "<id>"),
+    (re.compile(r'("(?:created|completed)_at"): ?\d+\b'), r"\1: <number>"),
     (re.compile(r'(_ns"|"created"|"expires_at"): ?"?\d+'), r"\1: <number>"),
     (re.compile(r'"(token|key|key_hint|hint|prefix)": ?"[^"]+"'), r'"\1": "<secret>"'),
     (re.compile(r'"signing_secret(_hint)?": ?"[^"]+"'), '"signing_secret": "<secret>"'),
