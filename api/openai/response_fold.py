@@ -52,7 +52,7 @@ class ResponseFold:
         self._began = self._has_begun = False
         self._last_seq = Seq(0)
         self._stop_reason: str = events.StopReason.ANSWERED
-        self._was_filtered = False
+        self._was_filtered = self._has_gap = False
         self._usage: events.UsageReported | None = None
         self._failure: events.Failed | None = None
         self.ended: dict[str, Any] | None = None
@@ -98,6 +98,7 @@ class ResponseFold:
                 yield from self._close_all("incomplete")
                 self._next += MOST_EVENTS * (seq - event.first_missing + 1)
                 kept, self._kept = self._kept, ()
+                self._has_gap = self._has_gap or not kept
                 for one in kept:
                     yield from self._take_work(one)
                 return
@@ -281,12 +282,17 @@ class ResponseFold:
     def _end(self, at: int) -> Iterator[Event]:
         yield from self._close_all("incomplete")
         more = ended_fields(self._stop_reason, self._failure, at, was_filtered=self._was_filtered)
+        if self._has_gap and more["status"] == "completed":
+            more = {"status": "incomplete", "incomplete_details": {"reason": "log_gap"}}
         self.ended = self._snapshot(**more)
         status = more["status"]
         kind = "failed" if status == "cancelled" else status
         yield {"type": f"response.{kind}", "response": self.ended}
 
     def _new(self, kind: ItemKind, item_id: str, message_id: MessageId, call_id: str = "", name: str = "") -> Item:
+        # Reasoning that goes on behind text is an item of its own.
+        is_taken = any(one.id == item_id for one in self._items)
+        item_id = f"{item_id}_{len(self._items)}" if is_taken else item_id
         item = Item(len(self._items), kind, item_id, message_id, call_id, name)
         self._items.append(item)
         return item
@@ -303,7 +309,7 @@ class ResponseFold:
             case "client":
                 return self._new("function_call", self._call_id("fc", step_id, shown_id), message_id, shown_id, name)
             case "person":
-                asked = approval_item_id(self._run_id, call_id)
+                asked = approval_item_id(self._run_id, call_id) + AGAIN * (len(shown_id) - len(call_id))
                 return self._new("mcp_approval_request", asked, message_id, call_id, name)
             case "worker":
                 return self._new("mcp_call", self._call_id("mcp", step_id, shown_id), message_id, call_id, name)

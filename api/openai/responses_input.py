@@ -202,10 +202,7 @@ def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Deci
     decided: list[Decision] = []
     for asked in waiting:
         item_id = approval_item_id(asked.run_id, asked.tool_call_id)
-        verdict = verdicts.pop(item_id, None)
-        named = next((name for name in outputs if name.rstrip(AGAIN) == asked.tool_call_id), None)
-        output = None if named is None else outputs.pop(named)
-        found = verdict or output
+        found = _taken(verdicts, item_id) or _taken(outputs, asked.tool_call_id)
         if found is None:
             raise InvalidRequest(_unanswered(asked, item_id), field="input")
         decided.append(_for_call(found, asked.tool_call_id))
@@ -214,6 +211,12 @@ def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Deci
     for item_id in verdicts:
         raise InvalidRequest(f"No approval request found with id {item_id}.", field="input")
     return decided
+
+
+def _taken(answers: dict[str, Decision], name: str) -> Decision | None:
+    """Takes the answer that is under this name, or under that of a call that was shown once before."""
+    found = next((one for one in answers if one == name or one.rstrip(AGAIN) == name), None)
+    return None if found is None else answers.pop(found)
 
 
 def _for_call(decision: Decision, call_id: str) -> Decision:

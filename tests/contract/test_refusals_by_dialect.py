@@ -14,6 +14,7 @@ from api.application import ERROR_SHAPES
 from api.errors import ErrorShape, Refusal, RefusalAnswer, add_error_answers, input_refusal, model_error_answer, refused
 from api.letta.refusals import letta_error
 from api.openai.chat_request import openai_error
+from api.openai.response_object import responses_error
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import ErrorCode
 from shared.domain.ids import AgentId, ApprovalId, MessageId, RunId, ThreadId
@@ -45,6 +46,8 @@ class Carried(NamedTuple):
     """The name under which it has the field that is wrong."""
     of_flaws: int
     """The status for a body that is wrong."""
+    of_conflicts: int = 409
+    """The status for what does not fit the present state."""
 
     def said(self, body: dict[str, Any]) -> dict[str, Any]:
         """The fields of the error."""
@@ -54,6 +57,8 @@ class Carried(NamedTuple):
 CARRIES: dict[ErrorShape, Carried] = {
     letta_error: Carried("/v1/agents", inside="", field="field", of_flaws=422),
     openai_error: Carried("/v1/chat/completions", inside="error", field="param", of_flaws=400),
+    # OpenAI's SDKs send again what a 409 has refused.
+    responses_error: Carried("/openai/v1/responses", inside="error", field="param", of_flaws=400, of_conflicts=400),
 }
 
 ANSWERS: dict[str, RefusalAnswer] = {
@@ -98,7 +103,8 @@ async def test_a_refusal_says_the_same_in_every_dialect(shape: ErrorShape, kind:
 
     body = sent.json()
     assert sent.headers["content-type"] == "application/json"
-    assert sent.status_code == (carried.of_flaws if refusal.flaws else refusal.status)
+    expected = carried.of_conflicts if refusal.status == 409 else refusal.status
+    assert sent.status_code == (carried.of_flaws if refusal.flaws else expected)
     said = carried.said(body)
     assert said["code"], "a program decides by it"
     assert said["hint"], "a person reads it"
@@ -125,4 +131,5 @@ async def test_the_headers_of_a_refusal_are_the_same_in_every_dialect(shape: Err
 def test_a_path_belongs_to_the_dialect_with_the_longest_beginning() -> None:
     assert ERROR_SHAPES.shape_of("/v1/chat/completions/nowhere") is openai_error
     assert ERROR_SHAPES.shape_of("/v1/chats") is letta_error
+    assert ERROR_SHAPES.shape_of("/v1/responses/resp_1") is responses_error
     assert ERROR_SHAPES.shape_of("/") is letta_error

@@ -15,6 +15,7 @@ import pytest
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.messages import STOP_REASONS, STORED_REASONS, wire_stop_reason
 from api.openai.chat_answer import ChunkStream
+from api.openai.responses_stream import ResponseStream
 from api.runs.streaming import Projection
 from shared.domain import events
 from shared.domain.ids import Seq
@@ -64,6 +65,14 @@ def _read_chunks(body: bytes) -> Shown:
     return Shown(text, any("error" in chunk for chunk in said), "[DONE]" in chunks)
 
 
+def _read_events(body: bytes) -> Shown:
+    told = _data(body)
+    said = [event for event in told if event != "[DONE]"]
+    text = "".join(event["delta"] for event in said if event["type"] == "response.output_text.delta")
+    failed = any(event["type"] == "response.failed" and event["response"]["status"] == "failed" for event in said)
+    return Shown(text, failed, "[DONE]" in told)
+
+
 def _frames(run: Run) -> Projection:
     return FrameStream(run.id, FrameOptions())
 
@@ -75,6 +84,8 @@ def _chunks(run: Run) -> Projection:
 DIALECTS = {
     "letta": Dialect(_frames, _read_letta, is_resumable=True),
     "openai.chat": Dialect(_chunks, _read_chunks, is_resumable=False),
+    # Clients resume by the numbers of the fold, which begins with the log for each of them.
+    "openai.responses": Dialect(ResponseStream, _read_events, is_resumable=False),
 }
 
 FOUND = ToolReturn(tool_call_id="call-1", tool_name="look", status="success", text="42")
@@ -193,7 +204,7 @@ def test_every_reason_has_lettas_word(reason: str) -> None:
 
 
 def test_a_step_that_began_again_voids_what_it_had_shown(dialect: Dialect, run: Run) -> None:
-    restarted = events.StepRestarted(at=AT, attempt=2, follows=Seq(1), void_message_ids=[MESSAGE])
+    restarted = events.StepRestarted(at=AT, attempt=2, follows=Seq(2), void_message_ids=[MESSAGE])
     log = log_of(_text("Hello"), restarted, _text("Hello, world", AGAIN), events.Stopped(AT, "end_turn"), *END)
     read = dialect.read(shown(dialect.projection(run), log, at_once=1))
     assert (read.is_error, read.is_over) == (False, True)

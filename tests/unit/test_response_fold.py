@@ -1,0 +1,305 @@
+"""The log as a response: each kind of entry with what it gives, and what holds of every log, wherever it is cut."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from api.openai.response_fold import MOST_EVENTS, ResponseFold, fold_of
+from api.openai.response_items import approval_item_id
+from api.openai.response_object import DIALECT
+from shared.domain import events
+from shared.domain.ids import AgentId, IdMaker, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
+from shared.domain.messages import ToolReturn
+from shared.domain.runs import Run, RunOptions
+from shared.domain.tools import ClientTool
+from tests.kit.product.responses_client import assert_sound
+
+AT = 1_700_000_000_000
+IDS = IdMaker()
+PARENT = RunId("run-00000000-0000-4000-8000-000000000001")
+STEP, OTHER_STEP = StepId("step-1"), StepId("step-2")
+MESSAGE, AGAIN = MessageId("message-aa"), MessageId("message-bb")
+SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def run_of(*, background: bool = True, continues: RunId | None = None, **echoed: Any) -> Run:
+    return Run(
+        id=RunId("run-00000000-0000-4000-8000-000000000002"),
+        project_id=ProjectId("default"),
+        agent_id=AgentId("agent-1"),
+        thread_id=ThreadId("agent-1"),
+        continues=continues,
+        options=RunOptions(
+            dialect=DIALECT, background=background, client_tools=[ClientTool(name="mine")], echoed=echoed
+        ),
+        created_at=datetime(2026, 11, 1, tzinfo=UTC),
+    )
+
+
+def numbered(happened: Iterable[events.Event]) -> list[tuple[Seq, events.Event]]:
+    log = [events.RunCreated(AT), *happened]
+    return [(Seq(seq), event) for seq, event in enumerate(log, start=1)]
+
+
+def folded(*happened: events.Event, run: Run | None = None) -> tuple[ResponseFold, list[dict[str, Any]]]:
+    """What a log gives."""
+    fold = fold_of(run or run_of())
+    return fold, [told for seq, event in numbered(happened) for told in fold.take(seq, event)]
+
+
+def kinds(told: Iterable[dict[str, Any]]) -> list[str]:
+    """The types of events, without what begins and ends every response."""
+    said = [event["type"].removeprefix("response.") for event in told]
+    return [kind for kind in said if kind not in ("created", "queued", "in_progress", "completed")]
+
+
+def text(said: str, message: MessageId = MESSAGE, step: StepId = STEP) -> events.TextChunk:
+    return events.TextChunk(AT, step, message, said)
+
+
+def called(
+    call_id: str, name: str = "look", by: events.AnsweredBy = "worker", *, step: StepId = STEP, said: str = "{}"
+) -> list[events.Event]:
+    waits = by != "worker"
+    begun = events.ToolCallChunk(AT, step, MESSAGE, call_id, name, None, 0, waits, by if waits else None)
+    return [begun, events.ToolCallChunk(AT, step, MESSAGE, call_id, None, said)]
+
+
+def answered(*calls: events.AnsweredCall, reason: Any = None, step: StepId = STEP, **more: Any) -> events.Answered:
+    return events.Answered(AT, step, MESSAGE, reason or ("tool_calls" if calls else "stop"), list(calls), **more)
+
+
+def returned(call_id: str, said: str = "42", status: Any = "success", step: StepId = STEP) -> events.ToolsReturned:
+    return events.ToolsReturned(AT, step, AGAIN, [ToolReturn(call_id, "look", status, said)])
+
+
+def ended(reason: str = "end_turn", *before: events.Event) -> list[events.Event]:
+    return [events.Stopped(AT, reason), events.UsageReported(AT, prompt_tokens=3), *before, events.Ended(AT)]
+
+
+RUNNING = events.StatusChanged(AT, "running")
+WORKERS = events.AnsweredCall("c", "look")
+OPENS_TEXT = ["output_item.added", "content_part.added", "output_text.delta"]
+CLOSES_TEXT = ["output_text.done", "content_part.done", "output_item.done"]
+OPENS_CALL = ["output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta"]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ([RUNNING, text("Hel"), text("lo"), answered()], [*OPENS_TEXT, "output_text.delta", *CLOSES_TEXT]),
+        (
+            [events.ReasoningChunk(AT, STEP, MESSAGE, "Hm."), text("Yes."), answered()],
+            [
+                *("output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta"),
+                *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+                *(*OPENS_TEXT, *CLOSES_TEXT),
+            ],
+        ),
+        (
+            [*called("c", "mine", "client"), answered(events.AnsweredCall("c", "mine", answered_by="client"))],
+            [
+                *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done"),
+                "output_item.done",
+            ],
+        ),
+        (
+            [*called("c", by="person"), answered(events.AnsweredCall("c", "look", answered_by="person"))],
+            ["output_item.added", "output_item.done"],
+        ),
+        (
+            [*called("c"), answered(WORKERS), events.ToolStarted(AT, STEP, "c", "look"), returned("c")],
+            [*OPENS_CALL, "mcp_call_arguments.done", "mcp_call.completed", "output_item.done"],
+        ),
+        (
+            [*called("c"), answered(WORKERS), events.ToolEnded(AT, STEP, "c", "error", 3, "bad"), returned("c", "bad")],
+            [*OPENS_CALL, "mcp_call_arguments.done", "mcp_call.failed", "output_item.done"],
+        ),
+        ([answered(events.AnsweredCall("c", "look", "{}"))], ["output_item.added", "mcp_call.in_progress"]),
+        ([events.InputDelivered(AT, AGAIN, "And?")], []),
+        ([events.StatusChanged(AT, "awaiting_approval")], []),
+    ],
+)
+def test_each_entry_gives_its_events(log: list[events.Event], expected: list[str]) -> None:
+    _, told = folded(*log)
+    assert kinds(told)[: len(expected)] == expected
+    if log and not (isinstance(log[-1], events.Answered) and log[-1].calls):
+        assert len(kinds(told)) == len(expected)
+
+
+def test_the_models_last_word_on_arguments_counts() -> None:
+    fold, told = folded(*called("c", said='{"a": 1'), answered(events.AnsweredCall("c", "look", '{"a": 2}')))
+    done = next(event for event in told if event["type"] == "response.mcp_call_arguments.done")
+    assert done["arguments"] == fold.response()["output"][0]["arguments"] == '{"a": 2}'
+
+
+@pytest.mark.parametrize(
+    ("reason", "answer", "status", "details"),
+    [
+        ("end_turn", "stop", "completed", None),
+        ("tool_rule", "stop", "completed", None),
+        ("max_tokens_exceeded", "length", "incomplete", "max_output_tokens"),
+        ("error", "content_filter", "incomplete", "content_filter"),
+        ("max_steps", "stop", "incomplete", "max_messages"),
+        ("cancelled", "stop", "cancelled", None),
+        ("requires_approval", "stop", "completed", None),
+        ("of_tomorrow", "stop", "completed", None),
+    ],
+)
+def test_why_a_run_ended(reason: str, answer: Any, status: str, details: str | None) -> None:
+    fold, told = folded(text("Yes."), answered(reason=answer), *ended(reason))
+    response = fold.response()
+    assert response["status"] == status
+    assert (response["incomplete_details"] or {}).get("reason") == details
+    assert (response["completed_at"] is not None) is (status == "completed")
+    assert told[-1] == {
+        "type": "response.failed" if status == "cancelled" else f"response.{status}",
+        "response": response,
+        "sequence_number": len(told) - 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error_type", "code"),
+    [
+        ("llm_rate_limit", "rate_limit_exceeded"),
+        ("budget_exceeded", "rate_limit_exceeded"),
+        ("llm_bad_request", "invalid_prompt"),
+        ("worker_lost", "server_error"),
+    ],
+)
+def test_a_failure_has_one_of_openais_codes(error_type: str, code: str) -> None:
+    fold, _ = folded(*ended("llm_api_error", events.Failed(AT, error_type, "It broke.", "their words")))
+    assert fold.response()["error"] == {"code": code, "message": "It broke. their words"}
+
+
+def test_an_approved_call_is_the_first_of_the_continuation() -> None:
+    run = run_of(continues=PARENT)
+    decided = events.CallDecided(AT, STEP, "c", "look", "edited", '{"a": 1}')
+    denied = events.CallDecided(AT, STEP, "d", "look", "denied")
+    fold, told = folded(decided, denied, returned("c"), returned("d", "no"), text("Done."), *ended(), run=run)
+    call, message = fold.response()["output"]
+    assert (call["type"], call["arguments"], call["output"]) == ("mcp_call", '{"a": 1}', "42")
+    assert call["approval_request_id"] == approval_item_id(PARENT, "c")
+    assert message["type"] == "message"
+    assert_sound(told)
+
+
+def test_a_step_that_begins_again_leaves_its_items_void() -> None:
+    again = events.StepRestarted(at=AT, attempt=2, follows=Seq(4), void_message_ids=[MESSAGE])
+    lost = [text("Hel"), *called("c", "mine", "client")]
+    rest = [
+        *(text("Hello.", AGAIN), *called("c", "mine", "client", step=OTHER_STEP)),
+        answered(events.AnsweredCall("c", "mine", answered_by="client"), step=OTHER_STEP),
+    ]
+    fold, told = folded(*lost, again, *rest, *ended("requires_approval"))
+    shown = fold.response()["output"]
+    assert [item["type"] for item in shown] == ["message", "function_call"]
+    assert shown[0]["content"][0]["text"] == "Hello."
+    added = [event["item"] for event in told if event["type"] == "response.output_item.added"]
+    ids = [item["call_id"] for item in added if "call_id" in item]
+    assert len(ids) == len(set(ids)) == 2, "a helper takes two calls of one id for one"
+    void = [event["item"] for event in told if event["type"] == "response.output_item.done"][:2]
+    assert [item["status"] for item in void] == ["incomplete", "incomplete"]
+    assert_sound(told)
+
+
+def test_numbers_jump_over_a_gap_and_the_response_says_so() -> None:
+    gap = events.Gap(AT, first_missing=Seq(3))
+    fold = fold_of(run_of())
+    log = [(Seq(1), events.RunCreated(AT)), (Seq(2), text("Hel")), (Seq(9), gap)]
+    log += [(Seq(10 + number), event) for number, event in enumerate(ended())]
+    told = [one for seq, event in log for one in fold.take(seq, event)]
+    numbers = [event["sequence_number"] for event in told]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] >= MOST_EVENTS * 7
+    assert fold.response()["incomplete_details"] == {"reason": "log_gap"}
+
+
+def test_a_log_that_was_rewritten_behind_its_reader_contradicts_it() -> None:
+    fold, _ = folded(text("Hel"), text("lo"), events.LogContinued(AT, follows=Seq(2), attempt=2))
+    assert fold.is_contradicted
+    fold, _ = folded(text("Hel"), events.LogContinued(AT, follows=Seq(2), attempt=2))
+    assert not fold.is_contradicted
+
+
+def test_a_log_without_an_end_ends_the_response() -> None:
+    fold, told = folded(text("Hel"))
+    told += fold.lost_ending()
+    assert_sound(told)
+    assert told[-1]["type"] == "response.failed"
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[events.Event]:
+    """A log that keeps the promises of `shared/domain/events.py`."""
+    log: list[events.Event] = [RUNNING] if draw(st.booleans()) else []
+    steps = draw(st.integers(0, 4))
+    for number in range(steps):
+        step, message = StepId(f"step-{number}"), MessageId(f"message-{number:02}")
+        log += _answer(draw, step, message, len(log) + 2, is_last=number == steps - 1)
+    reason = draw(st.sampled_from(["end_turn", "cancelled", "max_steps", "requires_approval", "llm_api_error"]))
+    failed = [events.Failed(AT, "llm_error", "It broke.")] if reason == "llm_api_error" else []
+    return [*log, *ended(reason, *failed)]
+
+
+def _answer(draw: st.DrawFn, step: StepId, message: MessageId, seq: int, *, is_last: bool) -> list[events.Event]:
+    log: list[events.Event] = []
+    pieces = draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=6))
+    calls: dict[str, events.AnsweredBy] = {}
+    for piece in pieces:
+        match piece:
+            case "text":
+                log.append(text(draw(st.text(max_size=5)), message, step))
+            case "reasoning":
+                log.append(events.ReasoningChunk(AT, step, message, draw(st.text(max_size=5))))
+            case _:
+                call_id = draw(st.sampled_from(["c", "d"]))
+                by = calls.setdefault(call_id, draw(st.sampled_from(["worker", "client", "person"])))
+                log.append(events.ToolCallChunk(AT, step, message, call_id, "look", "{", answered_by=by))
+    # Calls that wait for somebody end the run, and so does an answer that is cut off.
+    may_be_whole = is_last or set(calls.values()) <= {"worker"}
+    what = draw(st.sampled_from(["restarted", *(["whole"] * 3 if may_be_whole else []), *(["cut"] if is_last else [])]))
+    if what == "restarted":
+        gone = [message] if log else []
+        return [*log, events.StepRestarted(at=AT, attempt=2, follows=Seq(seq + len(log) - 1), void_message_ids=gone)]
+    if what == "cut":
+        return log
+    whole = [events.AnsweredCall(call_id, "look", None, by) for call_id, by in calls.items()]
+    log.append(events.Answered(AT, step, message, "tool_calls" if whole else "stop", whole))
+    ours = [one.call_id for one in whole if one.answered_by == "worker"]
+    if ours:
+        log += [events.ToolEnded(AT, step, one, "success", 2, "42") for one in ours if draw(st.booleans())]
+        results = [ToolReturn(one, "look", "success", "42") for one in ours]
+        log.append(events.ToolsReturned(AT, step, MessageId(f"{message}-r"), results))
+    return log
+
+
+def _helper_takes(told: Sequence[dict[str, Any]]) -> None:
+    """The SDK's own helper for streams follows them. It raises for what it does not understand."""
+    state = ResponseStreamState[Any](input_tools=omit, text_format=omit)
+    for event in told:
+        state.handle_event(SDK_EVENT.validate_python(event))
+
+
+@settings(max_examples=150, deadline=None)
+@given(logs(), st.booleans())
+def test_every_log_is_followed_by_the_sdk_from_every_cut(log: list[events.Event], background: bool) -> None:
+    run = run_of(background=background)
+    fold, told = folded(*log, run=run)
+    assert_sound(told)
+    _helper_takes(told)
+    assert fold.response() == told[-1]["response"]
+    for cut in range(0, len(told), 5):
+        _helper_takes(told[: cut + 1])
+    again = fold_of(run)
+    rest = [one for seq, event in numbered(log) for one in again.take(seq, event)]
+    assert rest == told
